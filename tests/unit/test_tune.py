@@ -124,7 +124,7 @@ JOB = Job(script=("train.py",), warm_up=3, steps=12)
         (1, "x\nResourceExhaustedError: Graph execution\ny", [], TOO_LARGE, "ResourceExhaustedError: Graph execution"),
         (134, "terminate called after throwing an instance of 'std::bad_alloc'", [], TOO_LARGE, "std::bad_alloc"),
         (134, "F0000 env.cc:84] Thread collective_ops creation via pthread_create() failed.", [], TOO_LARGE, "pthread"),
-        (1, "ValueError: no such layer", [], FAILED, "code 1\nValueError: no such layer"),
+        (1, "ValueError: no such layer", [], FAILED, "code 1\nValueError: "),
         (None, "Epoch 1", [], FAILED, "not done after 600 s"),
     ],
 )

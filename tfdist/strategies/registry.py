@@ -158,5 +158,7 @@ def get(name: str) -> Entry:
     except (KeyError, TypeError):
         raise ConfigError(
             f"strategy is {name!r}; it must be one of {', '.join(map(repr, names()))}.{nearest(name, names())} Choose "
-            "one of these names, or construct your own strategy class directly."
+            "one of these names, or construct your own strategy class directly.",
+            name="strategy",
+            received=name,
         ) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import validation
-from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
+from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError, fields_of
 
 __all__ = ["LayerProfile", "Profile", "beside_each_other", "read"]
 
@@ -102,18 +102,30 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not self.layers or not self.batch_sizes:
-            raise ConfigError("the profile has no layer or no batch size; measure a model with one layer at least.")
+            raise ConfigError(
+                "the profile has no layer or no batch size; measure a model with one layer at least.", name="layers"
+            )
         if list(self.batch_sizes) != sorted(set(self.batch_sizes)) or self.batch_sizes[0] < 1 or self.batch < 1:
-            raise ConfigError(f"the batch sizes are {self.batch_sizes}; they must rise, from 1 on.")
+            raise ConfigError(
+                f"the batch sizes are {self.batch_sizes}; they must rise, from 1 on.",
+                name="batch_sizes",
+                received=self.batch_sizes,
+            )
         sizes = len(self.batch_sizes)
         for place, one in enumerate(self.layers):
             if not len(one.forward_seconds) == len(one.backward_seconds) == len(self.whole_seconds) == sizes:
-                raise ConfigError(f"the layer {one.name!r} has not one time for each of the {sizes} batch size(s).")
+                raise ConfigError(
+                    f"the layer {one.name!r} has not one time for each of the {sizes} batch size(s).", name=one.name
+                )
             if any(not 0 <= source < place for source in one.inputs):
-                raise ConfigError(f"the layer {one.name!r} takes {one.inputs}; inputs must lie before place {place}.")
+                raise ConfigError(
+                    f"the layer {one.name!r} takes {one.inputs}; inputs must lie before place {place}.",
+                    name=one.name,
+                    received=one.inputs,
+                )
             numbers = (*one.forward_seconds, *one.backward_seconds, one.parameter_bytes, one.state_bytes)
             if min(*numbers, one.output_bytes, one.gradient_bytes, one.kept_bytes, one.divides) < 0:
-                raise ConfigError(f"the layer {one.name!r} has a negative time or size.")
+                raise ConfigError(f"the layer {one.name!r} has a negative time or size.", name=one.name)
         numbers = self.update_seconds, self.adding_seconds, self.fixed_seconds, self.call_seconds, self.slot_bytes
         if min(*self.whole_seconds, *self.repeated_seconds, *numbers) < 0:
             raise ConfigError("the profile has a negative time or size.")
@@ -122,7 +134,8 @@ class Profile:
             own, other = self._described(), self.alone._described()
             if self.alone.alone is not None or self.alone.processes != 1 or own != other:
                 raise ConfigError(
-                    "the profile of one process alone must be of the same layers and batch, and have none of its own."
+                    "the profile of one process alone must be of the same layers and batch, and have none of its own.",
+                    name="alone",
                 )
 
     def _described(self) -> tuple[int, list[str]]:
@@ -192,22 +205,31 @@ class Profile:
         try:
             content = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{name} is no JSON: {error}. {_WRITE}") from error
+            raise ConfigError(f"{name} is no JSON: {error}. {_WRITE}", name=name) from error
         if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise ConfigError(f'{name} is no profile of layers (it has no "kind": {KIND!r}). {_WRITE}')
+            raise ConfigError(f'{name} is no profile of layers (it has no "kind": {KIND!r}). {_WRITE}', name=name)
         if content.get("version") != VERSION:
-            raise ConfigError(f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}")
+            raise ConfigError(
+                f"{name} has version {content.get('version')!r}; it must be {VERSION}. {_WRITE}",
+                name=name,
+                received=content.get("version"),
+            )
         given = {key: value for key, value in content.items() if key not in ("kind", "version")}
         if given.get("alone") is not None:
             given["alone"] = cls.from_json(json.dumps(given["alone"]), name=f"{name}: alone")
         layers = given.get("layers")
         if not isinstance(layers, list):
-            raise ConfigError(f"{name} has {validation.shown(layers)} for layers; it must be a list. {_WRITE}")
+            raise ConfigError(
+                f"{name} has {validation.shown(layers)} for layers; it must be a list. {_WRITE}",
+                name=f"{name}: layers",
+                received=validation.shown(layers),
+            )
         made = [_made(LayerProfile, one, f"{name}: layers[{place}]") for place, one in enumerate(layers)]
         try:
             return _made(cls, {**given, "layers": tuple(made)}, name)
         except ConfigError as error:
-            raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from error
+            said = str(error) if str(error).startswith(name) else f"{name}: {error}"
+            raise type(error)(said, **fields_of(error)) from error
 
 
 def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
@@ -261,24 +283,32 @@ def read(path: str | os.PathLike[str]) -> Profile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise MissingFileError(f"there is no profile {os.fspath(path)!r}. {_WRITE}") from error
+        raise MissingFileError(f"there is no profile {os.fspath(path)!r}. {_WRITE}", path=path) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{os.fspath(path)!r} cannot be read as a profile: {error}. {_WRITE}") from error
+        raise ConfigError(f"{os.fspath(path)!r} cannot be read as a profile: {error}. {_WRITE}", path=path) from error
     return Profile.from_json(text, name=os.fspath(path))
 
 
 def _made(kind: type[Any], given: Any, name: str) -> Any:
     """Return a value of a class, of a document's values, each of the type that its field has."""
     if not isinstance(given, Mapping):
-        raise ConfigTypeError(f"{name} is {validation.shown(given)}; it must be an object. {_WRITE}")
+        raise ConfigTypeError(
+            f"{name} is {validation.shown(given)}; it must be an object. {_WRITE}",
+            name=name,
+            received=validation.shown(given),
+        )
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in given:
         if key not in fields:
-            raise ConfigError(f"{name} has {key!r}, which is not known.{validation.nearest(key, fields)} {_WRITE}")
+            raise ConfigError(
+                f"{name} has {key!r}, which is not known.{validation.nearest(key, fields)} {_WRITE}",
+                name=name,
+                received=key,
+            )
     needed = dataclasses.MISSING
     missing = [k for k, f in fields.items() if k not in given and f.default is needed and f.default_factory is needed]
     if missing:
-        raise ConfigError(f"{name} has no {', '.join(missing)}. {_WRITE}")
+        raise ConfigError(f"{name} has no {', '.join(missing)}. {_WRITE}", name=name)
     return kind(**{key: _value(value, fields[key].type, f"{name}: {key}") for key, value in given.items()})
 
 
@@ -291,15 +321,27 @@ def _value(value: Any, kind: Any, name: str) -> Any:
         return validation.number(name, value)
     if kind is str:
         if not isinstance(value, str):
-            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be a text. {_WRITE}")
+            raise ConfigTypeError(
+                f"{name} is {validation.shown(value)}; it must be a text. {_WRITE}",
+                name=name,
+                received=validation.shown(value),
+            )
         return value
     if kind in (tuple[int, ...], tuple[float, ...]):
         if not isinstance(value, list):
-            raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be a list of numbers. {_WRITE}")
+            raise ConfigTypeError(
+                f"{name} is {validation.shown(value)}; it must be a list of numbers. {_WRITE}",
+                name=name,
+                received=validation.shown(value),
+            )
         check = validation.integer if kind == tuple[int, ...] else validation.number
         return tuple(check(name, one) for one in value)
     if kind == dict[str, str] and not (isinstance(value, dict) and all(isinstance(v, str) for v in value.values())):
-        raise ConfigTypeError(f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}")
+        raise ConfigTypeError(
+            f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}",
+            name=name,
+            received=validation.shown(value),
+        )
     return value
 
 
