@@ -1,4 +1,4 @@
-"""Which commands the README shows, and which tests run them: those that are marked `readme("the command")`."""
+"""The commands that the README and the tour show, and the tests that run them, marked `readme("the command")`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,6 +12,7 @@ INTEGRATION = ROOT / "tests" / "integration"
 # what needs the network (`make` installs the same into .venv), Docker or a GPU (`make docker-test` builds and runs the
 # image `cpu` with other programs); no test runs these
 NOT_RUN = {
+    "make test",  # which runs this
     "python -m pip install .",
     "python -m pip install '.[formats,s3]'",
     "docker build -f docker/Dockerfile --target gpu -t tfdist:gpu .",
@@ -31,8 +32,8 @@ MARKS = pytest.StashKey[Marks]()
 
 
 def text() -> str:
-    """The README."""
-    return (ROOT / "README.md").read_text(encoding="utf-8")
+    """The README and the tour, which shows the rest."""
+    return "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md"))
 
 
 def blocks(language: str) -> list[str]:

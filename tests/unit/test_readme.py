@@ -50,7 +50,8 @@ def test_run_takes_the_command_as_it_stands(command: str, tmp_path: Path, monkey
 
 
 def test_every_extra_is_named() -> None:
-    (table,) = re.findall(r"^\| extra \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| extra \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
     extras = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (given,) = (one.value for one in ast.walk(extras) if isinstance(one, ast.keyword) and one.arg == "extras_require")
     assert isinstance(given, ast.Dict)
@@ -77,14 +78,6 @@ def test_a_command_that_is_named_says_what_it_does(words: tuple[str, ...]) -> No
     done = CliRunner().invoke(main, [*words, "--help"])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("Usage: ")
-
-
-def test_the_program_that_trains_on_pictures_is_that_of_the_page() -> None:
-    """tests/integration/test_data_example.py runs the page's."""
-    section = README.partition("\n## Data\n")[2].partition("\n## ")[0]
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n.*?^```$", section, re.MULTILINE | re.DOTALL)
-    assert program in page
 
 
 def test_code_is_python() -> None:
@@ -114,7 +107,7 @@ def tables(text: str) -> dict[str, dict[str, str]]:
 
 def test_the_matrix_is_that_of_the_page() -> None:
     shown, printed = tables(README), tables(MATRIX)
-    assert len(shown) >= 10
+    assert len(shown) >= 5
     assert {"mirrored-2", "mirrored-2 (plain)", "ring-2"} <= shown["partial_batch"].keys()
     for feature, row in shown.items():
         for column, cell in row.items():
@@ -126,7 +119,13 @@ def test_the_matrix_is_that_of_the_page() -> None:
     assert not any(re.match("WRONG|ERROR|HANG|CRASH", cell) for cell in of_tfdist)
 
 
+def test_the_readme_can_be_read_to_the_end() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert not [line for line in lines if len(line) > 100 and not line.startswith(("|", "!"))]
+
+
 def test_the_picture_is_there() -> None:
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
+    for picture in re.findall(r"!\[[^]]*\]\((docs/[^)]+)\)", README):
         assert (ROOT / picture).read_bytes().startswith(b"\x89PNG")
         assert (ROOT / picture).stat().st_size < 100_000
