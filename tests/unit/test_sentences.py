@@ -1,7 +1,8 @@
 """Tests compare facts with what tfdist says: types, fields, names, numbers. Only the golden messages hold sentences.
 
 A literal in an `assert` or a `match=` has fewer than five words. A name that is compared there counts as the literals
-that a table of the test gives it. What the test itself wrote (a corpus, a script, an error that it raises) may be long.
+that a table or an assignment gives it. What the test itself wrote (a corpus, a script, an error that it raises) may be
+long.
 """
 
 import ast
@@ -176,6 +177,27 @@ def in_tables(tree: ast.Module) -> Iterator[tuple[int, str]]:
                             yield from literals(cell)
 
 
+def operands(tree: ast.AST) -> Iterator[ast.Name]:
+    """The names that an `assert` compares as they are, alone or in a list."""
+    for node in ast.walk(tree):
+        for pair in ast.walk(node.test) if isinstance(node, ast.Assert) else ():
+            for side in [pair.left, *pair.comparators] if isinstance(pair, ast.Compare) else ():
+                sides = side.elts if isinstance(side, ast.List | ast.Tuple) else [side]
+                yield from (one for one in sides if isinstance(one, ast.Name))
+
+
+def in_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The literals that have a name which serves for nothing else than to be compared."""
+    places = list(operands(tree))
+    names, inside = {one.id for one in places}, {id(one) for one in places}
+    loaded = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    used = {one.id for one in loaded if id(one) not in inside}
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Name) and target.id in names - used:
+            yield from literals(node.value)
+
+
 def sentences(code: str) -> list[tuple[int, str]]:
     """The literals of a file that are compared, have too many words, and are no part of what the test wrote."""
     tree = ast.parse(code)
@@ -188,7 +210,8 @@ def sentences(code: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside
     ]
     found = {(line, text) for line, text in in_asserts if not any(text in one for one in written)}
-    return sorted(found | {(line, text) for line, text in in_tables(tree) if words(text) >= FEWEST_WORDS})
+    named = {*in_tables(tree), *in_assignments(tree)}
+    return sorted(found | {(line, text) for line, text in named if words(text) >= FEWEST_WORDS})
 
 
 def test_only_golden_messages_are_compared_whole() -> None:
@@ -206,6 +229,8 @@ SEEN = [
     "assert output == f'worker {one} has failed before it came'",
     "assert said == ['the job ' + 'has no such host']",
     "with pytest.raises(ConfigError, match='the job has no such .* host'):\n    f()",
+    "said = 'the job has no such host'\nassert said in output",
+    "one, other = f()\nsaid = 'the job has no such host'\nassert (one, other) == (said, said)",
     "def test():\n    for x, said in ((1, 'the job has no such host'), (2, 'b')):\n        assert said in output",
     "@pytest.mark.parametrize('said', ['the job has no such host'])\n"
     "def test(said):\n    with pytest.raises(ConfigError, match=said):\n        f()",
@@ -218,6 +243,7 @@ LET_THROUGH = [
     "assert error.path == '/a/long/path/of/seven/parts/here'",
     "assert f(), 'the reason why the test has failed'",
     "write('one two three four five six')\nassert read() == 'one two three four five six'",
+    "text = 'one two three four five six'\nwrite(text)\nassert read() == text",
     "def test():\n    for text, count in (('one two three four five', 5),):\n        assert words(text) == count",
 ]
 
