@@ -18,8 +18,8 @@ variables then describe the hosts and not the ranks.
 import os
 from collections.abc import Mapping
 
-from tfdist.cluster import horovodrun, kubernetes, mpi, sagemaker, slurm, tf_config, tfdist_run
-from tfdist.cluster.reading import given
+from tfdist.cluster.environments import horovodrun, kubernetes, mpi, sagemaker, slurm, tf_config, tfdist_run
+from tfdist.cluster.environments.reading import given
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
 

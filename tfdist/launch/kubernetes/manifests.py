@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.cluster.kubernetes import PORT, SERVICE
+from tfdist.cluster.environments.kubernetes import PORT, SERVICE
 from tfdist.launch.kubernetes.client import load
 from tfdist.launch.kubernetes.pods import (
     CONTAINER,

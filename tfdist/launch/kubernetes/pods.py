@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.cluster.kubernetes import PORT, SERVICE, WORKERS
+from tfdist.cluster.environments.kubernetes import PORT, SERVICE, WORKERS
 from tfdist.errors import ConfigError
 from tfdist.launch.kubernetes.request import SCRIPT_FOLDER, Request
 from tfdist.measurement import sizes

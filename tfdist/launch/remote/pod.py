@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import job_key
-from tfdist.cluster.kubernetes import PORT, SERVICE, read
+from tfdist.cluster.environments.kubernetes import PORT, SERVICE, read
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.hosts import Host
 

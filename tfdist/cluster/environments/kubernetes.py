@@ -12,7 +12,7 @@ no policy for TensorFlow; in that for JAX it says how many pods there are (JAX_N
 
 import re
 
-from tfdist.cluster.reading import Environ, given, port, required, required_integer
+from tfdist.cluster.environments.reading import Environ, given, port, required, required_integer
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
 

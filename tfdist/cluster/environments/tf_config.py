@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tfdist.cluster.reading import Environ, given
+from tfdist.cluster.environments.reading import Environ, given
 from tfdist.cluster.values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
 from tfdist.errors import ConfigError, fields_of
 from tfdist.validation import integer, parse_integer, shown

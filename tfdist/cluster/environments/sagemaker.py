@@ -2,7 +2,7 @@
 
 import json
 
-from tfdist.cluster.reading import Environ, given, port, required
+from tfdist.cluster.environments.reading import Environ, given, port, required
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
 from tfdist.validation import shown

@@ -5,8 +5,8 @@ number, plus its position on the node; TFDIST_PORT replaces the derived port. Th
 ``srun``, is alone: nobody else was started.
 """
 
+from tfdist.cluster.environments.reading import Environ, given, port, required, required_integer
 from tfdist.cluster.hostlist import expand, expand_counts
-from tfdist.cluster.reading import Environ, given, port, required, required_integer
 from tfdist.cluster.values import Cluster
 from tfdist.errors import ConfigError
 

@@ -5,9 +5,9 @@ These launchers tell ranks but no addresses. Horovod needs none. For strategies 
     TFDIST_COORDINATOR  host:port of rank 0, enough when all ranks are on one host: rank i listens at port + i.
 """
 
-from tfdist.cluster.reading import Environ, given, optional_integer, required_integer
-from tfdist.cluster.slurm import task_count
-from tfdist.cluster.tfdist_run import addresses_from
+from tfdist.cluster.environments.reading import Environ, given, optional_integer, required_integer
+from tfdist.cluster.environments.slurm import task_count
+from tfdist.cluster.environments.tfdist_run import addresses_from
 from tfdist.cluster.values import Cluster, position_on_host, split_address
 from tfdist.errors import ConfigError
 
