@@ -55,7 +55,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _known(module: str, tree: ast.Module, constants: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The names that stand for variables in a module: its own, and those it imports, `registry.MESH` among them."""
+    """The names that stand for variables in a module: its own, and those it imports, `table.MESH` among them."""
     known = dict(constants.get(module, {}))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

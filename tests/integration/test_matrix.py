@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import matrix
 from tests.integration.forks import Forks
-from tfdist.strategies import registry
+from tfdist.cluster import strategy_table
 from tfdist.verify import column, feature
 from tfdist.verify.feature import Feature
 
@@ -29,10 +29,10 @@ def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() 
     columns = {one.name: one for one in column.COLUMNS}
     trained = [(row, columns[name]) for row, name in cells if row.applies(columns[name])]
     assert {row.name for row, _ in trained} == set(feature.features())
-    assert {one.strategy for _, one in trained} == set(registry.names())
+    assert {one.strategy for _, one in trained} == set(strategy_table.names())
     subjects = {subject(row) for row in feature.features().values()}
     assert len(subjects) > 3
-    for strategy in registry.names():
+    for strategy in strategy_table.names():
         missing = subjects - {subject(row) for row, one in trained if one.strategy == strategy}
         assert not missing, f"{strategy} trains no row of {missing}"
     for name, rows in matrix.shares().items():
@@ -41,7 +41,7 @@ def test_every_row_is_trained_and_every_strategy_trains_rows_of_every_subject() 
 
 def test_rows_where_numbers_matter_are_trained_with_other_numbers_of_replicas() -> None:
     # the stages of a pipeline are one replica
-    assert {one.strategy for one in matrix.NUMBERS} == set(registry.names()) - {"pipeline"}
+    assert {one.strategy for one in matrix.NUMBERS} == set(strategy_table.names()) - {"pipeline"}
     assert {one.replicas for one in matrix.NUMBERS} == {2, 3, 4}
     assert any(one.workers > 1 and one.replicas_per_worker > 1 for one in matrix.NUMBERS)
     for row in matrix.numbered():

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.integration.forks import TAKEN_APART, Forks
+from tfdist.cluster import strategy_table
 from tfdist.compat.tensorflow import data as tf_data
-from tfdist.strategies import registry
 
 SCRIPT = Path(__file__).parent / "cases" / "unfinished_inputs.py"
 DEADLINE_SECONDS = 300
@@ -28,11 +28,11 @@ JOBS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "model-parallel": (2, ("-n", "2", "--mesh", "batch=2,model=1"), FEW),
     "pipeline": (2, ("-n", "2"), FEW),
 }
-ENVIRONMENT = {registry.STAGES_VARIABLE: "second", TAKEN_APART: "1"}
+ENVIRONMENT = {strategy_table.STAGES_VARIABLE: "second", TAKEN_APART: "1"}
 
 
 def test_every_strategy_is_tried() -> None:
-    assert sorted(JOBS) == sorted(registry.names())
+    assert sorted(JOBS) == sorted(strategy_table.names())
 
 
 @pytest.mark.parametrize("strategy", list(JOBS))

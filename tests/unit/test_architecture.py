@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.strategies import registry
+from tfdist import strategies
+from tfdist.cluster import strategy_table
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist"
@@ -56,8 +57,6 @@ LAYERS = {
     "cli": 8,
     "__main__": 9,
 }
-# The registry is a table of names that anybody may read: it stands as low as what it imports.
-LAYER_OF_MODULE = {"tfdist.strategies.registry": 1}
 
 LOADS_NO_TENSORFLOW = (
     *(
@@ -156,9 +155,6 @@ def imported_modules(source: Source) -> Iterator[tuple[ast.AST, str]]:
 
 def layer(module: str) -> int:
     """The layer of a module of tfdist, or of a name in it."""
-    for name, number in LAYER_OF_MODULE.items():
-        if module == name or module.startswith(f"{name}."):
-            return number
     return LAYERS.get(package_of(module), LAYERS[""])  # `tfdist.__version__` is a name of the package itself
 
 
@@ -411,9 +407,8 @@ print("changed", *changed)
 
 
 def test_these_modules_load_no_tensorflow_and_set_no_variable() -> None:
-    modules = [s.module for s in sources() if s.package in LOADS_NO_TENSORFLOW or s.module in LAYER_OF_MODULE]
+    modules = [s.module for s in sources() if s.package in LOADS_NO_TENSORFLOW]
     assert "tfdist.cluster.ports" in modules
-    assert "tfdist.strategies.registry" in modules
     command = [sys.executable, "-c", IMPORT_ALL, *modules]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -458,9 +453,10 @@ def test_files_are_short() -> None:
 
 
 def test_every_strategy_has_a_recipe() -> None:
-    missing = [name for name in registry.names() if name not in FOLDER_OF_STRATEGY]
+    missing = [name for name in strategy_table.names() if name not in FOLDER_OF_STRATEGY]
     assert not missing, f"name the recipe folder of {missing} in FOLDER_OF_STRATEGY"
-    for name in registry.names():
+    for name in strategy_table.names():
+        assert strategy_table.get(name).class_name in strategies.__all__
         folder = RECIPES / FOLDER_OF_STRATEGY[name]
         for required in ("README.md", "train.py"):
             assert (folder / required).is_file(), f"strategy {name!r} needs {folder.relative_to(ROOT)}/{required}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.strategies import registry
+from tfdist.cluster import strategy_table
 
 RECIPES = Path(__file__).parents[2] / "strategies"
 OVERVIEW = (RECIPES / "README.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_the_overview_leads_to_every_card_and_names_every_strategy() -> None:
     choice = section(OVERVIEW, "Which one")
     for card in CARDS:
         assert f"({card.parent.name}/README.md)" in choice, f"strategies/README.md does not lead to {card.parent.name}"
-    for name in registry.names():
+    for name in strategy_table.names():
         assert f"`{name}`" in section(OVERVIEW, "What it costs")
         assert f"--strategy {name} " in choice
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import tfdist
 from tests.refusals import absent
 from tfdist.cli.main import COMMANDS, main
-from tfdist.strategies import registry
+from tfdist.cluster import strategy_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(page for top in ("docs", "docker") for page in (ROOT / top).glob("*.md"))])
@@ -68,7 +68,7 @@ def test_every_subcommand_and_strategy_is_on_its_page() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
     for name in COMMANDS:
         assert f"tfdist {name}" in page
-    for name in registry.names():
+    for name in strategy_table.names():
         assert f"`{name}`" in README
 
 

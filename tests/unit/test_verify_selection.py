@@ -6,14 +6,14 @@ import pkgutil
 import pytest
 
 from tests.refusals import refused
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.strategies import registry
 from tfdist.verify import column, feature, features
 from tfdist.verify.column import COLUMNS, Column
 
 
 def test_every_registered_strategy_has_a_column() -> None:
-    assert {entry.strategy for entry in COLUMNS} == set(registry.names())
+    assert {entry.strategy for entry in COLUMNS} == set(strategy_table.names())
     assert len({entry.name for entry in COLUMNS}) == len(COLUMNS)
 
 

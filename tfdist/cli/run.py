@@ -23,7 +23,9 @@ from tfdist.cli.common.hosts import (
     submit,
     worker_count,
 )
+from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 from tfdist.launch import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.launch.output import noise
 from tfdist.launch.plan.choice import (
@@ -38,8 +40,6 @@ from tfdist.launch.plan.spec import EXIT_SECONDS
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.sbatch import searches
 from tfdist.measurement.sizes import as_bytes
-from tfdist.strategies import registry
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 
 _MESHED = ("model-parallel", "pipeline")
 
@@ -354,8 +354,8 @@ def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None,
     Raises:
         UsageError: it does not.
     """
-    if collectives and strategy and collectives not in registry.get(strategy).collectives:
-        takers = [name for name in registry.names() if collectives in registry.get(name).collectives]
+    if collectives and strategy and collectives not in strategy_table.get(strategy).collectives:
+        takers = [name for name in strategy_table.names() if collectives in strategy_table.get(name).collectives]
         raise click.UsageError(
             f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
             f"{strategy}, which has collectives of its own. Leave one of the two out."

@@ -10,14 +10,13 @@ from typing import Any
 
 from tfdist import validation
 from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import AUTO_OF
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.parallel.outputs import SUFFIX, OutputLayouts, pattern_of
 from tfdist.parallel.proposed import Layout, ProposedLayouts
 
 #: asks for layouts that follow from paths and shapes
 AUTO = "auto"
-#: asks for these for the weights of layers that are named behind it, with commas between
-AUTO_OF = "auto:"
 #: asks for them for all weights, and that activations lie in parts of their sequence
 AUTO_SEQUENCE = "auto-sequence"
 

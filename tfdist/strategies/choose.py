@@ -1,6 +1,5 @@
 """Strategies by name, and the strategy that the environment asks for."""
 
-import importlib
 import inspect
 import os
 from collections.abc import Mapping
@@ -9,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster as clusters
-from tfdist import validation
+from tfdist import strategies, validation
+from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.strategies import distributions, registry, threads
+from tfdist.strategies import distributions, threads
 from tfdist.strategies.stages import stage_from
 
 __all__ = ["create", "from_environment", "use_logical_cpus"]
@@ -23,7 +23,7 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
     """Return a new strategy by its registered name.
 
     Args:
-        name: a name from `tfdist.strategies.registry.names()`, such as ``"mirrored"``.
+        name: a name that `tfdist run --strategy` takes, such as ``"mirrored"``.
         **options: what the strategy's class takes.
 
     Raises:
@@ -33,8 +33,7 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
         >>> create("mirrored", devices=["CPU:0"]).num_replicas_in_sync
         1
     """
-    module, _, attribute = registry.get(name).target.partition(":")
-    strategy_class = getattr(importlib.import_module(module), attribute)
+    strategy_class = getattr(strategies, strategy_table.get(name).class_name)
     try:
         return strategy_class(**options)
     except TypeError as error:
@@ -78,7 +77,7 @@ def from_environment(
     environ = os.environ if environ is None else environ
     cluster = clusters.from_environment(environ)
     name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster, is_split=distributions.is_split())
-    entry = registry.get(name)
+    entry = strategy_table.get(name)
     if entry.processes == "chief":
         return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
     if entry.processes == "one" and cluster.num_workers > 1:
@@ -104,8 +103,8 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distributions.options_of_model_parallel(layout_map, environ, cluster)
-    if entry.collectives and environ.get(registry.COLLECTIVES_VARIABLE):
-        options["collectives"] = environ[registry.COLLECTIVES_VARIABLE]
+    if entry.collectives and environ.get(strategy_table.COLLECTIVES_VARIABLE):
+        options["collectives"] = environ[strategy_table.COLLECTIVES_VARIABLE]
     if name == "sharded-data-parallel":
         options["stage"] = stage_from(environ)
     if name == "pipeline":
@@ -131,16 +130,21 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
 def _options_of_a_pipeline(environ: Mapping[str, str], layout_map: Any) -> dict[str, Any]:
     """Return what the environment says of stages and parts of them, of micro-batches and of their order."""
     options: dict[str, Any] = {}
-    mesh = environ.get(registry.MESH_VARIABLE)
-    if mesh and "model" in Mesh.parse(mesh, name=registry.MESH_VARIABLE).names:  # else weights are whole
-        options["layout_map"] = environ.get(registry.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
-    if environ.get(registry.SCHEDULE_VARIABLE):
-        options["schedule"] = environ[registry.SCHEDULE_VARIABLE]
-    if environ.get(registry.STAGE_VARIABLE):
+    mesh = environ.get(strategy_table.MESH_VARIABLE)
+    if mesh and "model" in Mesh.parse(mesh, name=strategy_table.MESH_VARIABLE).names:  # else weights are whole
+        options["layout_map"] = (
+            environ.get(strategy_table.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
+        )
+    if environ.get(strategy_table.SCHEDULE_VARIABLE):
+        options["schedule"] = environ[strategy_table.SCHEDULE_VARIABLE]
+    if environ.get(strategy_table.STAGE_VARIABLE):
         options["shard_optimizer"] = stage_from(environ)
-    if environ.get(registry.STAGES_VARIABLE):
-        options["stages"] = tuple(name.strip() for name in environ[registry.STAGES_VARIABLE].split(","))
-    for variable, option in ((registry.MICROBATCHES_VARIABLE, "microbatches"), (registry.CHUNKS_VARIABLE, "chunks")):
+    if environ.get(strategy_table.STAGES_VARIABLE):
+        options["stages"] = tuple(name.strip() for name in environ[strategy_table.STAGES_VARIABLE].split(","))
+    for variable, option in (
+        (strategy_table.MICROBATCHES_VARIABLE, "microbatches"),
+        (strategy_table.CHUNKS_VARIABLE, "chunks"),
+    ):
         if environ.get(variable):
             options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
     return options

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
+from tfdist.cluster.strategy_table import LAYOUTS_VARIABLE
 from tfdist.compat.keras import distributions as keras_distributions
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies.mirrored import MirroredStrategy
 from tfdist.strategies.model_parallel import ModelParallelStrategy
-from tfdist.strategies.registry import LAYOUTS_VARIABLE
 
 __all__ = ["from_distribution"]
 

@@ -30,7 +30,7 @@ def between_workers(
     Args:
         tensorflows: TensorFlow's collective of the same workers, of which there are several; it ends with the one that
             is returned.
-        asked: a name of `registry.COLLECTIVES`.
+        asked: a name of `strategy_table.COLLECTIVES`.
         devices: of this worker's replicas.
         cluster: the workers.
         timeout_seconds: how long to wait for the others.

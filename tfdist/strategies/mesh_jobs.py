@@ -79,7 +79,7 @@ def join(
         cluster: who they are.
         devices: of this process, where it is alone; None takes the first ones.
         count: of the devices of each process.
-        engine: a name of `registry.COLLECTIVES`.
+        engine: a name of `strategy_table.COLLECTIVES`.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.tensorflow import of_replicas
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import native_replicas, threads
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.strategy import KerasTraining
 

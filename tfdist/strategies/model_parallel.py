@@ -12,6 +12,7 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import COLLECTIVES, MESH_VARIABLE
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import distributions as keras_distributions
@@ -27,7 +28,6 @@ from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.sharding import Sharding
 from tfdist.strategies import mesh_jobs
-from tfdist.strategies.registry import COLLECTIVES, MESH_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.strategy import KerasTraining
 

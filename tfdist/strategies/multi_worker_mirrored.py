@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
+from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.collectives import buckets
 from tfdist.collectives.base import Collective
 from tfdist.collectives.local import LocalCollective
@@ -22,7 +23,6 @@ from tfdist.errors import ConfigError
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.stretches import StretchSharding
 from tfdist.strategies import engines, native_replicas, stages
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.training.multi_worker import agreement
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.sharding.sharding import OptimizerSharding

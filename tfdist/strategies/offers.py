@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     """What all workers take.
 
     Attributes:
-        engine: a name of `registry.COLLECTIVES`, and not "auto".
+        engine: a name of `strategy_table.COLLECTIVES`, and not "auto".
         why: a clause.
         is_second_best: whether another would be better, and something can be done about it.
     """

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import validation
+from tfdist.cluster.strategy_table import STAGE_VARIABLE
 from tfdist.errors import UnsupportedError
-from tfdist.strategies.registry import STAGE_VARIABLE
 
 
 def require(name: str, stage: Any) -> None:

@@ -4,9 +4,9 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError
-from tfdist.strategies import registry
 from tfdist.validation import integer, nearest
 
 
@@ -16,7 +16,7 @@ class Column:
 
     Attributes:
         name: what the table says.
-        strategy: registered name, see `tfdist.strategies.registry`.
+        strategy: registered name, see `tfdist.cluster.strategy_table`.
         workers: number of processes that run the script, at least 1.
         replicas_per_worker: replicas in each process, at least 1; of a chief, workers that it has.
         variables: of the environment, on top of those that `tfdist run` sets.
@@ -37,7 +37,7 @@ class Column:
     def __post_init__(self) -> None:
         integer("workers", self.workers, minimum=1)
         integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
-        if registry.get(self.strategy).processes != "workers" and self.workers > 1:
+        if strategy_table.get(self.strategy).processes != "workers" and self.workers > 1:
             raise ConfigError(
                 f"column {self.name!r}: {self.strategy!r} runs in one process, not in {self.workers}.",
                 name="workers",
@@ -51,7 +51,10 @@ class Column:
         A micro-batch counts as one: it has statistics and random numbers of its own.
         """
         given = dict(self.variables)
-        mesh, microbatches = given.get(registry.MESH_VARIABLE), int(given.get(registry.MICROBATCHES_VARIABLE, 1))
+        mesh, microbatches = (
+            given.get(strategy_table.MESH_VARIABLE),
+            int(given.get(strategy_table.MICROBATCHES_VARIABLE, 1)),
+        )
         return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0] * microbatches
 
 
@@ -106,7 +109,7 @@ COLUMNS = (
         name="mirrored-native-2",
         strategy="mirrored",
         replicas_per_worker=2,
-        variables=((registry.COLLECTIVES_VARIABLE, "native"),),
+        variables=((strategy_table.COLLECTIVES_VARIABLE, "native"),),
     ),
     *(
         Column(
@@ -114,7 +117,7 @@ COLUMNS = (
             strategy="multi-worker",
             workers=2,
             replicas_per_worker=replicas,
-            variables=((registry.COLLECTIVES_VARIABLE, collectives),),
+            variables=((strategy_table.COLLECTIVES_VARIABLE, collectives),),
         )
         for name, replicas, collectives in (
             ("multi-worker-2x1", 1, "tensorflow"),
@@ -129,7 +132,7 @@ COLUMNS = (
             name=name,
             strategy="sharded-data-parallel",
             workers=workers,
-            variables=((registry.STAGE_VARIABLE, str(stage)), (registry.COLLECTIVES_VARIABLE, "native")),
+            variables=((strategy_table.STAGE_VARIABLE, str(stage)), (strategy_table.COLLECTIVES_VARIABLE, "native")),
             may_refuse=_REFUSED_WITHOUT_WHOLES if stage == 3 else (),
         )
         for name, stage, workers in (
@@ -160,8 +163,8 @@ COLUMNS = (
             workers=batch * model // devices,
             replicas_per_worker=devices,
             variables=(
-                (registry.MESH_VARIABLE, f"batch={batch},model={model}"),
-                (registry.LAYOUTS_VARIABLE, "auto"),
+                (strategy_table.MESH_VARIABLE, f"batch={batch},model={model}"),
+                (strategy_table.LAYOUTS_VARIABLE, "auto"),
             ),
             may_refuse=_REFUSED_ON_A_MESH if devices == 1 else _REFUSED_ON_DEVICES,
         )
@@ -173,9 +176,9 @@ COLUMNS = (
             strategy="pipeline",
             workers=Mesh.parse(mesh).size,
             variables=(
-                (registry.MESH_VARIABLE, mesh),
-                (registry.SCHEDULE_VARIABLE, schedule),
-                (registry.MICROBATCHES_VARIABLE, "2"),
+                (strategy_table.MESH_VARIABLE, mesh),
+                (strategy_table.SCHEDULE_VARIABLE, schedule),
+                (strategy_table.MICROBATCHES_VARIABLE, "2"),
                 *more,
             ),
             # slots or weights of a stage in parts
@@ -189,8 +192,8 @@ COLUMNS = (
             ("pipeline-2", "data=1,pipeline=2", "1f1b", ()),
             ("pipeline-3", "data=1,pipeline=3", "gpipe", ()),
             ("pipeline-2x2", "data=2,pipeline=2", "1f1b", ()),
-            ("pipeline-2x2-sharded", "data=2,pipeline=2", "1f1b", ((registry.STAGE_VARIABLE, "1"),)),
-            ("pipeline-1x2x2", "data=1,pipeline=2,model=2", "1f1b", ((registry.LAYOUTS_VARIABLE, "auto"),)),
+            ("pipeline-2x2-sharded", "data=2,pipeline=2", "1f1b", ((strategy_table.STAGE_VARIABLE, "1"),)),
+            ("pipeline-1x2x2", "data=1,pipeline=2,model=2", "1f1b", ((strategy_table.LAYOUTS_VARIABLE, "auto"),)),
         )
     ),
 )
@@ -210,9 +213,9 @@ def select(patterns: Iterable[str]) -> tuple[Column, ...]:
     names = [column.name for column in COLUMNS]
     for pattern in patterns:
         if not any(_matches(column, pattern) for column in COLUMNS):
-            meant = nearest(pattern, [*names, *registry.names()])
+            meant = nearest(pattern, [*names, *strategy_table.names()])
             raise ConfigError(
-                f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(registry.names())}), a column "
+                f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(strategy_table.names())}), a column "
                 f"({', '.join(names)}) or a glob such as 'multi-worker-*'.",
                 name="--strategy",
                 received=pattern,

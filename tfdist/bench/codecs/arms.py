@@ -8,8 +8,8 @@ from typing import Any
 from tfdist.bench.codecs.choice import HOROVOD, NONE, NOOP
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.links import Link, network
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
-from tfdist.strategies import registry
 
 __all__ = ["Arms", "compared", "require_equal_parts", "running"]
 
@@ -49,7 +49,7 @@ def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None)
         {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
     """
     if horovod is None:
-        horovod = registry.get("ring").is_installed
+        horovod = strategy_table.get("ring").is_installed
     names = [*([NOOP] if bound else []), *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]
     return Arms(
         lanes={name: "horovod" if name == HOROVOD else "multi-worker" for name in names},

@@ -14,10 +14,10 @@ from typing import Any
 
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.transformer import SHAPE, Transformer
+from tfdist.cluster.strategy_table import MESH_VARIABLE
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
-from tfdist.strategies.registry import MESH_VARIABLE
 
 __all__ = ["ARMS", "Report", "Setup", "limit", "run", "sums"]
 

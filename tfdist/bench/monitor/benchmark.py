@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from tfdist.bench.workers import lanes
+from tfdist.cluster import strategy_table
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles
-from tfdist.strategies import registry
 from tfdist.validation import integer, one_of
 
 __all__ = ["ARMS", "STRATEGIES", "Report", "Setup", "interval", "run"]
@@ -20,7 +20,9 @@ __all__ = ["ARMS", "STRATEGIES", "Report", "Setup", "interval", "run"]
 ARMS = ("nothing", "observers", "stamps", "everything")
 #: of workers; what recording costs elsewhere is no more
 STRATEGIES = tuple(
-    name for name in registry.names() if registry.get(name).is_replicated and registry.get(name).processes == "workers"
+    name
+    for name in strategy_table.names()
+    if strategy_table.get(name).is_replicated and strategy_table.get(name).processes == "workers"
 )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from tfdist.bench.sharded import formulas, memory
 from tfdist.bench.workers import lanes, links
+from tfdist.cluster.strategy_table import STAGE_VARIABLE
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
-from tfdist.strategies.registry import STAGE_VARIABLE
 from tfdist.validation import integer
 
 __all__ = ["ARMS", "Report", "Setup", "run"]

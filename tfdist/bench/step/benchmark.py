@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfdist.bench.workers import lanes
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, Spread, ratio, spread
-from tfdist.strategies import registry
 from tfdist.validation import integer, one_of
 
 __all__ = ["PEERS", "STRATEGIES", "Setup", "StepReport", "arms", "run"]
 
 PEERS = ("tensorflow loop", "horovod loop")
 #: which a loop by hand can be measured beside; `bench.parameter_server` and `bench.sharded` do the rest
-STRATEGIES = tuple(name for name in registry.names() if registry.get(name).is_replicated)
+STRATEGIES = tuple(name for name in strategy_table.names() if strategy_table.get(name).is_replicated)
 
 # arm -> the lane whose processes run it. TensorFlow's strategy and tfdist's cannot both be the multi-worker one of a
 # process, and the ring starts Horovod with settings that are good for it and not for others.
@@ -43,7 +43,7 @@ def arms(strategy: str, *, steps_per_execution: int = 1, horovod: bool = True) -
         {'tensorflow loop': 'tensorflow', 'tfdist loop': 'mirrored', 'tfdist fit': 'mirrored'}
     """
     left_out = set() if steps_per_execution > 1 else {"tfdist fit, several steps"}
-    if registry.get(strategy).processes != "workers" or not (horovod or strategy == "ring"):
+    if strategy_table.get(strategy).processes != "workers" or not (horovod or strategy == "ring"):
         left_out.add("horovod loop")
     return {arm: strategy if lane == "tfdist" else lane for arm, lane in _LANES.items() if arm not in left_out}
 
@@ -67,7 +67,7 @@ class Setup:
         warm_up_steps: of each arm before the first measurement.
         steps: steps per measurement.
         rounds: measurements of each arm.
-        collectives: what carries the tensors of "multi-worker", a name from `registry.COLLECTIVES`; None: its default.
+        collectives: what carries the tensors of "multi-worker", of `strategy_table.COLLECTIVES`; None: its default.
         steps_per_execution: steps in one graph, of an arm more; 1: without that arm.
     """
 
@@ -89,7 +89,7 @@ class Setup:
         for name in _COUNTS:
             integer(name, getattr(self, name), minimum=1)
         if self.collectives is not None:
-            one_of("collectives", self.collectives, registry.COLLECTIVES)
+            one_of("collectives", self.collectives, strategy_table.COLLECTIVES)
             if self.strategy != "multi-worker":
                 raise ConfigError(
                     f"collectives is {self.collectives!r}, and the strategy is {self.strategy!r}; only 'multi-worker' "
@@ -169,9 +169,9 @@ def run(setup: Setup, *, on_round: Callable[[str, int], None] = lambda arm, numb
     lane_of = arms(
         setup.strategy,
         steps_per_execution=setup.steps_per_execution,
-        horovod=registry.get("ring").is_installed,
+        horovod=strategy_table.get("ring").is_installed,
     )
-    chosen = {} if setup.collectives is None else {registry.COLLECTIVES_VARIABLE: setup.collectives}
+    chosen = {} if setup.collectives is None else {strategy_table.COLLECTIVES_VARIABLE: setup.collectives}
     order = list(lane_of)
     seconds: dict[str, list[float]] = {arm: [] for arm in order}
     about = machine.describe()

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tfdist.strategies
 from tfdist.bench.workers.lanes import LONGEST_SECONDS
+from tfdist.cluster import strategy_table
 from tfdist.collectives import horovod_job
-from tfdist.strategies import registry
 
 __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
@@ -24,14 +24,14 @@ def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strate
     """
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
-    chosen = {registry.COLLECTIVES_VARIABLE: collectives} if collectives else {}
+    chosen = {strategy_table.COLLECTIVES_VARIABLE: collectives} if collectives else {}
     return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name, **chosen})
 
 
 @functools.cache
 def of_tensorflow(name: str) -> tf.distribute.Strategy:
     """Return TensorFlow's strategy that stands beside tfdist's of this name."""
-    if registry.get(name).processes == "workers":
+    if strategy_table.get(name).processes == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
     replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
     if not tf.config.list_physical_devices("GPU"):

@@ -15,8 +15,8 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
+from tfdist.cluster import strategy_table
 from tfdist.errors import MissingDependencyError
-from tfdist.strategies import registry
 
 _WIDTH_IN_FILES = 120
 
@@ -39,7 +39,7 @@ _WIDTH_IN_FILES = 120
 )
 @click.option(
     "--collectives",
-    type=click.Choice(registry.COLLECTIVES),
+    type=click.Choice(strategy_table.COLLECTIVES),
     multiple=True,
     help="Of multi-worker; repeatable.",
 )
@@ -106,8 +106,8 @@ def command(
     setups = [
         step_bench.Setup(
             strategy=name,
-            workers=1 if registry.get(name).processes == "one" else workers,
-            replicas_per_worker=replicas if registry.get(name).processes == "one" else 1,
+            workers=1 if strategy_table.get(name).processes == "one" else workers,
+            replicas_per_worker=replicas if strategy_table.get(name).processes == "one" else 1,
             model=model,
             global_batch_size=batch_size,
             warm_up_steps=warm_up_steps,

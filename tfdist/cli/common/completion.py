@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import click
 
 from tfdist import resources
-from tfdist.strategies import registry
+from tfdist.cluster import strategy_table
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
@@ -20,14 +20,14 @@ def beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 def strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the strategies that begin so."""
-    return beginning(registry.names(), incomplete)
+    return beginning(strategy_table.names(), incomplete)
 
 
 def columns(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the strategies and columns of the matrix that begin so."""
     from tfdist.verify.column import COLUMNS
 
-    return beginning([*registry.names(), *(one.name for one in COLUMNS)], incomplete)
+    return beginning([*strategy_table.names(), *(one.name for one in COLUMNS)], incomplete)
 
 
 def features(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

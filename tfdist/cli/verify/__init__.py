@@ -13,9 +13,9 @@ from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.verify import proof_table
 from tfdist.cli.verify.matrix_table import MatrixWatch, print_list, print_report
+from tfdist.cluster import strategy_table
+from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.errors import MissingDependencyError
-from tfdist.strategies import registry
-from tfdist.strategies.registry import COLLECTIVES
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 
@@ -176,10 +176,10 @@ def _pairs() -> Mapping[str, Feature]:
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
     """Return the columns whose strategy has all that it needs, and say which have not; an error if they were named."""
-    missing = [column for column in columns if not registry.get(column.strategy).is_installed]
-    for needs in dict.fromkeys(registry.get(column.strategy).needs for column in missing):
+    missing = [column for column in columns if not strategy_table.get(column.strategy).is_installed]
+    for needs in dict.fromkeys(strategy_table.get(column.strategy).needs for column in missing):
         assert needs is not None
-        names = ", ".join(c.name for c in missing if registry.get(c.strategy).needs == needs)
+        names = ", ".join(c.name for c in missing if strategy_table.get(c.strategy).needs == needs)
         if named:
             raise MissingDependencyError(f"{names}: {needs[0]} is not installed. Install it: {needs[1]}")
         click.echo(f"left out: {names}, because {needs[0]} is not installed. Install it: {needs[1]}", err=True)

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.interrupts import unwinding
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.launch.plan.choice import check_strategy, require_installed, server_count
 from tfdist.launch.plan.config import LaunchConfig, require_script
-from tfdist.strategies import registry
 from tfdist.verify import column
 from tfdist.verify.column import Column
 from tfdist.verify.proof.proving import Job, Outcome, Proof, prove, to_json
@@ -55,12 +55,12 @@ def jobs(
     given = {name: str(value) for name, value in options.items() if value is not None}
     chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
-        if name in registry.names():
+        if name in strategy_table.names():
             chosen.append((_shown(name, given), _run_options(name, given, script[0], is_module), {}))
         elif given:
             raise ConfigError(
                 f"--strategy is {name!r}, a column of the matrix, which says {', '.join(given)} itself. Leave these "
-                f"out, or name a strategy: {', '.join(registry.names())}."
+                f"out, or name a strategy: {', '.join(strategy_table.names())}."
             )
         else:
             chosen += [(one.name, *_of_column(one, script[0], is_module)) for one in column.select([name])]
@@ -85,7 +85,7 @@ def _shown(name: str, given: Mapping[str, str]) -> str:
 
 def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bool) -> tuple[str, ...]:
     """Return the options of `tfdist run` for a strategy, of two replicas where nothing else is said."""
-    several = "--replicas-per-worker" if registry.get(name).processes == "one" else "-n"
+    several = "--replicas-per-worker" if strategy_table.get(name).processes == "one" else "-n"
     options = {**given} if several in given or "--mesh" in given else {several: str(_REPLICAS), **given}
     servers = options.get("--parameter-servers")
     config = LaunchConfig(
@@ -95,7 +95,9 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
         workers=int(options.get("-n", 1)),
         replicas_per_worker=int(options["--replicas-per-worker"]) if "--replicas-per-worker" in options else None,
         parameter_servers=server_count(name, parameter_servers=None if servers is None else int(servers)),
-        environment={registry.COLLECTIVES_VARIABLE: options["--collectives"]} if "--collectives" in options else {},
+        environment={strategy_table.COLLECTIVES_VARIABLE: options["--collectives"]}
+        if "--collectives" in options
+        else {},
     )
     check_strategy(config)
     require_installed(config)
@@ -105,7 +107,7 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
 
 def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the options of `tfdist run` and the variables that make a column of the matrix."""
-    if registry.get(one.strategy).processes == "chief":  # whose replicas are workers
+    if strategy_table.get(one.strategy).processes == "chief":  # whose replicas are workers
         given = {"-n": str(one.replicas_per_worker), "--parameter-servers": "2"}
     else:
         given = {"-n": str(one.workers), "--replicas-per-worker": str(one.replicas_per_worker)}

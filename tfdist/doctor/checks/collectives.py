@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.doctor.finding import Finding, note, ok
 from tfdist.native import library, target
 from tfdist.strategies.offers import without_native
-from tfdist.strategies.registry import COLLECTIVES, COLLECTIVES_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What a request leaves open, and what the strategy asks of it: both follow from the table of strategies."""
 
+from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.launch.plan.config import LaunchConfig
-from tfdist.strategies import registry
 from tfdist.validation import integer
 
 DEFAULT_SERVERS = 1
@@ -21,12 +21,12 @@ def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> 
         >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
         (True, False, False)
     """
-    if strategy is not None and registry.get(strategy).processes == "chief":
+    if strategy is not None and strategy_table.get(strategy).processes == "chief":
         if parameter_servers is not None:
             integer(_SERVERS, parameter_servers, minimum=1, hint="They hold the variables.")
         return True
     if parameter_servers is not None:
-        able = ", ".join(name for name in registry.names() if registry.get(name).processes == "chief")
+        able = ", ".join(name for name in strategy_table.names() if strategy_table.get(name).processes == "chief")
         received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
         raise ConfigError(
             f"{_SERVERS} is {parameter_servers}, but {received}; only {able} has it. Leave it out, or choose "
@@ -61,7 +61,7 @@ def check_strategy(config: LaunchConfig) -> None:
     """
     if config.strategy is None:
         return
-    entry = registry.get(config.strategy)
+    entry = strategy_table.get(config.strategy)
     most = config.range[1]
     if entry.processes == "one" and most > 1:
         option = "workers (-n)" if config.workers == most else "max_workers (--max-workers)"
@@ -88,9 +88,11 @@ def require_installed(config: LaunchConfig) -> None:
     Example:
         >>> require_installed(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
     """
-    wanted = [] if config.strategy is None else [(registry.get(config.strategy), f"the strategy {config.strategy!r}")]
-    if config.environment.get(registry.COLLECTIVES_VARIABLE) == "horovod":
-        wanted.append((registry.get("ring"), "collectives 'horovod'"))  # the ring is Horovod's
+    wanted = (
+        [] if config.strategy is None else [(strategy_table.get(config.strategy), f"the strategy {config.strategy!r}")]
+    )
+    if config.environment.get(strategy_table.COLLECTIVES_VARIABLE) == "horovod":
+        wanted.append((strategy_table.get("ring"), "collectives 'horovod'"))  # the ring is Horovod's
     for entry, what in wanted:
         if entry.needs is not None and not entry.is_installed:
             package, cure = entry.needs

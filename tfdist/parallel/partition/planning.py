@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfdist import validation
-from tfdist.parallel.layouts import AUTO_OF
+from tfdist.cluster import strategy_table
 from tfdist.parallel.partition import search, step_time
 from tfdist.parallel.partition.devices import DeviceKind, require_names
 from tfdist.parallel.partition.link import Link
 from tfdist.parallel.partition.profile import Profile
 from tfdist.parallel.partition.stages import SCHEDULES, Memory, Setting, Stage
 from tfdist.parallel.partition.step_time import Prediction
-from tfdist.strategies import registry
 
 __all__ = ["Plan", "Report", "plans"]
 
@@ -71,10 +70,10 @@ class Plan:
             return shlex.join(["python", *script])
         mesh = ["--mesh", self.mesh] if self.mesh else []
         given = {
-            registry.STAGES_VARIABLE: ",".join(self.layers),
-            registry.SCHEDULE_VARIABLE: self.schedule,
-            registry.MICROBATCHES_VARIABLE: str(self.microbatches),
-            **({registry.LAYOUTS_VARIABLE: self._layouts} if self.in_parts else {}),
+            strategy_table.STAGES_VARIABLE: ",".join(self.layers),
+            strategy_table.SCHEDULE_VARIABLE: self.schedule,
+            strategy_table.MICROBATCHES_VARIABLE: str(self.microbatches),
+            **({strategy_table.LAYOUTS_VARIABLE: self._layouts} if self.in_parts else {}),
         }
         variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
         words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]
@@ -87,7 +86,7 @@ class Plan:
 
     @property
     def _layouts(self) -> str:
-        return AUTO_OF + ",".join(self.in_parts)
+        return strategy_table.AUTO_OF + ",".join(self.in_parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ from typing import Any
 from tfdist import cluster as clusters
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import MESH_VARIABLE
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.pipeline.weights import DATA, MODEL, PIPELINE
 from tfdist.strategies import stages as sharding_stages
 from tfdist.strategies import threads
-from tfdist.strategies.registry import MESH_VARIABLE
 
 _log = logging.getLogger("tfdist")
 

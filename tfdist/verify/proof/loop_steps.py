@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.callbacks.backup import names
+from tfdist.cluster import strategy_table
 from tfdist.compat.keras import layers as keras_layers
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.strategies import registry
 from tfdist.training.strategy import KerasTraining
 from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError
@@ -182,8 +182,8 @@ class _Found:
         """Whether each worker reads variables by itself, at any time: nothing of them lies elsewhere."""
         if not isinstance(self.strategy, KerasTraining):
             return True
-        entries = [registry.get(name) for name in registry.names()]
-        kinds = [one for one in entries if one.target.endswith(f":{type(self.strategy).__name__}")]
+        entries = [strategy_table.get(name) for name in strategy_table.names()]
+        kinds = [one for one in entries if one.class_name == type(self.strategy).__name__]
         return self.strategy.sharding is None and all(one.is_replicated for one in kinds)
 
     def require_strategy(self, kind: str) -> None:

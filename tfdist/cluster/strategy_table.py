@@ -1,7 +1,7 @@
-"""The strategies by name: what each is, where it is, and how many processes it needs. Loads no TensorFlow.
+"""The strategies by name: what each is, and how many processes it needs. Loads no TensorFlow.
 
-A strategy is one line here. The launcher reads the table to plan processes, the command line to name what exists, the
-equivalence matrix to know what to prove, and `create` to import the class only when it is wanted.
+A strategy is one entry here. The launcher reads the table to plan processes, the command line to name what exists, the
+equivalence matrix to know what to prove, and `tfdist.strategies.create` to find the class.
 
 Example:
     >>> get("multi-worker").processes
@@ -29,6 +29,8 @@ COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
 MESH_VARIABLE = "TFDIST_MESH"
 #: its layouts, where the code has none: "auto"
 LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
+#: or this, with the names of the layers behind it whose weights have such layouts, with commas between
+AUTO_OF = "auto:"
 #: name the layers that begin stages of `pipeline`, with commas between, its schedule, the number of micro-batches, and
 #: that of chunks, where the code does not
 STAGES_VARIABLE = "TFDIST_STAGES"
@@ -45,7 +47,7 @@ class Entry:
 
     Attributes:
         name: what users write after ``--strategy``.
-        target: ``"module:Class"``; imported when the strategy is created.
+        class_name: of its class in `tfdist.strategies`, which is imported when the strategy is created.
         processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each
             runs the script), or ``"chief"`` (the chief runs the script; workers and parameter servers serve it).
         summary: one line for tables and ``--help``.
@@ -57,7 +59,7 @@ class Entry:
     """
 
     name: str
-    target: str
+    class_name: str
     processes: Literal["one", "workers", "chief"]
     summary: str
     needs: tuple[str, str] | None = None
@@ -77,21 +79,21 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
         for entry in (
             Entry(
                 name="mirrored",
-                target="tfdist.strategies.mirrored:MirroredStrategy",
+                class_name="MirroredStrategy",
                 processes="one",
                 summary="synchronous data parallelism over the devices of one process",
                 collectives=REPLICA_COLLECTIVES,
             ),
             Entry(
                 name="multi-worker",
-                target="tfdist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
+                class_name="MultiWorkerMirroredStrategy",
                 processes="workers",
                 summary="synchronous data parallelism over several processes and hosts",
                 collectives=COLLECTIVES,
             ),
             Entry(
                 name="sharded-data-parallel",
-                target="tfdist.strategies.sharded_data_parallel:ShardedDataParallelStrategy",
+                class_name="ShardedDataParallelStrategy",
                 processes="workers",
                 summary="data parallelism in which workers share the optimizer's slots among them (ZeRO)",
                 collectives=COLLECTIVES,
@@ -100,14 +102,14 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
             ),
             Entry(
                 name="ring",
-                target="tfdist.strategies.ring:RingStrategy",
+                class_name="RingStrategy",
                 processes="workers",
                 summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
                 needs=("horovod", "tfdist build horovod"),
             ),
             Entry(
                 name="model-parallel",
-                target="tfdist.strategies.model_parallel:ModelParallelStrategy",
+                class_name="ModelParallelStrategy",
                 processes="workers",
                 summary="weights in parts over a mesh of processes (keras.distribution.ModelParallel)",
                 collectives=tuple(name for name in COLLECTIVES if name != "horovod"),
@@ -115,7 +117,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
             ),
             Entry(
                 name="pipeline",
-                target="tfdist.strategies.pipeline.strategy:PipelineStrategy",
+                class_name="PipelineStrategy",
                 processes="workers",
                 summary="a model cut into stages over processes, batches into micro-batches (GPipe, 1F1B)",
                 collectives=("auto", "native"),
@@ -123,7 +125,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
             ),
             Entry(
                 name="parameter-server",
-                target="tfdist.strategies.parameter_server:ParameterServerStrategy",
+                class_name="ParameterServerStrategy",
                 processes="chief",
                 summary="asynchronous or bounded-staleness data parallelism; variables on parameter servers",
                 is_replicated=False,
