@@ -96,7 +96,7 @@ LEFT = frozenset(
 )
 EDGES = re.compile(r"^[^\w/-]+|[^\w/-]+$")  # a flag and a path are no words
 WORD = re.compile(r"[^\W\d_]{2,}([-'][^\W\d_]+)*")
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
+Nodes = list[ast.AST]  # all of a file, or of a function
 
 
 def words(text: str) -> int:
@@ -124,29 +124,30 @@ def literals(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield from literals(child)
 
 
-def compared(tree: ast.AST) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
+def compared(nodes: Nodes) -> Iterator[ast.expr]:
+    for node in nodes:
         if isinstance(node, ast.Assert):
             yield node.test
         elif isinstance(node, ast.keyword) and node.arg == "match":
             yield node.value
 
 
-def compared_names(tree: ast.AST) -> set[str]:
+def compared_names(nodes: Nodes) -> set[str]:
     """The names that stand for a part of a message: in `match=NAME`, and in `assert NAME in ...`."""
-    looked_at: list[ast.AST] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "match":
-            looked_at.append(node.value)
-        elif isinstance(node, ast.Assert):
-            pairs = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
-            looked_at += [one.left for one in pairs if isinstance(one.ops[0], ast.In) and text_of(one.left) is None]
-    return {one.id for node in looked_at for one in ast.walk(node) if isinstance(one, ast.Name)}
+    matches = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "match"]
+    sought = [pair.left for pair in comparisons(nodes) if isinstance(pair.ops[0], ast.In)]
+    return {one.id for node in (*matches, *sought) for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def tables(tree: ast.AST) -> Iterator[tuple[list[str], list[ast.expr]]]:
+def comparisons(nodes: Nodes) -> Iterator[ast.Compare]:
+    for node in nodes:
+        if isinstance(node, ast.Assert):
+            yield from (one for one in ast.walk(node.test) if isinstance(one, ast.Compare))
+
+
+def tables(nodes: Nodes) -> Iterator[tuple[list[str], list[ast.expr]]]:
     """Columns and rows of what a test runs over: `parametrize`, and a `for` over values that are written there."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parametrize") and len(node.args) > 1:
             named, rows = node.args[:2]
             columns = ast.literal_eval(named)
@@ -166,33 +167,32 @@ def cells(row: ast.expr, columns: int) -> list[ast.expr]:
     return row.elts if columns > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
 
 
-def in_tables(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for function in ast.walk(tree):
-        if isinstance(function, Definition):
-            names = compared_names(function)
-            for columns, rows in tables(function):
-                for row in rows:
-                    for name, cell in zip(columns, cells(row, len(columns)), strict=False):
-                        if name in names:
-                            yield from literals(cell)
+def in_tables(nodes: Nodes) -> Iterator[tuple[int, str]]:
+    for function in nodes:
+        inner = list(ast.walk(function)) if isinstance(function, ast.FunctionDef) else []
+        names = compared_names(inner)
+        for columns, rows in tables(inner) if names else ():
+            for row in rows:
+                for name, cell in zip(columns, cells(row, len(columns)), strict=False):
+                    if name in names:
+                        yield from literals(cell)
 
 
-def operands(tree: ast.AST) -> Iterator[ast.Name]:
+def operands(nodes: Nodes) -> Iterator[ast.Name]:
     """The names that an `assert` compares as they are, alone or in a list."""
-    for node in ast.walk(tree):
-        for pair in ast.walk(node.test) if isinstance(node, ast.Assert) else ():
-            for side in [pair.left, *pair.comparators] if isinstance(pair, ast.Compare) else ():
-                sides = side.elts if isinstance(side, ast.List | ast.Tuple) else [side]
-                yield from (one for one in sides if isinstance(one, ast.Name))
+    for pair in comparisons(nodes):
+        for side in (pair.left, *pair.comparators):
+            sides = side.elts if isinstance(side, ast.List | ast.Tuple) else [side]
+            yield from (one for one in sides if isinstance(one, ast.Name))
 
 
-def in_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def in_assignments(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """The literals that have a name which serves for nothing else than to be compared."""
-    places = list(operands(tree))
+    places = list(operands(nodes))
     names, inside = {one.id for one in places}, {id(one) for one in places}
-    loaded = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    loaded = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
     used = {one.id for one in loaded if id(one) not in inside}
-    for node in ast.walk(tree):
+    for node in nodes:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(node, ast.Assign) and isinstance(target, ast.Name) and target.id in names - used:
             yield from literals(node.value)
@@ -200,17 +200,17 @@ def in_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def sentences(code: str) -> list[tuple[int, str]]:
     """The literals of a file that are compared, have too many words, and are no part of what the test wrote."""
-    tree = ast.parse(code)
-    wheres = list(compared(tree))
+    nodes = list(ast.walk(ast.parse(code)))
+    wheres = list(compared(nodes))
     inside = {id(node) for where in wheres for node in ast.walk(where)}
     in_asserts = {(line, text) for where in wheres for line, text in literals(where) if words(text) >= FEWEST_WORDS}
     written = [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside
     ]
     found = {(line, text) for line, text in in_asserts if not any(text in one for one in written)}
-    named = {*in_tables(tree), *in_assignments(tree)}
+    named = {*in_tables(nodes), *in_assignments(nodes)}
     return sorted(found | {(line, text) for line, text in named if words(text) >= FEWEST_WORDS})
 
 
