@@ -215,8 +215,8 @@ def select(patterns: Iterable[str]) -> tuple[Column, ...]:
         if not any(_matches(column, pattern) for column in COLUMNS):
             meant = nearest(pattern, [*names, *strategy_table.names()])
             raise ConfigError(
-                f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(strategy_table.names())}), a column "
-                f"({', '.join(names)}) or a glob such as 'multi-worker-*'.",
+                f"no column is named {pattern!r}.{meant} Choose a strategy ({', '.join(strategy_table.names())}), a "
+                f"column ({', '.join(names)}) or a glob such as 'multi-worker-*'.",
                 name="--strategy",
                 received=pattern,
             )
