@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
-from tfdist.bench.pipeline.measuring import measured
 from tfdist.cluster import ports
 from tfdist.parallel import schedules
 from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.tune.schedule_run import measured
 
 DEADLINE_SECONDS = 800
 # Where a partial batch is no news; and of a model that others evaluate and predict with on the same mesh.

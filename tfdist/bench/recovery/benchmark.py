@@ -8,48 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.bench.recovery import jobs
-from tfdist.bench.recovery.jobs import Job
+from tfdist.bench.recovery.jobs import STRATEGIES, Job, Setup
 from tfdist.errors import TfdistError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, quartiles
-from tfdist.validation import integer, number, one_of
 
 __all__ = ["PEER", "STRATEGIES", "Report", "Setup", "Way", "run"]
 
 PEER = "horovod elastic"
-#: of tfdist, beside the peer: the strategy, and whether a second set of workers is kept ready
-STRATEGIES = ("multi-worker", "multi-worker --standby", "ring", "ring --standby")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What is measured.
-
-    Attributes:
-        strategies: from `STRATEGIES`.
-        megabytes: of weights and slots, which must be there again.
-        kills: in one job of tfdist; in Horovod's it is always one, after which one worker is left.
-        first: at which step of a job a worker is killed first.
-        every: at which step after each recovery the next one is killed.
-        batch_size: examples of a step, over both workers.
-        rounds: jobs of each way.
-    """
-
-    strategies: Sequence[str] = STRATEGIES
-    megabytes: float = 10.0
-    kills: int = 3
-    first: int = 400
-    every: int = 200
-    batch_size: int = 64
-    rounds: int = 5
-
-    def __post_init__(self) -> None:
-        for name in self.strategies:
-            one_of("strategies", name, STRATEGIES)
-        number("megabytes", self.megabytes, minimum=0.1)
-        for name in ("kills", "first", "every", "rounds"):
-            integer(name, getattr(self, name), minimum=1)
-        integer("batch_size", self.batch_size, minimum=2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.monitor import fault_verdicts, faults
 from tfdist.monitor.fault_plan import Fault, FaultPlan
-
-if TYPE_CHECKING:
-    from tfdist.bench.recovery.benchmark import Setup
+from tfdist.validation import integer, number, one_of
 
 _DEADLINE_SECONDS = 240.0  # of a start, and once more for each kill
 _END_SECONDS = 20.0
@@ -24,6 +22,41 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # workers share the machine
 # A machine of its own each, to Horovod, which gives up a machine on which a worker died.
 _HOSTS = "#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n"
+
+
+#: of tfdist, beside the peer: the strategy, and whether a second set of workers is kept ready
+STRATEGIES = ("multi-worker", "multi-worker --standby", "ring", "ring --standby")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is measured.
+
+    Attributes:
+        strategies: from `STRATEGIES`.
+        megabytes: of weights and slots, which must be there again.
+        kills: in one job of tfdist; in Horovod's it is always one, after which one worker is left.
+        first: at which step of a job a worker is killed first.
+        every: at which step after each recovery the next one is killed.
+        batch_size: examples of a step, over both workers.
+        rounds: jobs of each way.
+    """
+
+    strategies: Sequence[str] = STRATEGIES
+    megabytes: float = 10.0
+    kills: int = 3
+    first: int = 400
+    every: int = 200
+    batch_size: int = 64
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        for name in self.strategies:
+            one_of("strategies", name, STRATEGIES)
+        number("megabytes", self.megabytes, minimum=0.1)
+        for name in ("kills", "first", "every", "rounds"):
+            integer(name, getattr(self, name), minimum=1)
+        integer("batch_size", self.batch_size, minimum=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +87,7 @@ def has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
 
-def tfdist_job(setup: "Setup", strategy: str, folder: Path) -> Job:
+def tfdist_job(setup: Setup, strategy: str, folder: Path) -> Job:
     """Run a job of two workers under `tfdist run`, in which one after the other is killed.
 
     Args:
@@ -79,7 +112,7 @@ def tfdist_job(setup: "Setup", strategy: str, folder: Path) -> Job:
     return of_events(plan, _lines(folder / "faults"), _lines(events), _lines(folder / "notes"))
 
 
-def horovod_job(setup: "Setup", folder: Path) -> Job:
+def horovod_job(setup: Setup, folder: Path) -> Job:
     """Run a job of two workers under `horovodrun`, in which one is killed.
 
     Raises:
@@ -167,7 +200,7 @@ def _size(notes: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {"variables": first["variables"], "bytes": first["bytes"]}
 
 
-def _arguments(setup: "Setup", folder: Path, *, steps: int) -> list[str]:
+def _arguments(setup: Setup, folder: Path, *, steps: int) -> list[str]:
     return [str(folder), str(setup.megabytes), str(setup.batch_size), str(steps)]
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from tfdist.bench.pipeline.measuring import measured
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import plot_option
 from tfdist.measurement.pictures import require_matplotlib
 from tfdist.parallel import schedules
 from tfdist.parallel.schedules import pictures
+from tfdist.tune.schedule_run import measured
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""A step that is run by a schedule, as a timeline that can stand beside the schedule's own."""
+"""Runs a step by the schedule of a pipeline, and returns its timeline, to be compared with the schedule's own."""
 
 import os
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def measured(
     }
     slept = 2 * forward_seconds * (1 + backward) * schedule.chunks * (schedule.microbatches + schedule.stages)
     deadline = _START_SECONDS + 3 * slept
-    replies = pool.call("tfdist.bench.pipeline.sleeping:step", arguments, timeout_seconds=deadline)
+    replies = pool.call("tfdist.tune.sleeping_layers:step", arguments, timeout_seconds=deadline)
     return _timeline(schedule, replies, forward_seconds)
 
 
