@@ -61,7 +61,7 @@ class Column:
 #: what cannot be where weights lie in parts: what the chief or Keras saves alone, programs of XLA, which cannot gather
 _REFUSED_WITHOUT_WHOLES = (
     *("only_chief_writes", "backup_and_restore"),
-    *("jit_compile", "jit_compile_own_step", "positions_under_xla"),
+    *("jit_compile", "jit_compile_own_step", "positions_under_xla", "first_step_builds_every_optimizer_under_xla"),
     # steps that use whole gradients
     *("norms_in_a_step", "sharpness_aware_minimization", "adversaries_that_clip"),
 )
@@ -74,7 +74,7 @@ _LOOK_AT_WHOLE_WEIGHTS = (
 _REFUSED_ON_A_MESH = (
     *_REFUSED_WITHOUT_WHOLES,
     *_LOOK_AT_WHOLE_WEIGHTS,
-    "optimizer_adafactor",
+    *("optimizer_adafactor", "first_step_builds_every_optimizer"),
     *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 

@@ -13,6 +13,7 @@ ORDER = (
     "steps.own_steps",
     "steps.updates",
     "steps.exchanges",
+    "steps.first_steps",
     "optimization.precision",
     "optimization.distributed",
     "optimization.compression",
