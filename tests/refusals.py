@@ -27,6 +27,8 @@ import pytest
 from tfdist.errors import TfdistError
 
 MOST_WORDS = 4  # of a mention: a longer one is a sentence
+_EDGES = re.compile(r"^[^\w/-]+|[^\w/-]+$")  # a flag and a path are no words
+_WORD = re.compile(r"[^\W\d_]{2,}([-'][^\W\d_]+)*")
 _NOT_COMPARED: Any = object()
 
 
@@ -52,7 +54,7 @@ def refused(
     """
     assert not isinstance(mentions, str), "mentions is a sequence of texts"
     for mention in mentions:
-        assert len(re.findall(r"[A-Za-z]{2,}", mention)) <= MOST_WORDS, f"{mention!r} is a sentence; name the fact"
+        assert words(mention) <= MOST_WORDS, f"{mention!r} is a sentence; name the fact"
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
@@ -64,6 +66,16 @@ def refused(
         assert error.received in (received, repr(received)), f"received is {error.received!r}: {error}"
     missing = [mention for mention in mentions if mention not in str(error)]
     assert not missing, f"not mentioned: {missing} in {str(error)!r}"
+
+
+def words(text: str) -> int:
+    """How many words a text has; names with digits, flags and paths are none.
+
+    Example:
+        >>> words("worker 1 of /a/b needs -n 2")
+        3
+    """
+    return sum(bool(_WORD.fullmatch(_EDGES.sub("", part))) for part in text.split())
 
 
 def _as_kept(expected: object) -> object:

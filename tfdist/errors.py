@@ -127,7 +127,7 @@ class ShortReadError(StorageError, EOFError):
     """A file ends before the bytes that were asked for: it was cut, or replaced by another."""
 
 
-def fields_of(error: BaseException) -> dict[str, Any]:
+def fields_of(error: BaseException | None) -> dict[str, Any]:
     """Return the fields that an error has, as arguments of one that says more about the same.
 
     Example:

@@ -73,14 +73,14 @@ def test_rewriting_keeps_the_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a.csv", "out", "--shard-bytes", "5 zebras"], "is no size; write 500000, 256MiB or 1.5GB"),
-        (["a.csv", "out", "--num-shards", "0"], "0 is not in the range x>=1"),
+        (["a.csv", "out", "--shard-bytes", "5 zebras"], "500000, 256MiB or 1.5GB"),
+        (["a.csv", "out", "--num-shards", "0"], "x>=1"),
         (["a.csv", "out", "--schema", "a.csv"], "is no JSON"),
         (["a.csv", "out", "--label", "klasse"], "label is 'klasse'"),
-        (["b.csv", "out"], "there is no such file or folder"),
+        (["b.csv", "out"], "b.csv"),
         (["a.csv"], "Missing argument"),
         (["a.csv", "out", "--storage-options", "anon=true"], "is no JSON object"),
-        (["a.csv", "out", "--source-options", '{"anon": true}'], "source_options are for sources that are URLs"),
+        (["a.csv", "out", "--source-options", '{"anon": true}'], "source_options"),
     ],
 )
 def test_requests_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.refusals import refused
 from tfdist import data
 from tfdist.data.format import records
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
@@ -35,37 +36,37 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
 
 
-CASES: dict[str, tuple[str, Callable[[], bytes], type[TfdistError], str]] = {
+CASES: dict[str, tuple[str, Callable[[], bytes], type[TfdistError], list[str]]] = {
     "a record of terabytes": (
         "a.tfrecord.gz",
         lambda: gzip.compress(records.header(1 << 40) + bytes(1 << 20)),
         CorruptDataError,
-        "record 0 of .*at most 2147483647",
+        ["record 0", "2147483647"],
     ),
-    "an array of petabytes": ("a.npz", lambda: archive(header((1 << 50,))), ConfigError, "'x' of .*not fit.*npy"),
-    "a damaged table": ("a.csv.gz", lambda: flipped(ROWS, len(ROWS) // 2), CorruptDataError, "be decompressed"),
-    "a table that was cut": ("a.csv.gz", lambda: ROWS[:-20], CorruptDataError, "be decompressed"),
-    "a table that is not packed": ("a.csv.gz", lambda: b"x,y\n1,2\n", CorruptDataError, "give it another"),
+    "an array of petabytes": ("a.npz", lambda: archive(header((1 << 50,))), ConfigError, ["'x'", "npy"]),
+    "a damaged table": ("a.csv.gz", lambda: flipped(ROWS, len(ROWS) // 2), CorruptDataError, ["decompressed"]),
+    "a table that was cut": ("a.csv.gz", lambda: ROWS[:-20], CorruptDataError, ["decompressed"]),
+    "a table that is not packed": ("a.csv.gz", lambda: b"x,y\n1,2\n", CorruptDataError, ["decompressed"]),
     "a damaged stream of an archive": (
         "a.npz",
         lambda: flipped(archive(header((9,)) + np.random.default_rng(1).bytes(72)), 60),
         CorruptDataError,
-        "cut off",
+        ["NumPy"],
     ),
     "a header in Latin-1": (
         "a.csv",
         lambda: "größe,label\n1,2\n".encode("latin-1"),
         ConfigError,
-        "first line of .* no UTF-8.*iconv",
+        ["UTF-8", "iconv"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_unpacked_is_told(case: str, tmp_path: Path) -> None:
-    name, content, kind, said = CASES[case]
+    name, content, kind, facts = CASES[case]
     (tmp_path / name).write_bytes(content())
-    with pytest.raises(kind, match=said):
+    with refused(kind, mentions=[str(tmp_path / name), *facts]):
         data.write(str(tmp_path / name), tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -78,5 +79,6 @@ def test_what_is_larger_than_memory_is_not_unpacked(tmp_path: Path, monkeypatch:
         assert data.write(str(tmp_path / name), tmp_path / f"of {name}").examples
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=30_000))
     for name, what in (("a.npz", "array 'x'"), ("a.tfrecord.gz", "record 0")):
-        with pytest.raises(ConfigError, match=rf"{what} of .* has 6\d.* KiB in memory, and 29.3 KiB are free"):
+        with refused(ConfigError, mentions=[what, "29.3 KiB"]) as caught:
             data.write(str(tmp_path / name), tmp_path / "out")
+        assert int(caught.value.received or 0) // 1024 in range(60, 70)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from tfdist.data.order.class_shares import Balanced, Weighted
 from tfdist.data.order.orders import Block, Full, Order, Sequential, seeds_of
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 
 LABELS = np.arange(100) % 10 // 7
 
@@ -193,20 +194,22 @@ def test_names_tell_orders_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "word"),
+    ("weights", "kind", "name", "received"),
     [
-        ({3: 1.0}, r"labels \[3\]"),
-        ({0: 0.0}, "above 0"),
-        ({}, "above 0"),
-        ({0: -1.0}, "at least 0"),
-        ({0: float("nan")}, "finite"),
-        ({0: "1"}, "weight of 0"),
-        ({1.5: 1.0}, "integer"),
-        ({"1": 1.0}, "integer"),
+        ({3: 1.0}, ConfigError, "weights", [3]),
+        ({0: 0.0}, ConfigError, "weights", {0: 0.0}),
+        ({}, ConfigError, "weights", {}),
+        ({0: -1.0}, ConfigError, "weight of 0", -1.0),
+        ({0: float("nan")}, ConfigError, "weight of 0", float("nan")),
+        ({0: "1"}, ConfigTypeError, "weight of 0", "1"),
+        ({1.5: 1.0}, ConfigTypeError, "a label of order", 1.5),
+        ({"1": 1.0}, ConfigTypeError, "a label of order", "1"),
     ],
 )
-def test_weights_that_cannot_be_kept_are_refused(weights: dict[Any, Any], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
+def test_weights_that_cannot_be_kept_are_refused(
+    weights: dict[Any, Any], kind: type[ConfigError], name: str, received: object
+) -> None:
+    with refused(kind, name=name, received=received):
         Weighted(LABELS, weights)
 
 

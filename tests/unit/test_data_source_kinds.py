@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tests.refusals import refused
 from tfdist.data.format import example, records
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import files, open_source
 from tfdist.data.sources.paths import kind_of
+from tfdist.data.sources.tables.table import UntoldError
 from tfdist.errors import (
     ConfigError,
     ConfigTypeError,
@@ -86,30 +88,30 @@ def test_lists_of_several_lengths_in_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "said"),
+    ("examples", "kind", "name", "fact"),
     [
-        ({"a": np.zeros(3), "b": np.zeros(4)}, "feature 'a' has 3 examples and feature 'b' has 4"),
-        ({"a": np.zeros((0, 3))}, "have no examples"),
-        ({}, "have no examples"),
-        ([], "list of examples is empty"),
-        (iter([]), "ended before the first one"),
-        ({"a": np.array(["2020-01-01"], "datetime64[D]")}, r"dtype datetime64\[D\]"),
-        ({"a": np.zeros(3, complex)}, "dtype complex128"),
-        ({"a": np.array([object()])}, "must be bytes, text, a number"),
-        ({"a": 3}, "must be an array, examples first"),
-        ({"a": np.float32(3)}, "an array with one value per example"),
-        ({"a": np.ma.array([1, 2], mask=[True, False])}, r"1 masked values; .*\.filled\(value\)"),
-        ((np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3)), "4 parts"),
-        (5, r"examples is 5 \(int\); it must be arrays, an iterable"),
-        (["a", 5], "the first example is 'a'"),
-        (lambda: 5, "it must return an iterator"),
-        ([{"a": 1j}], "Example 0: feature 'a' is 1j"),
-        ("missing/*.csv", "no file matches it"),
-        ("missing.csv", "there is no such file or folder"),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, ConfigError, "b", "'a' has 3 examples"),
+        ({"a": np.zeros((0, 3))}, ConfigError, "examples", "'a'"),
+        ({}, ConfigError, "examples", "at least one"),
+        ([], ConfigError, "examples", "empty"),
+        (iter([]), ConfigError, "examples", "ended before"),
+        ({"a": np.array(["2020-01-01"], "datetime64[D]")}, ConfigError, "a", "dtype datetime64[D]"),
+        ({"a": np.zeros(3, complex)}, ConfigError, "a", "dtype complex128"),
+        ({"a": np.array([object()])}, ConfigError, "a", "dtype object"),
+        ({"a": 3}, ConfigError, "a", "examples first"),
+        ({"a": np.float32(3)}, ConfigError, "a", "value per example"),
+        ({"a": np.ma.array([1, 2], mask=[True, False])}, ConfigError, "a", "1 masked"),
+        ((np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3)), ConfigError, "examples", "4 parts"),
+        (5, ConfigTypeError, "examples", "5 (int)"),
+        (["a", 5], ConfigTypeError, "examples", "first example is 'a'"),
+        (lambda: 5, ConfigTypeError, "examples", "returned 5"),
+        ([{"a": 1j}], ConfigError, "a", "1j"),
+        ("missing/*.csv", ConfigError, "source", "matches"),
+        ("missing.csv", ConfigError, "source", "no such file"),
     ],
 )
-def test_what_cannot_be_examples(examples: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_examples(examples: Any, kind: type[ConfigError], name: str, fact: str) -> None:
+    with refused(kind, name=name, mentions=[fact]):
         open_source(examples)
 
 
@@ -118,11 +120,9 @@ def test_a_stream_is_checked_example_by_example() -> None:
     blocks = source.blocks(0, None)
     assert len(next(blocks)["x"]) == 1024
     next(blocks)
-    with pytest.raises(
-        ConfigError, match=r"^Example 2500: feature 'x' is 2.5 \(float\); it must be one int64, .*Round"
-    ):
+    with refused(ConfigError, name="x", received=2.5, mentions=["Example 2500", "int64"]):
         next(blocks)
-    with pytest.raises(ConfigError, match=r"^Example 1 lacks 'y'"):
+    with refused(ConfigError, name="y", mentions=["Example 1"]):
         list(open_source([{"x": 1, "y": 2}, {"x": 1}]).blocks(0, None))
 
 
@@ -138,7 +138,7 @@ def test_blocks_of_large_examples_are_small() -> None:
 def test_an_iterator_is_read_once_and_a_function_again() -> None:
     once = open_source({"x": i} for i in range(3))
     assert column(once, "x") == [0, 1, 2]
-    with pytest.raises(UnsupportedError, match="read already"):
+    with refused(UnsupportedError, name="examples"):
         list(once.blocks(0, None))
     calls: list[int] = []
 
@@ -196,29 +196,29 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "kind", "facts"),
     [
-        (pa.array([1, 2, None, 4]), "Example 2 of .*a.parquet: column 'x' is null; .*Fill it"),
-        (pa.array(["a", "b", None, "a"]).dictionary_encode(), "Example 2 of .*a.parquet: column 'x' is null"),
-        (pa.array([[1], [], [1, None], [2]]), "Example 2 of .*: column 'x' is a list with a null"),
-        (
-            pa.array([[1], [1], [None], [2]], pa.list_(pa.int32(), 1)),
-            "Example 2 of .*: column 'x' is a list with a null",
-        ),
-        (pa.array([[{"a": 1}]] * 4), "column 'x' of .* is list<.*struct<a: int64>>; it must be bool, a number"),
-        (pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())), "column 'x' of .* is map<string, int64.*>"),
-        (pa.nulls(4), "column 'x' of .* has no value in any row, so nothing tells its type"),
-        (pa.array([[[1]], [[2]], [[3, 4]], [[5]]]), r"Example 2 of .*: column 'x' has a list of 2 where .* \(1, 1\)"),
-        (pa.array([[[1], [2]], [[1]], [], [[2]]]), "Example 1 of .*: column 'x' has a list of 1 where others have 2"),
-        (pa.array([[[1]], [[None]], [[2]], [[3]]]), "Example 1 of .*: column 'x' has a null; every matrix"),
-        (pa.array([[[1]], [None], [[2]], [[3]]]), "Example 1 of .*: column 'x' has a null; every matrix"),
-        (pa.array([[[1]], None, [[2]], [[3]]]), "Example 1 of .*: column 'x' is null"),
+        (pa.array([1, 2, None, 4]), ConfigError, ["Example 2", "--null x"]),
+        (pa.array(["a", "b", None, "a"]).dictionary_encode(), ConfigError, ["Example 2", "--null x"]),
+        (pa.array([[1], [], [1, None], [2]]), ConfigError, ["Example 2", "list with a null"]),
+        (pa.array([[1], [1], [None], [2]], pa.list_(pa.int32(), 1)), ConfigError, ["Example 2", "list with a null"]),
+        (pa.array([[{"a": 1}]] * 4), ConfigError, ["struct<a: int64>"]),
+        (pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())), ConfigError, ["map<string, int64"]),
+        (pa.nulls(4), UntoldError, ["in any row"]),
+        (pa.array([[[1]], [[2]], [[3, 4]], [[5]]]), ConfigError, ["Example 2", "list of 2", "(1, 1)"]),
+        (pa.array([[[1], [2]], [[1]], [], [[2]]]), ConfigError, ["Example 1", "list of 1", "have 2"]),
+        (pa.array([[[1]], [[None]], [[2]], [[3]]]), ConfigError, ["Example 1", "has a null", "(1, 1)"]),
+        (pa.array([[[1]], [None], [[2]], [[3]]]), ConfigError, ["Example 1", "has a null", "(1, 1)"]),
+        (pa.array([[[1]], None, [[2]], [[3]]]), ConfigError, ["Example 1", "--null x"]),
     ],
 )
-def test_what_arrow_has_and_an_example_has_not(values: Any, said: str, tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=2)
-    with pytest.raises(ConfigError, match=said):
-        list(open_source(tmp_path / "a.parquet").blocks(0, None))
+def test_what_arrow_has_and_an_example_has_not(
+    values: Any, kind: type[ConfigError], facts: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"x": values}), path, row_group_size=2)
+    with refused(kind, name="x", mentions=[str(path), *facts]):
+        list(open_source(path).blocks(0, None))
 
 
 def test_parquet_reads_only_the_row_groups_it_needs(tmp_path: Path) -> None:
@@ -236,26 +236,29 @@ def test_parquet_reads_only_the_row_groups_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "kind", "name", "facts"),
     [
-        ("x,y\n" + "1,2\n" * 3 + "1,\n", "Example 3 of .*a.csv: column 'y' is null"),
-        ("x,y\n1,2\n1\n", "Example 1 of .*: Expected 2 columns, got 1"),
-        ("x,x\n1,2\n", "has the column 'x' 2 times"),
-        ("x,y\n", "has a header and no rows"),
-        ("", "is empty; it must have a line with its columns' names"),
-        ("x,y\n1,\n", "column 'y' of .* has no value in the first"),
+        ("x,y\n" + "1,2\n" * 3 + "1,\n", ConfigError, "y", ["Example 3", "null"]),
+        ("x,y\n1,2\n1\n", ConfigError, None, ["Example 1", "2 columns, got 1"]),
+        ("x,x\n1,2\n", ConfigError, "x", ["2 times"]),
+        ("x,y\n", ConfigError, None, ["no rows"]),
+        ("", ConfigError, None, ["empty"]),
+        ("x,y\n1,\n", UntoldError, "y", ["MiB"]),
     ],
 )
-def test_what_csv_has_and_an_example_has_not(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        list(open_source(tmp_path / "a.csv").blocks(0, None))
+def test_what_csv_has_and_an_example_has_not(
+    text: str, kind: type[ConfigError], name: str | None, facts: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with refused(kind, name=name, mentions=[str(path), *facts]):
+        list(open_source(path).blocks(0, None))
 
 
 def test_csv_names_the_row_that_does_not_fit_its_first_block(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n" + "1,aaaaaaaaaaaaaa\n" * 400_000 + "1.5,b\n")
-    with pytest.raises(ConfigError, match=r"Example 400000 of .*a\.csv: column 'x': .*'1.5'.*float32"):
+    with refused(ConfigError, path=path, mentions=["Example 400000", "column 'x'", "'1.5'", "float32"]):
         list(open_source(path).blocks(0, None))
     floats = open_source(path, schema={"x": Feature("float32")})
     assert column(floats, "x", 399_999) == [1.0, 1.5]
@@ -301,18 +304,18 @@ def test_hdf5(tmp_path: Path) -> None:
     assert column(source, "lists", 1) == [[], [3]]
     assert column(source, "big") == [0, 1, 2]
     assert column(source, "fixed") == [b"a", b"bc", b""]
-    for spelled, said in {
-        f"{path}": "dataset 'y' of .* has 4 examples and 'x' has 3",
-        f"{path}:/": "dataset 'y' of .* has 4 examples and 'x' has 3",
-        f"{path}:/train": "no dataset at this level; it has inner/",
-        f"{path}:/train/nothing": "has no group '/train/nothing'",
-        f"{path}:/x": "is a dataset; name the group",
-        f"{path}:/other": "has no examples in 'z'",
-        f"{path}:/scalar": "has no axis of examples",
-        f"{path}:/time": "must be one of bool",
-    }.items():
-        with pytest.raises(ConfigError, match=said):
-            open_source(spelled)
+    for group, name, fact in (
+        ("", "y", "'x' has 3"),
+        (":/", "y", "'x' has 3"),
+        (":/train", None, "inner/"),
+        (":/train/nothing", "/train/nothing", "has no group"),
+        (":/x", "/x", "is a dataset"),
+        (":/other", "z", "no examples"),
+        (":/scalar", "s", "no axis"),
+        (":/time", "t", "bool"),
+    ):
+        with refused(ConfigError, name=name, mentions=[str(path), fact]):
+            open_source(f"{path}{group}")
 
 
 def test_numpy_files_run_nothing(tmp_path: Path) -> None:
@@ -323,7 +326,7 @@ def test_numpy_files_run_nothing(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([Evil()]), allow_pickle=True)
     np.savez(tmp_path / "a.npz", a=np.array([Evil()]))
     for name in ("a.npy", "a.npz"):
-        with pytest.raises(ConfigError, match="is a pickle and could run anything; none is read"):
+        with refused(ConfigError, path=tmp_path / name, mentions=["pickle"]):
             open_source(tmp_path / name)
 
 
@@ -338,7 +341,7 @@ def test_a_npy_file_is_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5", "a.parquet", "a.tfrecord", "a.tfrecord.gz"])
 def test_files_that_are_not_what_they_are_called(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"this is something else, of forty bytes..")
-    with pytest.raises(CorruptDataError, match=name):
+    with refused(CorruptDataError, path=tmp_path / name):
         open_source(tmp_path / name)
 
 
@@ -370,23 +373,21 @@ def test_the_schema_of_tfrecords_follows_from_the_first(tmp_path: Path) -> None:
 def test_tfrecords_that_do_not_fit(tmp_path: Path) -> None:
     path, good = tmp_path / "a.tfrecord", record(a=[1])
     path.write_bytes(good * 300 + record(a=[1, 2]))
-    with pytest.raises(ConfigError, match=r"Example 300 of .*'a' has 2 values .*the shape \(None,\)"):
+    with refused(ConfigError, path=path, mentions=["Example 300", "'a' has 2 values", "(None,)"]):
         list(open_source(path).blocks(0, None))
     path.write_bytes(good * 300 + record(a=[1], z=[2]))
-    with pytest.raises(ConfigError, match=r"Example 300 of .* has the feature 'z' besides 'a'"):
+    with refused(ConfigError, name="z", path=path, mentions=["Example 300"]):
         list(open_source(path).blocks(0, None))
     flipped = bytearray(good * 300)
     flipped[-6] ^= 1
     path.write_bytes(flipped)
-    with pytest.raises(
-        CorruptDataError, match=f"record 299 of .*, at byte {299 * len(good)}, does not have its checksum"
-    ):
+    with refused(CorruptDataError, path=path, mentions=["record 299", f"byte {299 * len(good)}", "checksum"]):
         list(open_source(path).blocks(0, None))
     path.write_bytes((good * 300)[:-3])
-    with pytest.raises(CorruptDataError, match=r"goes beyond the end of the file|too few for a record"):
+    with refused(CorruptDataError, path=path, mentions=["299 records"]):
         open_source(path)
     path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="has no records"):
+    with refused(ConfigError, path=path):
         open_source(path)
 
 
@@ -394,21 +395,21 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: p
     for name, package in (("a.csv", "pyarrow"), ("a.parquet", "pyarrow"), ("a.h5", "h5py")):
         (tmp_path / name).write_bytes(b"x")
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(MissingDependencyError, match=rf"need {package}, .*pip install 'tfdist\[formats\]'"):
+        with refused(MissingDependencyError, name=package, mentions=["pip install 'tfdist[formats]'"]):
             open_source(tmp_path / name)
 
 
 def test_mixtures_and_unknown_files(tmp_path: Path) -> None:
     for name in ("a.csv", "b.parquet", "c.txt", ".hidden.npz"):
         (tmp_path / name).write_bytes(b"x\n1\n")
-    with pytest.raises(ConfigError, match=r"files of several kinds \(csv, parquet\); name those that are meant"):
+    with refused(ConfigError, name="source", path=tmp_path, mentions=["(csv, parquet)"]):
         open_source(tmp_path)
-    with pytest.raises(ConfigError, match="mixture of csv and parquet"):
+    with refused(ConfigError, name="source", received="csv and parquet"):
         open_source([tmp_path / "a.csv", tmp_path / "b.parquet"])
-    with pytest.raises(ConfigError, match=r"c\.txt', whose ending says nothing\. Understood are CSV"):
+    with refused(ConfigError, name="source", path=tmp_path / "c.txt", mentions=["CSV", "Parquet"]):
         open_source(tmp_path / "c.txt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="which has nothing: nothing that is understood"):
+    with refused(ConfigError, name="source", path=tmp_path / "empty", received="nothing"):
         open_source(tmp_path / "empty")
     (tmp_path / "b.parquet").unlink()
     assert column(open_source(tmp_path), "x") == [1]
@@ -433,11 +434,11 @@ def test_kinds_by_name(name: str, kind: str) -> None:
 def test_files_with_other_columns_and_without_rows(tmp_path: Path) -> None:
     for name, columns in {"a": {"x": [1]}, "b": {"x": [2], "y": [3]}, "c": {"x": pa.array([], pa.int64())}}.items():
         pyarrow.parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    with pytest.raises(ConfigError, match=r"b\.parquet and .*a\.parquet have not the same columns: .*'y'"):
+    with refused(ConfigError, name="y", path=tmp_path / "b.parquet", mentions=[str(tmp_path / "a.parquet")]):
         open_source(tmp_path)
     assert column(open_source(tmp_path, schema={"x": Feature("int8")}), "x") == [1, 2]
     assert column(open_source([tmp_path / "c.parquet", tmp_path / "a.parquet"]), "x") == [1]
-    with pytest.raises(ConfigError, match=r"c\.parquet has no rows"):
+    with refused(ConfigError, name="source", received=str(tmp_path / "c.parquet")):
         open_source(tmp_path / "c.parquet")
 
 
@@ -454,7 +455,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 
 
 def test_a_schema_must_be_one() -> None:
-    with pytest.raises(ConfigTypeError, match=r"tfdist\.data\.Feature"):
+    with refused(ConfigTypeError, name="a", received="int64"):
         open_source([{"a": 1}], schema={"a": "int64"})
     assert open_source([{"a": 1}], schema=Schema({"a": Feature("float32")})).schema["a"].dtype == "float32"
 
@@ -465,14 +466,14 @@ def test_file_urls_are_paths(tmp_path: Path) -> None:
 
 def test_links_of_hdf5_that_lead_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
-    for target, said in {
-        h5py.SoftLink("/nothing"): "'y' in .*a.h5 is a link to /nothing, where nothing is",
-        h5py.ExternalLink("b.h5", "/y"): "'y' in .*a.h5 is a link to b.h5:/y, where nothing is",
+    for target, told in {
+        h5py.SoftLink("/nothing"): "/nothing",
+        h5py.ExternalLink("b.h5", "/y"): "b.h5:/y",
     }.items():
         with h5py.File(path, "w") as file:
             file["x"], file["z"], file["y"] = np.arange(3), h5py.SoftLink("/x"), target
         for schema in (None, {"y": Feature("int64")}):
-            with pytest.raises(ConfigError, match=said):
+            with refused(ConfigError, name="y", received=told, path=path):
                 open_source(path, schema=schema)
         assert column(open_source(path, schema={"z": Feature("int64")}), "z") == [0, 1, 2]
     with h5py.File(tmp_path / "b.h5", "w") as file:

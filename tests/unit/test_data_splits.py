@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfdist
+from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.data.format import example, records
 from tfdist.data.format.schema import Feature, Schema
@@ -72,18 +73,16 @@ def test_one_split_has_the_classes_of_train_beside_it(tmp_path: Path, caplog: py
     photos = pictures(tmp_path / "photos")
     write(photos, tmp_path / "chosen", split="test")
     assert [int(one["label"]) for one in tfdist.data.open(tmp_path / "chosen")] == [0, 2]
-    with pytest.raises(ConfigError, match=r"split is 'test'; it chooses one of a folder's, and .*a\.png is a file"):
+    with refused(ConfigError, name="split", received="test", path=photos / "test" / "cat" / "a.png"):
         write(photos / "test" / "cat" / "a.png", tmp_path / "other", split="test")
     assert not caplog.messages
     write(photos / "test", tmp_path / "alone")
-    assert "photos/test has the classes cat, owl, and train beside it cat, dog, owl: a class has other" in caplog.text
+    assert not absent(caplog.text, f"{photos / 'test'} ", " cat, owl, ", " cat, dog, owl: ")
 
 
 def test_a_class_that_train_has_not_is_an_error(tmp_path: Path) -> None:
     photos = pictures(tmp_path / "photos", {**CLASSES, "test": ["cat", "zebra"]})
-    with pytest.raises(
-        ConfigError, match=r"photos/test has the class 'zebra', which is none of the 3 known ones \(cat,"
-    ):
+    with refused(ConfigError, name="zebra", path=photos / "test", mentions=["(cat, dog,"]):
         write(photos, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -95,7 +94,7 @@ def test_directories_that_number_their_classes_in_other_ways(tmp_path: Path) -> 
     assert [int(one["label"]) for one in tfdist.data.open(tmp_path / "test")] == [0, 1]
     write([tmp_path / "train", tmp_path / "test"], tmp_path / "both", processes=1, num_shards=2)
     assert labels(tmp_path / "both") == ["cat", "dog", "owl", "cat", "owl"]
-    with pytest.raises(ConfigError, match=r"has the class 'dog' of 'label', which is none of the 2 known ones"):
+    with refused(ConfigError, name="label", received="dog", mentions=["2 known"]):
         write([tmp_path / "test", tmp_path / "train"], tmp_path / "other")
     assert [int(v) for v in values(open_source([photos / "test", photos / "train"]), "label")] == [0, 2, 0, 1, 2]
 
@@ -112,18 +111,18 @@ def test_what_is_interrupted_goes_on_and_what_is_there_stays(tmp_path: Path) -> 
         write(photos, data, progress=stop)
     before = (data / "train" / "data-00000.tfrecord").stat().st_mtime_ns
     write(photos / "validation", data / "validation", exists="overwrite")
-    with pytest.raises(ConfigError, match="data/validation holds examples of another schema"):
+    with refused(ConfigError, name="schema", path=data / "validation"):
         write(photos, data)
     for path in (data / "validation").iterdir():
         path.unlink()
     assert list(write(photos, data)) == ["train", "validation", "test"]
     assert (data / "train" / "data-00000.tfrecord").stat().st_mtime_ns == before
-    with pytest.raises(ConfigError, match="data/train holds examples already"):
+    with refused(ConfigError, name="exists", received="raise", path=data / "train"):
         write(photos, data)
     assert write(photos, data, exists="keep")["test"].examples == 2
     (photos / "test" / "owl" / "b.png").write_bytes(PNG)
     assert write(photos, data, exists="overwrite")["test"].examples == 3
-    with pytest.raises(ConfigError, match="num_shards is 2; there are 1 examples"):
+    with refused(ConfigError, name="num_shards", received=2, mentions=["1 examples"]):
         write(photos, tmp_path / "other", num_shards=2)
     assert not (tmp_path / "other").exists()
 
@@ -134,7 +133,7 @@ def test_kept_splits_and_new_ones_have_one_schema(tmp_path: Path) -> None:
     assert write(photos, data, exists="keep")["validation"].examples == 1
     assert labels(data / "test") == ["cat", "owl"]
     write(photos / "test", tmp_path / "again" / "train")
-    with pytest.raises(ConfigError, match="again/train holds examples of another schema"):
+    with refused(ConfigError, name="schema", path=tmp_path / "again" / "train"):
         write(photos, tmp_path / "again", exists="keep")
 
 
@@ -157,17 +156,18 @@ def test_what_stands_beside_splits_is_not_passed_over(tmp_path: Path) -> None:
     (photos / "README.md").write_text("text")
     assert splits_of(photos) == ["train", "validation", "test"]
     (photos / "labels.csv").write_text("x\n1\n")
-    with pytest.raises(ConfigError, match="holds the splits train, validation, test and also csv files; name what"):
+    with refused(ConfigError, name="source", received="train, validation, test, csv", path=photos):
         write(photos, tmp_path / "data")
     (photos / "labels.csv").unlink()
     (photos / "more").mkdir()
-    with pytest.raises(ConfigError, match="holds the splits train, validation, test and also more; name what"):
+    with refused(ConfigError, name="source", received="train, validation, test, more", path=photos):
         write(photos, tmp_path / "data")
 
 
 def test_the_directory_of_all_splits_names_them(tmp_path: Path) -> None:
     write(pictures(tmp_path / "photos"), tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"but train, validation, test in it have\. Pass one: .*/data/train"):
+    where = tmp_path / "data"
+    with refused(ConfigError, path=where, mentions=["train, validation, test", str(where / "train")]):
         tfdist.data.open(tmp_path / "data")
 
 
@@ -183,7 +183,7 @@ def test_several_writers_of_splits_write_once(tmp_path: Path) -> None:
 
 def test_splits_without_train_need_a_schema(tmp_path: Path) -> None:
     photos = pictures(tmp_path / "photos", {"validation": ["dog"], "test": ["owl"]})
-    with pytest.raises(ConfigError, match=r"the splits validation, test and none called train, .*--schema"):
+    with refused(ConfigError, name="split", received="validation, test", path=photos, mentions=["--schema"]):
         write([photos], tmp_path / "data")
     schema = Schema({"image": Feature("string"), "label": Feature("int64", names=("owl", "dog"))})
     write(photos, tmp_path / "data", schema=schema)
@@ -210,15 +210,15 @@ def tfds(folder: Path) -> Path:
 def test_files_of_tensorflow_datasets_are_not_mixed(tmp_path: Path) -> None:
     folder = tfds(tmp_path / "1.0.0")
     assert splits_of(folder) == ["train", "test", "extra"]
-    with pytest.raises(ConfigError, match=r"holds the splits train, test, extra; choose one: split='train'"):
+    with refused(ConfigError, name="split", path=folder, mentions=["train, test, extra", "split='train'"]):
         open_source(folder)
     assert values(open_source(folder, split="test"), "x") == [10]
     written = write(folder, tmp_path / "data")
     assert {name: manifest.examples for name, manifest in written.items()} == {"train": 2, "test": 1, "extra": 1}
     assert write(folder, tmp_path / "train", split="train").examples == 2
-    with pytest.raises(ConfigError, match=r"split is 'dev'; the folder .* holds the splits train, test, extra"):
+    with refused(ConfigError, name="split", received="dev", path=folder, mentions=["train, test, extra"]):
         write(folder, tmp_path / "dev", split="dev")
-    with pytest.raises(ConfigError, match=r"files of several splits \(train, test, extra\).*split='train'"):
+    with refused(ConfigError, name="split", path=folder, mentions=["(train, test, extra)", "split='train'"]):
         tfdist.data.index(folder)
     assert tfdist.data.index(folder, split="train").examples == 2
     assert [int(one["x"]) for one in tfdist.data.open(folder)] == [0, 1]
@@ -227,9 +227,9 @@ def test_files_of_tensorflow_datasets_are_not_mixed(tmp_path: Path) -> None:
 def test_a_shard_whose_link_leads_nowhere_is_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(record(1))
     (tmp_path / "b.tfrecord").symlink_to(tmp_path / "cache" / "b")
-    with pytest.raises(ConfigError, match=r"b\.tfrecord is a link to .*cache/b, where nothing is"):
+    with refused(ConfigError, path=tmp_path / "b.tfrecord", mentions=["cache/b"]):
         tfdist.data.index(tmp_path)
-    with pytest.raises(MissingFileError, match=r"b\.tfrecord cannot be read"):
+    with refused(MissingFileError, path=tmp_path / "b.tfrecord"):
         open_source(tmp_path)
 
 
@@ -239,12 +239,12 @@ def test_words_in_the_names_of_files(names: tuple[str, str], tmp_path: Path) -> 
         (tmp_path / name).write_text(f"x\n{x}\n")
     (tmp_path / "README.md").write_text("")
     assert len(splits_of(tmp_path)) == 2
-    with pytest.raises(ConfigError, match="choose one"):
+    with refused(ConfigError, name="split", received="None", path=tmp_path):
         open_source(tmp_path)
     assert values(open_source([tmp_path / name for name in names]), "x") == [0, 1]  # as it was asked for
     assert values(open_source(f"{tmp_path}/*.csv"), "x") in ([0, 1], [1, 0])
     (tmp_path / "more.csv").write_text("x\n3\n")
-    with pytest.raises(ConfigError, match=r"several splits .* and more\.csv, whose name says none"):
+    with refused(ConfigError, name="split", received="more.csv", path=tmp_path):
         open_source(tmp_path)
 
 
@@ -253,7 +253,7 @@ def test_files_of_one_split_are_one_set(tmp_path: Path) -> None:
         (tmp_path / f"train-{x:05d}-of-00002.csv").write_text(f"x\n{x}\n")
     assert splits_of(tmp_path) == []
     assert values(open_source(tmp_path), "x") == [0, 1]
-    with pytest.raises(ConfigError, match="holds no splits, but one set of examples"):
+    with refused(ConfigError, name="split", received="train", path=tmp_path, mentions=["no splits"]):
         open_source(tmp_path, split="train")
 
 
@@ -269,7 +269,8 @@ def test_folders_of_tables_have_the_schema_of_train(tmp_path: Path) -> None:
     for split, table in {"train": {"x": [1.5, 2.5]}, "test": {"x": [3, (1 << 60) + 1]}}.items():
         (tmp_path / "in" / split).mkdir(parents=True)
         pyarrow.parquet.write_table(pa.table(table), tmp_path / "in" / split / "a.parquet")
-    with pytest.raises(ConfigError, match=r"Example 1 of .*test/a\.parquet: feature 'x' is .*one float64.*schema"):
+    where = tmp_path / "in" / "test" / "a.parquet"
+    with refused(ConfigError, name="x", path=where, mentions=["Example 1", "float64", "schema"]):
         write(tmp_path / "in", tmp_path / "out")
     pyarrow.parquet.write_table(pa.table({"x": [3, 1 << 60]}), tmp_path / "in" / "test" / "a.parquet")
     write(tmp_path / "in", tmp_path / "out", exists="overwrite")

@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tests.s3_service import s3_service
 from tfdist.errors import (
     ConfigError,
@@ -104,11 +105,11 @@ def test_short_reads_raise(make: Make, start: int, length: int) -> None:
     place = make()
     put(place, "ten", b"0123456789")
     error = ConfigError if min(start, length) < 0 else ShortReadError
-    with pytest.raises(error, match="ten"):
+    with refused(error, mentions=["ten"]):
         place.read("ten", start, length)
-    with pytest.raises(error, match="ten"):
+    with refused(error, mentions=["ten"]):
         place.read_ranges([("ten", np.int64(start), np.int64(length))])
-    with pytest.raises(error, match="ten"):
+    with refused(error, mentions=["ten"]):
         place.read_ranges([("ten", 0, 2), ("ten", start, length)])
     assert place.read("ten", 10, 0) == b""
 
@@ -117,7 +118,7 @@ def test_a_missing_file_is_named(make: Make) -> None:
     place = make()
     put(place, "there", b"1")
     for look in (place.size, place.read, lambda name: place.read_ranges([(name, 0, 1)])):
-        with pytest.raises(MissingFileError, match="elsewhere") as caught:
+        with refused(MissingFileError, mentions=["elsewhere"]) as caught:
             look("elsewhere")  # type: ignore[operator]
         assert isinstance(caught.value, FileNotFoundError)
         assert isinstance(caught.value, TfdistError)
@@ -212,7 +213,7 @@ def test_only_plain_names(make: Make, name: str) -> None:
         lambda name: place.read_ranges([(name, 0, 1)]),
         lambda name: place.create(name).__enter__(),
     ):
-        with pytest.raises(ConfigError, match="name of a file"):
+        with refused(ConfigError, received=name):
             act(name)  # type: ignore[operator]
     assert place.names() == []
 
@@ -276,13 +277,13 @@ def test_a_forked_process_has_connections_of_its_own(s3: dict[str, Any]) -> None
 def test_a_missing_bucket_is_named(s3: dict[str, Any]) -> None:
     place = storage("s3://no-such-bucket/folder", storage_options=s3)
     for act in (place.names, lambda: place.size("f"), lambda: put(place, "f", b"1")):
-        with pytest.raises(StorageError, match="no bucket 'no-such-bucket'"):
+        with refused(StorageError, name="no-such-bucket", path="s3://no-such-bucket/folder"):
             act()  # type: ignore[operator]
 
 
 def test_a_service_that_is_not_there_is_an_error_that_says_so(s3: dict[str, Any]) -> None:
     nowhere = {**s3, "client_kwargs": {**s3["client_kwargs"], "endpoint_url": "http://127.0.0.1:1"}}
-    with pytest.raises(StorageError, match=r"s3://digits/x cannot be read: .*network"):
+    with refused(StorageError, path=f"s3://{BUCKET}/x", mentions=["http://127.0.0.1:1/", "storage_options"]):
         storage(f"s3://{BUCKET}/x", storage_options=nowhere).names()
 
 
@@ -291,8 +292,9 @@ def test_an_object_that_shrinks_raises(make: Make) -> None:
     put(place, "f", b"x" * 1000)
     assert place.size("f") == 1000
     put(other, "f", b"y" * 10)
-    with pytest.raises(StorageError, match="f"):
+    with pytest.raises(StorageError) as caught:
         place.read("f", 500, 100)
+    assert (caught.value.path or "").endswith("f")
 
 
 def test_requests_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,32 +334,32 @@ def test_a_cache_knows_an_object_by_its_content(s3: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "says"),
+    ("url", "error", "fact"),
     [
-        ("nothing://x", ConfigError, "no kind of store"),
+        ("nothing://x", ConfigError, "'nothing'"),
         ("s3:/bucket/x", ConfigError, "'s3://bucket/x'"),
         (Path("s3://bucket/x"), ConfigError, "'s3://bucket/x'"),
-        ("s3://", ConfigError, "must name a bucket"),
+        ("s3://", ConfigError, "s3://bucket/folder"),
         ("file://other-host/x", ConfigError, "file:///path"),
-        ("", ConfigError, "not empty"),
-        ("a\0b", ConfigError, "null character"),
-        (b"/tmp", ConfigTypeError, "path or a URL"),
-        (3, ConfigTypeError, "path or a URL"),
+        ("", ConfigError, "empty"),
+        ("a\0b", ConfigError, "null"),
+        (b"/tmp", ConfigTypeError, "str or Path"),
+        (3, ConfigTypeError, "str or Path"),
     ],
 )
-def test_directories_that_cannot_be(s3: dict[str, Any], url: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_directories_that_cannot_be(s3: dict[str, Any], url: Any, error: type[ConfigError], fact: str) -> None:
+    with refused(error, name="directory", received=str(url) if isinstance(url, Path) else url, mentions=[fact]):
         storage(url)
 
 
 def test_options_are_for_remote_stores() -> None:
-    with pytest.raises(ConfigError, match="local directory"):
+    with refused(ConfigError, name="storage_options", path="/tmp/x"):
         storage("/tmp/x", storage_options={"anon": True})
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tfdist\[gcs\]'"):
+    with refused(MissingDependencyError, name="gs", path="gs://bucket/x", mentions=["pip install 'tfdist[gcs]'"]):
         storage("gs://bucket/x")
 
 
@@ -372,7 +374,7 @@ def test_paths_in_their_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_answers_must_have_the_length_asked_for() -> None:
-    with pytest.raises(ShortReadError, match="2 bytes came for 3"):
+    with refused(ShortReadError, path="f", received=2):
         Plan((("f", 0, 3),), (((0, 0, 3),),)).results([b"ab"])
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, damaged_copies, examples_of, write
+from tests.refusals import refused
 from tfdist.data.format import example, records
 from tfdist.data.format.manifest import IndexFile, Manifest, Shard
 from tfdist.data.format.schema import Feature, Schema
@@ -344,10 +345,9 @@ def test_links_that_lead_elsewhere(tmp_path: Path, layout: str) -> None:
             continue
         path.rename(tmp_path / path.name)
         path.symlink_to(tmp_path / path.name)
-        with pytest.raises(StorageError, match="outside"):
-            list(tfdist.data.open(folder))
-        with pytest.raises(StorageError, match="outside"):
-            tfdist.data.verify(folder)
+        for read in (lambda: list(tfdist.data.open(folder)), lambda: tfdist.data.verify(folder)):
+            with refused(StorageError, path=path, mentions=["--follow-symlinks"]):
+                read()
         path.unlink()
         (tmp_path / path.name).rename(path)
     assert tfdist.data.verify(folder).is_sound
@@ -363,23 +363,23 @@ def test_links_that_lead_elsewhere_are_followed_where_it_is_asked_for(tmp_path: 
             path.rename(blobs / str(number))
             path.symlink_to(Path("..", "blobs", str(number)))
     for call in (tfdist.data.open, tfdist.data.verify, tfdist.data.info):
-        with pytest.raises(StorageError, match=r"outside of .* pass follow_symlinks=True \(--follow-symlinks\)"):
+        with refused(StorageError, path=folder / "manifest.json", mentions=["follow_symlinks=True"]):
             call(folder)
     assert len(list(tfdist.data.open(folder, follow_symlinks=True))) == EXAMPLES
     assert tfdist.data.verify(folder, follow_symlinks=True).is_sound
     assert tfdist.data.info(folder, follow_symlinks=True).examples == EXAMPLES
     before = {path.name: path.read_bytes() for path in blobs.iterdir()}
-    with pytest.raises(StorageError, match="outside"):
+    with refused(StorageError, path=folder / "manifest.json", mentions=["--follow-symlinks"]):
         tfdist.data.index(folder, exists="overwrite")
     assert tfdist.data.index(folder, exists="overwrite", follow_symlinks=True).examples == EXAMPLES
     assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before  # nothing is written through a link
     (folder / "writing.jsonl").symlink_to(blobs / "1")
-    with pytest.raises(StorageError, match="outside"):
+    with refused(StorageError, path=folder / "writing.jsonl", mentions=["--follow-symlinks"]):
         storage(folder, follow_symlinks=True).append("writing.jsonl", b"{}")
     os.mkfifo(tmp_path / "pipe")
     (folder / "data-00000.tfrecord").unlink()
     (folder / "data-00000.tfrecord").symlink_to(tmp_path / "pipe")
-    with pytest.raises(StorageError, match="no regular file"):
+    with refused(StorageError, path=tmp_path / "pipe"):
         tfdist.data.open(folder, follow_symlinks=True)
 
 
@@ -446,7 +446,7 @@ def test_bytes_that_compute_are_data(tmp_path: Path) -> None:
 def test_names_of_features_that_are_no_text(name: str) -> None:
     found = json.loads(_MANIFEST.to_bytes())
     found["schema"][name] = {"dtype": "float32", "shape": []}
-    with pytest.raises(CorruptDataError, match="name is"):
+    with refused(CorruptDataError, name="a feature's name", received=name, path="manifest.json"):
         Manifest.from_bytes(signed(found))
 
 
@@ -454,8 +454,9 @@ def test_names_of_features_that_are_no_text(name: str) -> None:
 def test_dtypes_that_numpy_would_think_about(dtype: str) -> None:
     found = json.loads(_MANIFEST.to_bytes())
     found["schema"]["x"]["dtype"] = dtype
-    with pytest.raises(CorruptDataError, match="dtype is"):
+    with refused(CorruptDataError, path="manifest.json") as caught:
         Manifest.from_bytes(signed(found))
+    assert (caught.value.name or "").endswith("dtype")
 
 
 def test_an_index_that_is_larger_than_its_examples_need(tmp_path: Path) -> None:

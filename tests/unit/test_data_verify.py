@@ -10,6 +10,7 @@ import pytest
 
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, parts, snapshot, write
+from tests.refusals import refused
 from tfdist.data.format import records
 from tfdist.data.format import scan as survey
 from tfdist.data.format.scan import Content, walk
@@ -27,7 +28,7 @@ def test_a_sound_directory_is_sound(tmp_path: Path, layout: str) -> None:
     assert (report.sound, report.examples, report.shards) == (EXAMPLES, EXAMPLES, 2)
     assert seen[-1] == (report.bytes, report.bytes)
     assert json.loads(json.dumps(report.to_json()))["is_sound"] is True
-    assert str(report) == "All 10 examples in 2 shards are sound; all were taken apart."
+    assert "10 examples in 2 shards" in str(report)
     assert tfdist.data.open(tmp_path).verify() == report
     assert snapshot(tmp_path) == before
 
@@ -47,7 +48,8 @@ def test_a_flipped_bit_is_found_in_every_part_of_a_record(
     (found,) = report.places
     assert (found.file, found.offset, found.example, found.examples) == (name, begin, 7, 1)
     assert report.sound == EXAMPLES - 1
-    with pytest.raises(CorruptDataError, match=f"{name}, byte {begin}, example 7: .*tfdist data repair"):
+    facts = [f"{name}, byte {begin}, example 7", "tfdist data repair"]
+    with refused(CorruptDataError, path=tmp_path, mentions=facts):
         report.require_sound()
 
 
@@ -70,7 +72,8 @@ def test_without_an_index_records_are_found_by_their_checksums(tmp_path: Path, l
         flip(tmp_path / "data-00000.tfrecord", parts(examples, number)[part][1])
     (tmp_path / "data-00000.index").unlink()
     missing, first, second = tfdist.data.verify(tmp_path).places
-    assert (missing.file, missing.problem) == ("data-00000.index", "there is no such file")
+    assert (missing.file, missing.offset) == ("data-00000.index", None)
+    assert "no such file" in missing.problem
     assert first.example == 2
     assert second.example is None  # how many were lost before it, nobody knows
     assert [found.offset for found in (first, second)] == [int(examples.offsets[2]), int(examples.offsets[6])]
@@ -169,7 +172,7 @@ def test_a_manifest_that_is_corrupt_is_a_place(tmp_path: Path) -> None:
     report = tfdist.data.verify(tmp_path)
     assert [place.file for place in report.places] == ["manifest.json"]
     assert "--rebuild-manifest" in report.cure
-    with pytest.raises(ConfigError, match="no file"):
+    with refused(ConfigError, path=tmp_path / "nothing"):
         tfdist.data.verify(tmp_path / "nothing")
 
 

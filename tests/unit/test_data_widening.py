@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tests.refusals import refused
 from tfdist import data
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source
@@ -128,24 +129,21 @@ def a_split(folder: Path) -> Any:
 
 
 # what is met when the dtype stands already, and what the error says of it: where, the column, what came and what it is
-LATE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a list": (lambda _: list(numbers(np.float32(1), np.float64(0.1))), r"Example 300: .*'x' is 0.1 \(float64\)"),
-    "a generator": (lambda _: numbers(np.float16(1), np.float32(0.1)), r"Example 300: .*'x' is 0.1.* \(float32\).*16"),
-    "arrays": (
-        lambda _: numbers(np.ones(2, "float32"), np.array([1, 1e-50])),
-        r"Example 300: .*'x' is .* of float64, shape",
-    ),
-    "floats of Python": (lambda _: numbers(0.1, 16777217.0), r"Example 300: .*'x' is 16777217.0 \(float\)"),
-    "lists of Python": (lambda _: numbers([0.1], [1 / 3]), r"Example 300: .*'x' is \[0.33.*\(list\)"),
-    "Ray": (ray, r"Example 3 of the ray.data.Dataset: .*'x' is 16777217.0 \(float64\)"),
-    "a split": (a_split, r"Example 1 of .*test.parquet: .*'x' is 16777217.0 \(float64\).*float32.*Pass a schema"),
+LATE: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "a list": (lambda _: list(numbers(np.float32(1), np.float64(0.1))), ["Example 300:", "0.1 (float64)"]),
+    "a generator": (lambda _: numbers(np.float16(1), np.float32(0.1)), ["Example 300:", "(float32)", "float16"]),
+    "arrays": (lambda _: numbers(np.ones(2, "float32"), np.array([1, 1e-50])), ["Example 300:", "of float64, shape"]),
+    "floats of Python": (lambda _: numbers(0.1, 16777217.0), ["Example 300:", "16777217.0 (float)"]),
+    "lists of Python": (lambda _: numbers([0.1], [1 / 3]), ["Example 300:", "[0.33", "(list)"]),
+    "Ray": (ray, ["Example 3 of", "ray.data.Dataset", "16777217.0 (float64)"]),
+    "a split": (a_split, ["Example 1 of", "test.parquet", "16777217.0 (float64)", "float32", "Pass a schema"]),
 }
 
 
-@pytest.mark.parametrize(("make", "said"), LATE.values(), ids=LATE)
-def test_digits_that_come_too_late_are_an_error(make: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "facts"), LATE.values(), ids=LATE)
+def test_digits_that_come_too_late_are_an_error(make: Callable[[Path], Any], facts: list[str], tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
-    with pytest.raises(ConfigError, match=said):
+    with refused(ConfigError, name="x", mentions=facts):
         data.write(make(tmp_path / "from"), tmp_path / "to")
 
 
@@ -153,7 +151,7 @@ def test_a_schema_asks_for_rounding(tmp_path: Path) -> None:
     source = parquet([np.zeros(1, "float32"), np.array([16777217.0])], tmp_path)
     data.write(source, tmp_path / "to", schema=Schema({"x": Feature("float32")}))
     assert [float(example["x"]) for example in data.open(tmp_path / "to")] == [0.0, 16777216.0]
-    with pytest.raises(ConfigError, match="1e\\+300"):
+    with refused(ConfigError, name="x", mentions=["1e+300"]):
         data.write({"x": [1e300]}, tmp_path / "other", schema={"x": Feature("float32")})
 
 

@@ -6,11 +6,12 @@ long.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.refusals import words
 
 TESTS = Path(__file__).parents[1]
 FEWEST_WORDS = 5
@@ -94,13 +95,7 @@ LEFT = frozenset(
         "soak/slurm.py",
     ]
 )
-EDGES = re.compile(r"^[^\w/-]+|[^\w/-]+$")  # a flag and a path are no words
-WORD = re.compile(r"[^\W\d_]{2,}([-'][^\W\d_]+)*")
 Nodes = list[ast.AST]  # all of a file, or of a function
-
-
-def words(text: str) -> int:
-    return sum(bool(WORD.fullmatch(EDGES.sub("", part))) for part in text.split())
 
 
 def text_of(node: ast.AST) -> str | None:

@@ -185,7 +185,9 @@ class BlockCache:
                 if len(data) != length:
                     raise ShortReadError(
                         f"{name}: {len(data)} bytes came for {length} from byte {start}. It was cut or replaced while "
-                        "it was read: start again."
+                        "it was read: start again.",
+                        received=len(data),
+                        path=name,
                     )
                 done[block] = data
         finally:  # whatever happened, nobody waits for this thread any longer

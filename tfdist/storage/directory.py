@@ -134,7 +134,11 @@ def storage(
     found = _URL.match(text)
     if found is None or found["scheme"].lower() == "file":
         if storage_options:
-            raise ConfigError(f"storage_options are for remote stores; {text!r} is a local directory. Leave them out.")
+            raise ConfigError(
+                f"storage_options are for remote stores; {text!r} is a local directory. Leave them out.",
+                name="storage_options",
+                path=text,
+            )
         return LocalStorage(
             text if found is None else _path_of(text),
             url=text,
@@ -148,16 +152,22 @@ def storage(
 def _text(directory: Any) -> str:
     if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
         raise ConfigTypeError(
-            f"directory is {validation.shown(directory)}; it must be a path or a URL, as str or Path."
+            f"directory is {validation.shown(directory)}; it must be a path or a URL, as str or Path.",
+            name="directory",
+            received=validation.shown(directory),
         )
     text = validation.text("directory", os.fspath(directory))
     if "\0" in text:
-        raise ConfigError(f"directory is {validation.shown(text)}; a path has no null character.")
+        raise ConfigError(
+            f"directory is {validation.shown(text)}; a path has no null character.", name="directory", received=text
+        )
     broken = _BROKEN_URL.match(text)
     if broken and not os.path.lexists(f"{broken['scheme']}:"):
         raise ConfigError(
             f"directory is {text!r}; a URL has two slashes after its colon (a Path takes one away). Pass it as str: "
-            f"{text.replace(':/', '://', 1)!r}."
+            f"{text.replace(':/', '://', 1)!r}.",
+            name="directory",
+            received=text,
         )
     return text
 
@@ -166,5 +176,9 @@ def _path_of(url: str) -> str:
     """The path that a file URL means; characters may be escaped in it, as `Path.as_uri` does."""
     parts = urllib.parse.urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
-        raise ConfigError(f"directory is {url!r}; a file URL is file:///path, with % before ? and # escaped.")
+        raise ConfigError(
+            f"directory is {url!r}; a file URL is file:///path, with % before ? and # escaped.",
+            name="directory",
+            received=url,
+        )
     return urllib.parse.unquote(parts.path)

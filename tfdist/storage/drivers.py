@@ -40,17 +40,27 @@ def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tu
         command = (
             f"Install it: pip install {package}" if package else known_implementations.get(protocol, {}).get("err")
         )
-        raise MissingDependencyError(f"{url} needs a driver that is missing ({error}). {command}") from error
+        raise MissingDependencyError(
+            f"{url} needs a driver that is missing ({error}). {command}", name=protocol, path=url
+        ) from error
     except ValueError as error:
         if protocol in known_implementations:
-            raise ConfigError(f"{of} is {url!r}; {error}. Look at the URL and at {_OPTIONS[of]}.") from error
+            raise ConfigError(
+                f"{of} is {url!r}; {error}. Look at the URL and at {_OPTIONS[of]}.", name=of, received=url, path=url
+            ) from error
         raise ConfigError(
             f"{of} is {url!r}; {protocol!r} is no kind of store that fsspec knows. Use s3://, gs://, hdfs://, "
-            "memory:// or another of fsspec's."
+            "memory:// or another of fsspec's.",
+            name=of,
+            received=url,
+            path=url,
         ) from error
     except TypeError as error:
         raise ConfigError(
-            f"{_OPTIONS[of]} are {sorted(options)}; the driver of {url} refused them: {error}."
+            f"{_OPTIONS[of]} are {sorted(options)}; the driver of {url} refused them: {error}.",
+            name=_OPTIONS[of],
+            received=sorted(options),
+            path=url,
         ) from error
     return fs, str(root)
 
@@ -74,10 +84,12 @@ def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None
         raise
     except FileNotFoundError as error:
         kind = StorageError if doing == "written" else MissingFileError
-        raise kind(f"{where} cannot be {doing}: there is none. Look whether the URL is right.") from error
+        raise kind(f"{where} cannot be {doing}: there is none. Look whether the URL is right.", path=where) from error
     except Exception as error:
         reason = (str(error) or type(error).__name__).rstrip(".")
-        raise StorageError(f"{where} cannot be {doing}: {reason}. {_advice(error, _OPTIONS[of])}") from error
+        raise StorageError(
+            f"{where} cannot be {doing}: {reason}. {_advice(error, _OPTIONS[of])}", path=where
+        ) from error
 
 
 def _advice(error: Exception, options: str) -> str:

@@ -40,9 +40,11 @@ def plain_name(name: str) -> str:
     validation.text("the name of a file", name, hint=hint)
     required = f"the name of a file is {validation.shown(name)}; it must"
     if name.startswith(".") or any(sign in "/\\" or not sign.isprintable() for sign in name):
-        raise ConfigError(f"{required} stay in its directory. {hint}")
+        raise ConfigError(f"{required} stay in its directory. {hint}", name="name", received=name)
     if len(name.encode("utf-8")) > LONGEST_NAME:
-        raise ConfigError(f"{required} have at most {LONGEST_NAME} bytes. Choose a shorter one.")
+        raise ConfigError(
+            f"{required} have at most {LONGEST_NAME} bytes. Choose a shorter one.", name="name", received=name
+        )
     return name
 
 

@@ -182,7 +182,8 @@ class LocalStorage:
                     if not _acquired(guard, timeout_seconds - silent):
                         raise DeadlineError(
                             f"{path} was locked by another writer for {timeout_seconds:g} seconds. Wait until it has "
-                            f"finished, or end it (`lsof {path}` shows it); the lock of a process that ended is free."
+                            f"finished, or end it (`lsof {path}` shows it); the lock of a process that ended is free.",
+                            path=path,
                         )
             except NotImplementedError as error:
                 raise StorageError(f"{path} cannot be locked: its file system knows no locks. Use another.") from error
@@ -213,7 +214,8 @@ class LocalStorage:
                 raise StorageError(
                     f"{path} is a symbolic link to {found}, outside of {self.local}; files that lie elsewhere are not "
                     "read. Copy the file into the directory; or, where you trust the link, pass follow_symlinks=True "
-                    "(--follow-symlinks)."
+                    "(--follow-symlinks).",
+                    path=path,
                 )
         return found
 
@@ -280,7 +282,7 @@ def _claimed(temporary: Path) -> int:
 
 def _need_regular(descriptor: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise StorageError(f"{path} is no regular file; a data set consists of regular files. Remove it.")
+        raise StorageError(f"{path} is no regular file; a data set consists of regular files. Remove it.", path=path)
 
 
 def _acquired(guard: filelock.BaseFileLock, seconds: float) -> bool:

@@ -40,12 +40,18 @@ class Plan:
             ShortReadError: an answer does not have the length that was requested.
         """
         if len(answers) != len(self.requests):
-            raise ConfigError(f"{len(answers)} answers were given; there must be one for each of {len(self.requests)}.")
+            raise ConfigError(
+                f"{len(answers)} answers were given; there must be one for each of {len(self.requests)}.",
+                name="answers",
+                received=len(answers),
+            )
         for (name, start, length), answer in zip(self.requests, answers, strict=True):
             if len(answer) != length:
                 raise ShortReadError(
                     f"{name}: {len(answer)} bytes came for {length} from byte {start}. It was cut or replaced while it "
-                    "was read: start again."
+                    "was read: start again.",
+                    received=len(answer),
+                    path=name,
                 )
         return [_joined(answers, pieces) for pieces in self.pieces]
 
@@ -65,7 +71,11 @@ def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
     wanted: dict[str, list[tuple[int, int]]] = {}
     for name, start, length in ranges:
         if start < 0 or length < 0:
-            raise ConfigError(f"{name}: start {start} and length {length} were asked for; both must be at least 0.")
+            raise ConfigError(
+                f"{name}: start {start} and length {length} were asked for; both must be at least 0.",
+                name=name,
+                received=(start, length),
+            )
         if length:
             wanted.setdefault(name, []).append((start, start + length))
     requests = [
@@ -102,7 +112,9 @@ def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
     if start + length > size:
         raise ShortReadError(
             f"{where} has {size} bytes; {length} from byte {start} were asked for. It was cut or replaced: copy it "
-            "again, or write it again."
+            "again, or write it again.",
+            received=size,
+            path=where,
         )
     return start, length
 

@@ -70,7 +70,11 @@ class FsspecStorage:
         protocol = self.url.split("://", 1)[0].split("::", 1)[0].lower()
         self._is_object_store = protocol in OBJECT_STORES
         if self._is_object_store and not self._root.strip("/"):
-            raise ConfigError(f"directory is {url!r}; it must name a bucket, as {protocol}://bucket/folder does.")
+            raise ConfigError(
+                f"directory is {url!r}; it must name a bucket, as {protocol}://bucket/folder does.",
+                name="directory",
+                received=url,
+            )
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self.url!r})"
@@ -273,7 +277,9 @@ class FsspecStorage:
         if not exists:
             raise StorageError(
                 f"{self.url} cannot be {doing}: there is no bucket {bucket!r}, or these credentials do not see it. "
-                "Make it, or correct the URL."
+                "Make it, or correct the URL.",
+                name=bucket,
+                path=self.url,
             )
 
 

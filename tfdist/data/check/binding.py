@@ -148,7 +148,8 @@ class Binding:
         raise CorruptDataError(
             f"{shard.file} holds {said}: files of {self._place.url} were swapped or renamed, or one was copied from "
             f"elsewhere. Give them their names again, or copy them again; `tfdist data verify {self._place.url}` "
-            "compares all of them with the manifest."
+            "compares all of them with the manifest.",
+            path=shard.file,
         )
 
     def _fits(self, shard: Shard, spans: Sequence[_Span]) -> bool:
@@ -217,5 +218,6 @@ def require_manifest(place: Storage, opened: Manifest) -> None:
         raise DataChangedError(
             f"{place.url} was written anew, repaired or removed while it was read: {now}, and this reader opened "
             f"revision {opened.revision} with digest {opened.digest}. Read it again to have what is there now, without "
-            "a state of before; to write while others read, choose another directory."
+            "a state of before; to write while others read, choose another directory.",
+            path=place.url,
         )

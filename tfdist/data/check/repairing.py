@@ -42,7 +42,7 @@ from tfdist.data.writing.encode import Encoded
 from tfdist.data.writing.index_files import described, store_index_of
 from tfdist.data.writing.indexing import files
 from tfdist.data.writing.shard import ShardWriter
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
 from tfdist.storage.directory import Storage, storage
 
 
@@ -182,14 +182,18 @@ def repair_storage(
     if into is not None and (taken := into.names()):
         raise ConfigError(
             f"{into.url} has {taken[0]} already. Choose a directory that is empty; or, where a repair that was "
-            "interrupted left these files, remove them first."
+            "interrupted left these files, remove them first.",
+            name="into",
+            received=taken[0],
+            path=into.url,
         )
     try:
         old = read_manifest(place)
     except (CorruptDataError, ValueError) as error:
         if not rebuild_manifest:
             raise type(error)(
-                f"{error} If the shards are there, rebuild_manifest=True (--rebuild-manifest) makes one from them."
+                f"{error} If the shards are there, rebuild_manifest=True (--rebuild-manifest) makes one from them.",
+                **fields_of(error),
             ) from error
         if decode:
             raise ConfigError(
@@ -202,7 +206,9 @@ def repair_storage(
         if missing and not drop_missing:
             raise CorruptDataError(
                 f"{place.url} has no {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}. Copy them "
-                "into it; or pass drop_missing=True (--drop-missing) to go on without their examples."
+                "into it; or pass drop_missing=True (--drop-missing) to go on without their examples.",
+                name=missing[0],
+                path=place.url,
             )
         work = _Work(place, into, old, next_revision(old.revision, old.files), decoding)
         for shard, state in zip(old.shards, done, strict=True):
@@ -290,7 +296,8 @@ class _Work:
         if not new.examples and (self._old.examples or not self._old.shards):
             raise CorruptDataError(
                 f"{self._place.url} has no example that is whole, so there is nothing to keep. Nothing was changed; "
-                "copy its files again, or write it again."
+                "copy its files again, or write it again.",
+                path=self._place.url,
             )
         if new.shards == self._old.shards and not self._is_copy:
             new = self._old

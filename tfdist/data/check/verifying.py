@@ -68,7 +68,7 @@ class Report:
             return self
         more = f"; and {len(self.places) - _LISTED} more places" if len(self.places) > _LISTED else ""
         raise CorruptDataError(
-            f"{self.url} is corrupt: {'; '.join(map(str, self.places[:_LISTED]))}{more}. {self.cure}"
+            f"{self.url} is corrupt: {'; '.join(map(str, self.places[:_LISTED]))}{more}. {self.cure}", path=self.url
         )
 
     @property

@@ -392,7 +392,9 @@ def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]
     if (kind or wanted) != wanted or (count is not None and len(items) != count):
         raise CorruptDataError(
             f"feature {name!r} has {len(items)} values of {kind or 'nothing'}; it must have "
-            f"{'any number' if count is None else count} of {wanted}."
+            f"{'any number' if count is None else count} of {wanted}.",
+            name=name,
+            received=len(items),
         )
     if feature.encoding == "bytes":
         if feature.shape == ():
@@ -405,11 +407,19 @@ def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]
             len(items[0]) % dtype.itemsize if feature.size is None else len(items[0]) - feature.size * dtype.itemsize
         )
         if wrong:
-            raise CorruptDataError(f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.")
+            raise CorruptDataError(
+                f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.",
+                name=name,
+                received=len(items[0]),
+            )
         array = np.frombuffer(items[0], dtype.newbyteorder("<"))
     else:
         array = np.array(items, np.float32 if feature.encoding == "float" else np.int64)
     found = array.astype(dtype)
     if feature.encoding == "int64" and (found != array).any():
-        raise CorruptDataError(f"feature {name!r} has {array[found != array][0]}, which is no {feature.dtype}.")
+        raise CorruptDataError(
+            f"feature {name!r} has {array[found != array][0]}, which is no {feature.dtype}.",
+            name=name,
+            received=array[found != array][0],
+        )
     return found.reshape(shape)

@@ -21,7 +21,7 @@ from tfdist.data.format.example import template_bytes
 from tfdist.data.format.layout import FIXED, GENERIC, LAYOUTS, layout_of
 from tfdist.data.format.records import OVERHEAD_BYTES
 from tfdist.data.format.schema import Schema
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
 from tfdist.storage.directory import Storage
 from tfdist.storage.filenames import plain_name
 
@@ -140,7 +140,7 @@ class Manifest:
         try:
             return _read(data)
         except ConfigError as error:
-            raise CorruptDataError(f"{NAME} cannot be used: {error}") from error
+            raise CorruptDataError(f"{NAME} cannot be used: {error}", **{"path": NAME} | fields_of(error)) from error
 
 
 def read_manifest(place: Storage) -> Manifest:
@@ -156,15 +156,21 @@ def read_manifest(place: Storage) -> Manifest:
         if inner := _below(place):
             raise ConfigError(
                 f"{place.url} has no {NAME}, but {', '.join(inner)} in it have. Pass one: "
-                f"{place.url.rstrip('/')}/{inner[0]}"
+                f"{place.url.rstrip('/')}/{inner[0]}",
+                name=NAME,
+                path=place.url,
             )
         raise ConfigError(
             f"{place.url} has {found}. Pass a directory that `tfdist data write SOURCE DIRECTORY` has finished; of "
-            "TFRecord files that are there already, `tfdist data index` makes one."
+            "TFRecord files that are there already, `tfdist data index` makes one.",
+            name=NAME,
+            path=place.url,
         )
     size = place.size(NAME)
     if size > LARGEST_BYTES:
-        raise CorruptDataError(f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.")
+        raise CorruptDataError(
+            f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
+        )
     return Manifest.from_bytes(place.read(NAME, 0, size))
 
 
@@ -183,12 +189,14 @@ def _read(data: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is no JSON ({error}).") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.')
+        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.', name="format")
     version = found.get("version")
     if isinstance(version, bool) or version not in (_VERSION_WITHOUT_ENDS, VERSION):
         raise ConfigError(
             f"it has version {validation.shown(version)} of the format; this tfdist reads versions "
-            f"{_VERSION_WITHOUT_ENDS} and {VERSION}. Install the tfdist that wrote it, or a later one."
+            f"{_VERSION_WITHOUT_ENDS} and {VERSION}. Install the tfdist that wrote it, or a later one.",
+            name="version",
+            received=validation.shown(version),
         )
     known = {"format", "version", "revision", "layout", "label", "schema", "shards", "digest"}
     if set(found) != known:
@@ -197,7 +205,11 @@ def _read(data: bytes) -> Manifest:
     layout = validation.one_of("layout", found["layout"], LAYOUTS)
     label = found["label"]
     if label is not None and (not isinstance(label, str) or label not in schema):
-        raise ConfigError(f"label is {validation.shown(label)}; it must be one of {', '.join(schema)}.")
+        raise ConfigError(
+            f"label is {validation.shown(label)}; it must be one of {', '.join(schema)}.",
+            name="label",
+            received=validation.shown(label),
+        )
     if not isinstance(found["shards"], list):
         raise ConfigError("shards must be a list.")
     has_ends = version != _VERSION_WITHOUT_ENDS
@@ -208,11 +220,11 @@ def _read(data: bytes) -> Manifest:
     revision = validation.integer("revision", found["revision"], minimum=1, maximum=_MOST)
     manifest = Manifest(schema=schema, layout=layout, shards=shards, label=label, revision=revision)
     if layout not in (layout_of(schema), GENERIC):
-        raise ConfigError(f"its layout is {layout}, which its schema does not allow.")
+        raise ConfigError(f"its layout is {layout}, which its schema does not allow.", name="layout", received=layout)
     if layout == FIXED:
         _check_fixed(schema, shards)
     if found["digest"] != manifest.digest:
-        raise ConfigError("its digest does not fit the rest of it: it was changed, or damaged.")
+        raise ConfigError("its digest does not fit the rest of it: it was changed, or damaged.", name="digest")
     return manifest
 
 
@@ -259,7 +271,11 @@ def _ends(place: int, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2:
-        raise ConfigError(f"ends of shard {place} are {validation.shown(value)}; they must be two checksums.")
+        raise ConfigError(
+            f"ends of shard {place} are {validation.shown(value)}; they must be two checksums.",
+            name=f"ends of shard {place}",
+            received=validation.shown(value),
+        )
     first, last = (validation.integer(f"ends of shard {place}", end, minimum=0, maximum=2**32 - 1) for end in value)
     return first, last
 

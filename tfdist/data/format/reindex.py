@@ -87,6 +87,8 @@ def index_anew(
     if count != examples:
         raise CorruptDataError(
             f"{name} has {count} records or corrupt stretches; the manifest says {examples}. `tfdist data repair` "
-            "keeps what is whole."
+            "keeps what is whole.",
+            received=count,
+            path=name,
         )
     return gathered.index(content.size)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.kept_digits import all_fit_float32
-from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.errors import ConfigError, ConfigTypeError, fields_of
 
 ENCODINGS = ("float", "int64", "bytes", "raw")
 TEXT = "string"
@@ -122,7 +122,7 @@ class Feature:
                 validation.text("unit", value["unit"]) if "unit" in value else "",
             )
         except ConfigError as error:
-            raise ConfigError(f"feature {name!r}: {error}") from error
+            raise ConfigError(f"feature {name!r}: {error}", **fields_of(error)) from error
 
 
 class Schema(Mapping[str, Feature]):
@@ -148,10 +148,16 @@ class Schema(Mapping[str, Feature]):
         for name, feature in features.items():
             validation.text("a feature's name", name)
             if not _is_unicode(name):
-                raise ConfigError(f"a feature's name is {name!a}; it must be text that has a form in UTF-8.")
+                raise ConfigError(
+                    f"a feature's name is {name!a}; it must be text that has a form in UTF-8.",
+                    name="a feature's name",
+                    received=name,
+                )
             if not isinstance(feature, Feature):
                 raise ConfigTypeError(
-                    f"feature {name!r} is {validation.shown(feature)}; it must be a tfdist.data.Feature."
+                    f"feature {name!r} is {validation.shown(feature)}; it must be a tfdist.data.Feature.",
+                    name=name,
+                    received=validation.shown(feature),
                 )
         self._features = {name: features[name] for name in sorted(features, key=str.encode)}
 
@@ -227,7 +233,9 @@ def feature_of(name: str, value: Any) -> Feature:
     if array.dtype.kind == "O" or _dtype_name(array.dtype) not in DTYPES:
         raise ConfigError(
             f"feature {name!r} is {validation.shown(value)} ({type(value).__name__}, dtype {array.dtype}); it must be "
-            f"bytes, text, a number, or an array of one of {', '.join(DTYPES[:-1])}."
+            f"bytes, text, a number, or an array of one of {', '.join(DTYPES[:-1])}.",
+            name=name,
+            received=validation.shown(value),
         )
     return Feature(_dtype_name(array.dtype), array.shape)
 

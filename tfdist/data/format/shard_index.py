@@ -58,10 +58,12 @@ class Index:
         try:
             arrays = safetensors.numpy.load(data)
         except Exception as error:  # what safetensors and NumPy raise about a stranger's file is not documented
-            raise CorruptDataError(f"{name} is no index ({error}).") from error
+            raise CorruptDataError(f"{name} is no index ({error}).", path=name) from error
         for key, (dtype, shape) in wanted.items():
             if key not in arrays or arrays[key].dtype != dtype or arrays[key].shape != shape:
-                raise CorruptDataError(f"{name} has no array {key!r} of {dtype} and shape {shape}.")
+                raise CorruptDataError(
+                    f"{name} has no array {key!r} of {dtype} and shape {shape}.", name=key, path=name
+                )
         offsets = arrays["offset"]
         inside = (offsets >= 0) & (offsets <= shard.bytes)  # first, so that differences cannot overflow
         if not inside.all() or (np.diff(offsets) < records.OVERHEAD_BYTES).any():

@@ -61,7 +61,10 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
     if silent := [names[path] for path in paths if not said[path]]:
         raise ConfigError(
             f"{where} has files of several splits ({', '.join(ordered(found))}) and {silent[0]}, "
-            "whose name says none. Name the files that are meant."
+            "whose name says none. Name the files that are meant.",
+            name="split",
+            received=silent[0],
+            path=where,
         )
     return {split: [path for path in paths if said[path] == split] for split in ordered(found)}
 
@@ -80,11 +83,16 @@ def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -
     if split is None:
         raise ConfigError(
             f"{where} has files of several splits ({', '.join(several)}), and a directory is one of them. Choose it: "
-            f"split={next(iter(several))!r} (--split); or `tfdist data write {where} DIRECTORY` writes all."
+            f"split={next(iter(several))!r} (--split); or `tfdist data write {where} DIRECTORY` writes all.",
+            name="split",
+            received=None,
+            path=where,
         )
     if split not in several:
         held = f"the splits {', '.join(several)}" if several else "one set of examples, by their names"
-        raise ConfigError(f"split is {split!r}; the files in {where} are {held}.")
+        raise ConfigError(
+            f"split is {split!r}; the files in {where} are {held}.", name="split", received=split, path=where
+        )
     return several[split]
 
 

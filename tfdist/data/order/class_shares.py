@@ -202,9 +202,15 @@ def _shares(labels: list[int], weights: Mapping[int, float]) -> _Floats:
         there = ", ".join(map(str, labels[:_LISTED])) + (", ..." if len(labels) > _LISTED else "")
         raise ConfigError(
             f"weights name the labels {validation.shown(strangers)}, of which there is no example; there are "
-            f"{len(labels)} labels: {there}."
+            f"{len(labels)} labels: {there}.",
+            name="weights",
+            received=validation.shown(strangers),
         )
     largest = max(given.values(), default=0.0)
     if not largest:
-        raise ConfigError(f"weights are {validation.shown(dict(weights))}; at least one must be above 0.")
+        raise ConfigError(
+            f"weights are {validation.shown(dict(weights))}; at least one must be above 0.",
+            name="weights",
+            received=validation.shown(dict(weights)),
+        )
     return np.array([given.get(label, 0.0) for label in labels]) / largest

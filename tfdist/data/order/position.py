@@ -86,10 +86,16 @@ class Identity:
         if not isinstance(state, dict) or set(state) != fields:
             raise ConfigError(
                 f"state is {validation.shown(state)}; it must be what `state()` of a tfdist dataset returned, with "
-                f"{', '.join(sorted(fields))}."
+                f"{', '.join(sorted(fields))}.",
+                name="state",
+                received=validation.shown(state),
             )
         if state["version"] != STATE_VERSION:
-            raise ConfigError(f"state has version {state['version']!r}; this tfdist reads version {STATE_VERSION}.")
+            raise ConfigError(
+                f"state has version {state['version']!r}; this tfdist reads version {STATE_VERSION}.",
+                name="state",
+                received=state["version"],
+            )
         ours = self.state(epoch=0, consumed=0)
         for name, what in (
             ("digest", "the data were written anew or repaired since"),
@@ -101,7 +107,9 @@ class Identity:
                 raise ConfigError(
                     f"state has {name} {validation.shown(state[name])}, the dataset {validation.shown(ours[name])}: "
                     f"{what}, so the position would mean other examples. Read with what the state was saved with, or "
-                    "begin without a state."
+                    "begin without a state.",
+                    name=name,
+                    received=validation.shown(state[name]),
                 )
         epoch = validation.integer("epoch of the state", state["epoch"], minimum=0)
         consumed = validation.integer("consumed of the state", state["consumed"], minimum=0, maximum=self.examples)

@@ -90,7 +90,9 @@ class Examples:
         if size != shard.bytes:
             raise CorruptDataError(
                 f"{shard.file} has {size} bytes; the manifest says {shard.bytes}. It was cut short or replaced. "
-                f"`tfdist data repair {self.storage.url}` keeps what is whole."
+                f"`tfdist data repair {self.storage.url}` keeps what is whole.",
+                received=size,
+                path=shard.file,
             )
 
     @property
@@ -131,7 +133,9 @@ class Examples:
         for number, shard, offset, data in zip(ids, shards, offsets, frames, strict=True):
             payload = payload_of(data)
             if payload is None:
-                raise CorruptDataError(self.corrupt(int(number), int(shard), int(offset)))
+                raise CorruptDataError(
+                    self.corrupt(int(number), int(shard), int(offset)), path=self.manifest.shards[int(shard)].file
+                )
             parsed = example.parse(payload)
             yield {name: example.value(name, feature, parsed) for name, feature in self.schema.items()}
 

@@ -205,7 +205,7 @@ class Fetcher:
         words = [self.examples.corrupt(*map(int, found)) for found in zip(bad, file, offset, strict=True)]
         if not self.skip:
             more = f" (and {len(words) - 1} more in this batch)" if len(words) > 1 else ""
-            raise CorruptDataError(words[0] + more)
+            raise CorruptDataError(words[0] + more, path=self.examples.manifest.shards[int(file[0])].file)
         with self._lock:
             for number, word in zip(bad.tolist(), words, strict=True):
                 if number not in self._reported:
@@ -224,7 +224,7 @@ class Fetcher:
             if self._read(candidate, np.ones(1, bool))[1][0]:
                 self._stand_in = int(candidate[0])  # the next batch of a long corrupt stretch need not look for it
                 return self._stand_in
-        raise CorruptDataError(f"no example of {self.examples.storage.url} is sound.")
+        raise CorruptDataError(f"no example of {self.examples.storage.url} is sound.", path=self.examples.storage.url)
 
 
 def _objects(values: list[bytes]) -> NDArray[np.object_]:

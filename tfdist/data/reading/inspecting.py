@@ -91,7 +91,9 @@ class Info:
         try:
             figure.savefig(Path(path))
         except ValueError as error:
-            raise ConfigError(f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.") from error
+            raise ConfigError(
+                f"the picture is {os.fspath(path)!r}: {error}. Let its name end with .png.", path=path
+            ) from error
 
 
 def info(

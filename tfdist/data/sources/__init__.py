@@ -57,7 +57,9 @@ def open_source(
     source = _open(examples, wanted, split, Options() if options is None else options)
     if label is not None and validation.text("label", label) not in source.schema:
         names = ", ".join(map(repr, source.schema))
-        raise ConfigError(f"label is {label!r}; it must be one of the features, which are {names}.")
+        raise ConfigError(
+            f"label is {label!r}; it must be one of the features, which are {names}.", name="label", received=label
+        )
     return source
 
 
@@ -72,7 +74,11 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
     if split is not None:
         raise ConfigError(f"split is {split!r}; it chooses one of a folder's, and examples is no path.")
     if options.delimiter is not None:
-        raise ConfigError(f"delimiter is {options.delimiter!r}; it is for CSV files, and examples is no path.")
+        raise ConfigError(
+            f"delimiter is {options.delimiter!r}; it is for CSV files, and examples is no path.",
+            name="delimiter",
+            received=options.delimiter,
+        )
     if is_of_ray(examples):
         return open_ray(examples, schema, options)
     if is_table(examples):
@@ -80,7 +86,9 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
 
         return open_table(examples, schema, options)
     if options.of_tables:
-        raise ConfigError("nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.")
+        raise ConfigError(
+            "nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.", name="nulls"
+        )
     if hasattr(examples, "element_spec"):
         from tfdist.data.sources.memory.dataset import open_dataset
 
@@ -95,7 +103,9 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
         return open_stream(examples, schema)
     raise ConfigTypeError(
         f"examples is {validation.shown(examples)} ({type(examples).__name__}); it must be arrays, an iterable of "
-        "mappings, a tf.data.Dataset, or a path. See tfdist.data.write."
+        "mappings, a tf.data.Dataset, or a path. See tfdist.data.write.",
+        name="examples",
+        received=validation.shown(examples),
     )
 
 

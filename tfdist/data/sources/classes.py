@@ -63,7 +63,10 @@ def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: st
             listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
             raise ConfigError(
                 f"{where} has the class {name!r} of {feature!r}, which is none of the {len(names)} known ones "
-                f"({listed}). Classes are matched by their names: write these examples with a schema that has all."
+                f"({listed}). Classes are matched by their names: write these examples with a schema that has all.",
+                name=feature,
+                received=name,
+                path=where,
             )
     return np.array([list(names).index(name) for name in own], np.int64)
 

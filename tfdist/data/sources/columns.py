@@ -48,13 +48,17 @@ def named(element: Any) -> Mapping[str, Any]:
     if not 1 <= len(element) <= len(NAMES):
         raise ConfigError(
             f"an element has {len(element)} parts; it must be a mapping of names to values, or (x, y), or "
-            "(x, y, weight)."
+            "(x, y, weight).",
+            name="examples",
+            received=len(element),
         )
     found: dict[str, Any] = {}
     for name, part in zip(NAMES, element, strict=False):
         parts = part if isinstance(part, Mapping) else {name: part}
         if twice := found.keys() & parts.keys():
-            raise ConfigError(f"feature {min(twice)!r} is there twice in one element; give each its own name.")
+            raise ConfigError(
+                f"feature {min(twice)!r} is there twice in one element; give each its own name.", name=min(twice)
+            )
         found.update(parts)
     return found
 
@@ -79,7 +83,9 @@ def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str =
             if not isinstance(example, tuple) and tuple(names) != NAMES[:1]:
                 raise ConfigTypeError(
                     f"Example {index}{origin} is {validation.shown(example)} ({type(example).__name__}); it must be a "
-                    f"mapping of {_listed(names)} to values."
+                    f"mapping of {_listed(names)} to values.",
+                    name="examples",
+                    received=validation.shown(example),
                 )
             row = named(example)
         if row.keys() != names:
@@ -291,14 +297,18 @@ def _refuse_names(names: Iterable[str], row: Mapping[str, Any], who: str) -> NoR
     said += [f"has {_listed(extra)} besides"] if extra else []
     raise ConfigError(
         f"{who} {' and '.join(said)}; every example must have the features {_listed(names)} and no others. Leave out "
-        "what is not in all of them, give it a value where it is missing, or pass another schema."
+        "what is not in all of them, give it a value where it is missing, or pass another schema.",
+        name=", ".join([*missing, *extra]),
     )
 
 
 def _refuse(name: str, feature: Feature, value: Any, index: int, origin: str) -> NoReturn:
     raise ConfigError(
         f"Example {index}{origin}: feature {name!r} is {_described(value)}; it must be {_required(feature)}."
-        f"{_hint(feature, value)}"
+        f"{_hint(feature, value)}",
+        name=name,
+        received=validation.shown(value),
+        path=origin.removeprefix(" of ") or None,
     )
 
 

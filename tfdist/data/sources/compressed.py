@@ -52,12 +52,14 @@ def require_room(what: str, size: int, cure: str) -> None:
         tfdist.errors.ConfigError: record 0 of a.gz has 1.0 EiB in memory, and ... are free. Make it smaller.
     """
     if size > (free := psutil.virtual_memory().available):
-        raise ConfigError(f"{what} has {size_text(size)} in memory, and {size_text(free)} are free. {cure}")
+        raise ConfigError(
+            f"{what} has {size_text(size)} in memory, and {size_text(free)} are free. {cure}", name=what, received=size
+        )
 
 
 def no_room(what: str, cure: str) -> ConfigError:
     """Return the error that says that the system gave no memory for something."""
-    return ConfigError(f"{what} does not fit into the memory that this process may have. {cure}")
+    return ConfigError(f"{what} does not fit into the memory that this process may have. {cure}", name=what)
 
 
 class _Explained(io.RawIOBase):
@@ -75,7 +77,8 @@ class _Explained(io.RawIOBase):
         except ERRORS as error:
             raise CorruptDataError(
                 f"{self._path} cannot be decompressed: {error}. Its name or its first bytes say that it is compressed; "
-                "give it another name if it is not, else make it anew or copy it again."
+                "give it another name if it is not, else make it anew or copy it again.",
+                path=self._path,
             ) from error
         buffer[: len(data)] = data
         return len(data)

@@ -92,7 +92,11 @@ def matches(pattern: str) -> list[str]:
         names = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     if not names:
         wildcard = "no file matches it." if glob.has_magic(pattern) else "there is no such file or folder."
-        raise ConfigError(f"source is {pattern!r}; {wildcard} Check the path; relative ones begin at {os.getcwd()}.")
+        raise ConfigError(
+            f"source is {pattern!r}; {wildcard} Check the path; relative ones begin at {os.getcwd()}.",
+            name="source",
+            received=pattern,
+        )
     return names
 
 

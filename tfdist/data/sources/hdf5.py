@@ -57,11 +57,13 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
     where, group = split(path)
     with _opened(where) as file:
         if group not in file:
-            raise ConfigError(f"{where} has no group {group!r}; it has {_listed(file)}.")
+            raise ConfigError(f"{where} has no group {group!r}; it has {_listed(file)}.", name=group, path=path)
         inside = file[group]
         h5py = _h5py()
         if not isinstance(inside, h5py.Group):
-            raise ConfigError(f"{group!r} in {where} is a dataset; name the group that it is in.")
+            raise ConfigError(
+                f"{group!r} in {where} is a dataset; name the group that it is in.", name=group, path=path
+            )
         found = {name: item for name, item in inside.items() if isinstance(item, h5py.Dataset)}
         _check_links(inside, path, schema)
         wanted = found if schema is None else {name: found[name] for name in schema if name in found}
@@ -69,7 +71,8 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
             raise ConfigError(f"{path} has no dataset {missing[0]!r}; it has {_listed(inside)}.")
         if not wanted:
             raise ConfigError(
-                f"{path} has no dataset at this level; it has {_listed(inside)}. Name a group: {where}:/group"
+                f"{path} has no dataset at this level; it has {_listed(inside)}. Name a group: {where}:/group",
+                path=path,
             )
         features = {name: _feature(name, item, path) for name, item in wanted.items()}
         lengths = {name: len(item) for name, item in wanted.items()}
@@ -77,11 +80,18 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
         low, high = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
         raise ConfigError(
             f"dataset {high!r} of {path} has {lengths[high]} examples and {low!r} has {lengths[low]}; all must have "
-            "the same number, along their first axis. Put what is no example into another group."
+            "the same number, along their first axis. Put what is no example into another group.",
+            name=high,
+            received=lengths[high],
+            path=path,
         )
     count = next(iter(lengths.values()))
     if not count:
-        raise ConfigError(f"{path} has no examples in {', '.join(map(repr, lengths))}; at least one is needed.")
+        raise ConfigError(
+            f"{path} has no examples in {', '.join(map(repr, lengths))}; at least one is needed.",
+            name=", ".join(lengths),
+            path=path,
+        )
     return Hdf5(where, group, schema or Schema(features), list(found), count)
 
 
@@ -122,7 +132,9 @@ class Hdf5:
 def _feature(name: str, item: Any, path: str) -> Feature:
     h5py = _h5py()
     if item.shape is None or item.ndim == 0:
-        raise ConfigError(f"dataset {name!r} of {path} has no axis of examples; put it into another group.")
+        raise ConfigError(
+            f"dataset {name!r} of {path} has no axis of examples; put it into another group.", name=name, path=path
+        )
     if h5py.check_string_dtype(item.dtype) is not None:
         return Feature(TEXT, item.shape[1:])
     inner = h5py.check_vlen_dtype(item.dtype)
@@ -130,7 +142,10 @@ def _feature(name: str, item: Any, path: str) -> Feature:
     if dtype.name not in DTYPES or (inner is not None and item.ndim > 1):
         raise ConfigError(
             f"dataset {name!r} of {path} is {item.dtype} of shape {item.shape}; it must be one of {', '.join(DTYPES)}, "
-            "or one list of any length per example. Convert it, or pass a schema without it."
+            "or one list of any length per example. Convert it, or pass a schema without it.",
+            name=name,
+            received=str(item.dtype),
+            path=path,
         )
     return Feature(dtype.name, shape)
 
@@ -145,7 +160,10 @@ def _check_links(group: Any, path: str, schema: Schema | None) -> None:
         target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
         raise ConfigError(
             f"{name!r} in {path} is a link to {target}, where nothing is. Put the file there, or pass a schema without "
-            f"{name!r}."
+            f"{name!r}.",
+            name=name,
+            received=target,
+            path=path,
         )
 
 
@@ -166,7 +184,7 @@ def _opened(path: str) -> Iterator[Any]:
         except StorageError:
             raise
         except OSError as error:
-            raise CorruptDataError(f"{path} cannot be read as HDF5: {error}") from error
+            raise CorruptDataError(f"{path} cannot be read as HDF5: {error}", path=path) from error
         yield stack.enter_context(file)
 
 
@@ -175,6 +193,7 @@ def _h5py() -> Any:
         import h5py
     except ImportError as error:
         raise MissingDependencyError(
-            f"HDF5 files need h5py, which cannot be imported ({error}). Run: python -m pip install 'tfdist[formats]'"
+            f"HDF5 files need h5py, which cannot be imported ({error}). Run: python -m pip install 'tfdist[formats]'",
+            name="h5py",
         ) from error
     return h5py

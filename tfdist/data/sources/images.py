@@ -53,7 +53,9 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
     if stray := [entry for entry in root if not entry.is_folder and is_picture(entry.name)]:
         raise ConfigError(
             f"{folder} has the picture {stray[0].name!r} outside of the folders of classes; move it into one of "
-            f"{_some(classes) or 'them'}, so that it has a label."
+            f"{_some(classes) or 'them'}, so that it has a label.",
+            name=stray[0].name,
+            path=folder,
         )
     if not classes:
         raise ConfigError(f"{folder} has no folders; it must have one per class, with that class's pictures in it.")
@@ -91,7 +93,9 @@ def _numbers(classes: Sequence[files.Entry], said: Sequence[str], folder: str) -
             raise ConfigError(
                 f"{folder} has the class {entry.name!r}, which is none of the {len(said)} known ones ({listed}). "
                 "Folders are matched to classes by their names: rename it, take it out, or write the examples to learn "
-                "from, with this class among them, first."
+                "from, with this class among them, first.",
+                name=entry.name,
+                path=folder,
             )
     return numbers
 
@@ -142,7 +146,8 @@ class Images:
             if not format_of(content):
                 raise ConfigError(
                     f"{path} is no picture: it begins with {validation.shown(content[:12])}, and is no JPEG, PNG, GIF, "
-                    "BMP or WebP. Take it out, or save it as one of these."
+                    "BMP or WebP. Take it out, or save it as one of these.",
+                    path=path,
                 )
         values = {"image": contents, "label": self._labels[first:last]}
         return {name: column(name, feature, values[name], first) for name, feature in self.schema.items()}
@@ -165,15 +170,18 @@ def _pictures(entry: files.Entry, folder: str) -> list[files.Entry]:
         if file.is_folder:
             raise ConfigError(
                 f"{entry.path} has the folder {file.name!r} in it; the folders in {folder} must be classes, with "
-                f"pictures alone. If {entry.name!r} is a part such as train or validation, pass {entry.path} itself."
+                f"pictures alone. If {entry.name!r} is a part such as train or validation, pass {entry.path} itself.",
+                name=file.name,
+                path=entry.path,
             )
         if not is_picture(file.name):
             raise ConfigError(
                 f"{file.path} is no picture by its name; a class's folder has files that end with "
-                f"{', '.join(ENDINGS)}. Take it out."
+                f"{', '.join(ENDINGS)}. Take it out.",
+                path=file.path,
             )
         if not file.size:
-            raise ConfigError(f"{file.path} is empty; take it out, or replace it by the picture.")
+            raise ConfigError(f"{file.path} is empty; take it out, or replace it by the picture.", path=file.path)
     return inside
 
 

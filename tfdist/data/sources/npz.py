@@ -120,8 +120,11 @@ def _read(path: str) -> dict[str, Any]:
             if "Object arrays" in str(error) or "Python objects" in str(error):
                 raise ConfigError(
                     f"{path} holds an array of objects, which is a pickle and could run anything; none is read. Save "
-                    "it as numbers, or text as an array with a dtype such as 'U20'."
+                    "it as numbers, or text as an array with a dtype such as 'U20'.",
+                    path=path,
                 ) from error
-            raise CorruptDataError(f"{path} is no array or archive of NumPy's, or was cut off: {error}") from error
+            raise CorruptDataError(
+                f"{path} is no array or archive of NumPy's, or was cut off: {error}", path=path
+            ) from error
     name = os.path.splitext(files.name_of(path))[0]
     return {field: loaded[field] for field in loaded.dtype.names} if loaded.dtype.names else {name: loaded}

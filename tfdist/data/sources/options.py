@@ -39,10 +39,16 @@ class Options:
         if not isinstance(self.nulls, Mapping):
             raise ConfigTypeError(
                 f"nulls is {validation.shown(self.nulls)}; it must map columns to the values that stand for null: "
-                '{"age": -1}.'
+                '{"age": -1}.',
+                name="nulls",
+                received=validation.shown(self.nulls),
             )
         if isinstance(self.null_masks, str) or not isinstance(self.null_masks, Sequence):
-            raise ConfigTypeError(f"null_masks is {validation.shown(self.null_masks)}; it must be a list of columns.")
+            raise ConfigTypeError(
+                f"null_masks is {validation.shown(self.null_masks)}; it must be a list of columns.",
+                name="null_masks",
+                received=validation.shown(self.null_masks),
+            )
         for name in (*self.nulls, *self.null_masks):
             validation.text("a column's name", name)
         if self.delimiter is not None:
@@ -50,7 +56,9 @@ class Options:
             if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
                 raise ConfigError(
                     f"delimiter is {self.delimiter!r}; it must be one ASCII character that is no quote and no end of a "
-                    "line."
+                    "line.",
+                    name="delimiter",
+                    received=self.delimiter,
                 )
 
     @property

@@ -79,7 +79,11 @@ def open_paths(
         found += _expanded(path, split)
     kinds = sorted({file.kind for file in found})
     if len(kinds) > 1:
-        raise ConfigError(f"source is a mixture of {' and '.join(kinds)}; pass files of one kind.")
+        raise ConfigError(
+            f"source is a mixture of {' and '.join(kinds)}; pass files of one kind.",
+            name="source",
+            received=" and ".join(kinds),
+        )
     return _open(kinds[0], found, schema, options)
 
 
@@ -103,12 +107,21 @@ def _expanded(path: str, split: str | None) -> list[Found]:
             inside = _inside(match, split)
             found += [file._replace(keys=keys + file.keys) if file.kind in _TABLES else file for file in inside]
         elif split is not None:
-            raise ConfigError(f"split is {split!r}; it chooses one of a folder's, and {match} is a file. Leave it out.")
+            raise ConfigError(
+                f"split is {split!r}; it chooses one of a folder's, and {match} is a file. Leave it out.",
+                name="split",
+                received=split,
+                path=match,
+            )
         elif kind := kind_of(match) or _by_content(match):
             found.append(Found(kind, match + (group[0] if group else ""), keys if kind in _TABLES else ()))
         else:
             pointers.require_content(match)
-            raise ConfigError(f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.")
+            raise ConfigError(
+                f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.",
+                name="source",
+                path=match,
+            )
     return found
 
 
@@ -130,12 +143,17 @@ def _inside(folder: str, split: str | None) -> list[Found]:
         raise ConfigError(
             f"source is the folder {folder!r}, which holds the splits {', '.join(several)}; choose one: "
             f"split={next(iter(several))!r} (--split). tfdist.data.write writes all of them, if it is given the "
-            "folder alone."
+            "folder alone.",
+            name="split",
+            received=None,
+            path=folder,
         )
     if split is not None:
         if split not in several:
             held = f"the splits {', '.join(several)}" if several else "no splits, but one set of examples"
-            raise ConfigError(f"split is {split!r}; the folder {folder!r} holds {held}.")
+            raise ConfigError(
+                f"split is {split!r}; the folder {folder!r} holds {held}.", name="split", received=split, path=folder
+            )
         return several[split]
     return _plainly(folder)
 
@@ -150,7 +168,10 @@ def _splits(folder: str) -> Mapping[str, list[Found]]:
         other = next(iter(kinds), next((entry.name for entry in folders if entry.name not in parts), ""))
         raise ConfigError(
             f"source is the folder {folder!r}, which holds the splits {', '.join(splits.ordered(parts))} and also "
-            f"{other}{' files' * bool(kinds)}; name what is meant: {folder}/{splits.ordered(parts)[0]}, say."
+            f"{other}{' files' * bool(kinds)}; name what is meant: {folder}/{splits.ordered(parts)[0]}, say.",
+            name="source",
+            received=", ".join([*splits.ordered(parts), other]),
+            path=folder,
         )
     if not kinds and len(folders) > 1 and all(splits.is_word(entry.name) for entry in folders):
         if _pictured(folders):
@@ -182,11 +203,18 @@ def _plainly(folder: str) -> list[Found]:
             other = next((entry.name for entry in folders if entry.path not in keys), "files")
             raise ConfigError(
                 f"source is the folder {folder!r}, which has folders called key=value and {other}; all files must lie "
-                "under the same keys. Name those that are meant."
+                "under the same keys. Name those that are meant.",
+                name="source",
+                received=other,
+                path=folder,
             )
         return [file._replace(keys=(key, *file.keys)) for inner, key in keys.items() for file in _plainly(inner)]
     if not by_kind and (deeper := _deeper(folders)):
-        raise ConfigError(f"source is {folder!r}; pictures are one level deeper. Pass a folder of classes: {deeper}.")
+        raise ConfigError(
+            f"source is {folder!r}; pictures are one level deeper. Pass a folder of classes: {deeper}.",
+            name="source",
+            path=folder,
+        )
     if len(by_kind) != 1:
         for entry in entries:
             if not entry.is_folder:
@@ -196,7 +224,10 @@ def _plainly(folder: str) -> list[Found]:
         several = f"files of several kinds ({', '.join(by_kind)}); name those that are meant: {folder}/*.csv, say."
         raise ConfigError(
             f"source is the folder {folder!r}, which has {seen}: "
-            + (several if by_kind else f"nothing that is understood. Understood are {UNDERSTOOD}.")
+            + (several if by_kind else f"nothing that is understood. Understood are {UNDERSTOOD}."),
+            name="source",
+            received=seen,
+            path=folder,
         )
     return next(iter(by_kind.values()))
 
@@ -261,7 +292,11 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
     if kind not in _TABLES:
         _need_tables(kind, found, options)
     elif kind != "csv" and options.delimiter is not None:
-        raise ConfigError(f"delimiter is {options.delimiter!r}; it is for CSV files, and these are {kind}.")
+        raise ConfigError(
+            f"delimiter is {options.delimiter!r}; it is for CSV files, and these are {kind}.",
+            name="delimiter",
+            received=options.delimiter,
+        )
     if kind == "tfrecords":
         from tfdist.data.sources.tfrecords.files import open_tfrecords
 
@@ -280,7 +315,8 @@ def _need_tables(kind: str, found: Sequence[Found], options: Options) -> None:
     if options.of_tables or options.delimiter is not None:
         raise ConfigError(
             f"nulls, null_masks and delimiter are for tables (CSV, Parquet, tables in memory); these are {kind}. Leave "
-            "them out."
+            "them out.",
+            name="nulls",
         )
     for file in found:
         if file.keys:
@@ -309,12 +345,18 @@ def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options
             odd = sorted(_columns(source) ^ _columns(opened[0]))
             raise ConfigError(
                 f"{file.path} and {found[0].path} have not the same columns: only one of them has "
-                f"{', '.join(map(repr, odd))}. Pass a schema with the columns that are wanted."
+                f"{', '.join(map(repr, odd))}. Pass a schema with the columns that are wanted.",
+                name=", ".join(odd),
+                path=file.path,
             )
     whole = chained(opened)
     if whole.count == 0:
         shown = ", ".join(file.path for file in found[:5])
-        raise ConfigError(f"{shown} ha{'s' if len(found) == 1 else 've'} no rows; at least one is needed.")
+        raise ConfigError(
+            f"{shown} ha{'s' if len(found) == 1 else 've'} no rows; at least one is needed.",
+            name="source",
+            received=shown,
+        )
     return whole
 
 

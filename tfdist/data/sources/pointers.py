@@ -45,5 +45,6 @@ def refuse(name: str, head: bytes) -> None:
         if head.startswith(beginning):
             raise ConfigError(
                 f"{name} is a pointer to a file that was not fetched, so its examples are missing. Run `{command}` in "
-                "its repository, or leave the file out."
+                "its repository, or leave the file out.",
+                path=name,
             )

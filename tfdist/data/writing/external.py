@@ -157,7 +157,8 @@ def need_names(place: Storage) -> None:
                 if path.is_symlink() and not path.exists():
                     raise ConfigError(
                         f"{path} is a link to {os.readlink(path)}, where nothing is; its examples would be missing. "
-                        "Fetch the file (`dvc pull`, say), or remove the link."
+                        "Fetch the file (`dvc pull`, say), or remove the link.",
+                        path=path,
                     )
 
 
@@ -201,14 +202,15 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
         if len(folders) > 1:
             raise ConfigError(
                 f"{text} has files in {len(folders)} folders, and files of one are read as they are. `tfdist data "
-                f"write '{text}' DIRECTORY` writes those of all into a directory of examples."
+                f"write '{text}' DIRECTORY` writes those of all into a directory of examples.",
+                path=text,
             )
         entries = [entry for entry in map(files.entry, matched) if not entry.is_folder and entry.size]
         known = paths.record_files(entries)
         for entry in entries if not known else ():
             pointers.require_content(entry.path, entry.size)
         if entries and not known:
-            raise ConfigError(f"{matched[0]} is no TFRecord file: it does not begin with a record.")
+            raise ConfigError(f"{matched[0]} is no TFRecord file: it does not begin with a record.", path=matched[0])
         chosen = tuple(entry for entry in entries if entry.path in known)
         return _Files(place.url, text, folders.pop() or "/", chosen, False) if chosen else None
 
@@ -248,7 +250,8 @@ def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[
         named = [f"{folder}/{name}" for name in sorted(sets)]
         raise ConfigError(
             f"{folder} has several sets of TFRecord files. Pass the one that is meant: {', '.join(named[:5])}"
-            f"{', ...' if len(named) > 5 else ''}; or {folder}/* for all of them as one."
+            f"{', ...' if len(named) > 5 else ''}; or {folder}/* for all of them as one.",
+            path=folder,
         )
 
 

@@ -17,7 +17,7 @@ from tfdist.data.format.schema import Schema
 from tfdist.data.format.shard_index import Index
 from tfdist.data.sources.tfrecords.inference import looked_at
 from tfdist.data.writing.shard import store_index
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
 from tfdist.storage.directory import Storage
 
 _SAMPLE = 256
@@ -42,7 +42,9 @@ def put_index(
     if label is None:
         label = "label" if "label" in chosen else None
     elif label not in chosen:
-        raise ConfigError(f"label is {label!r}; the examples have {', '.join(map(repr, chosen))}.")
+        raise ConfigError(
+            f"label is {label!r}; the examples have {', '.join(map(repr, chosen))}.", name="label", received=label
+        )
     before = frozenset() if old is None else old.files
     revision = 1 if old is None else next_revision(old.revision, before)
     indices = {} if old is None else {shard.file: shard.index for shard in old.shards}
@@ -142,7 +144,8 @@ def _best(
                 error = unfit
     raise CorruptDataError(
         f"{error} Pass a schema that fits all records; or, where they are damaged, `tfdist data repair "
-        f"--rebuild-manifest {place.url}` keeps those that are whole."
+        f"--rebuild-manifest {place.url}` keeps those that are whole.",
+        **fields_of(error),
     ) from error
 
 

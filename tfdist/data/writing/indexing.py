@@ -79,7 +79,10 @@ def index(
         if is_there and exists != "overwrite":
             raise ConfigError(
                 f"{place.url} has a {manifests.NAME} already. `tfdist data verify` compares it with the files, and "
-                "`tfdist data repair` brings it in line; exists='overwrite' (--overwrite) indexes all anew."
+                "`tfdist data repair` brings it in line; exists='overwrite' (--overwrite) indexes all anew.",
+                name="exists",
+                received=exists,
+                path=place.url,
             )
         if is_there:
             with suppress(CorruptDataError):
@@ -117,7 +120,8 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     if not found:
         raise ConfigError(
             f"{place.url} has {len(names)} files, and no TFRecord file with records among them. `tfdist data write "
-            "SOURCE DIRECTORY` makes some of other formats."
+            "SOURCE DIRECTORY` makes some of other formats.",
+            path=place.url,
         )
     return found
 
@@ -136,7 +140,10 @@ def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
             raise ConfigError(f"the index of {shard} is called {name}, and so is another file's. Rename one of them.")
         if name in taken and not _is_index(place, name):
             raise ConfigError(
-                f"{place.url} has {name}, which tfdist did not write, and the index of {shard} is called so. Rename it."
+                f"{place.url} has {name}, which tfdist did not write, and the index of {shard} is called so. "
+                "Rename it.",
+                name=name,
+                path=place.url,
             )
 
 

@@ -32,7 +32,11 @@ def cuts(
     total = count * example_bytes if sizes is None else int(sizes.sum())
     shards = num_shards or min(count, max(1, -(-total // shard_bytes)))
     if shards > count:
-        raise ConfigError(f"num_shards is {shards}; there are {count} examples, and a shard has at least one.")
+        raise ConfigError(
+            f"num_shards is {shards}; there are {count} examples, and a shard has at least one.",
+            name="num_shards",
+            received=shards,
+        )
     if sizes is None:
         ends = [round(count * (shard + 1) / shards) for shard in range(shards)]
     else:

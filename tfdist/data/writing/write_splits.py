@@ -40,7 +40,10 @@ def opened(
     if schema is None and not splits.trains(names[0]):
         raise ConfigError(
             f"{os.fspath(paths_of(examples)[0])} holds the splits {', '.join(names)} and none called train, "
-            "whose classes the others would have. Pass the schema (--schema) of the examples that are learnt from."
+            "whose classes the others would have. Pass the schema (--schema) of the examples that are learnt from.",
+            name="split",
+            received=", ".join(names),
+            path=os.fspath(paths_of(examples)[0]),
         )
     found: dict[str, Source] = {}
     for name in names:
@@ -137,14 +140,19 @@ def write_each(
         elif finished and exists == "raise" and not goes_on:
             raise ConfigError(
                 f"{places[next(iter(finished))].url} holds examples already. Choose another directory, or pass "
-                "exists='overwrite' (--overwrite) to replace all splits, or exists='keep' (--keep) to leave these."
+                "exists='overwrite' (--overwrite) to replace all splits, or exists='keep' (--keep) to leave these.",
+                name="exists",
+                received=exists,
+                path=places[next(iter(finished))].url,
             )
         if goes_on or len(finished) < len(places):
             for name, manifest in finished.items():
                 if manifest.schema.to_json() != schema.to_json():
                     raise ConfigError(
                         f"{places[name].url} holds examples of another schema than those that are to stand beside it. "
-                        "Pass exists='overwrite' (--overwrite) to write all splits anew."
+                        "Pass exists='overwrite' (--overwrite) to write all splits anew.",
+                        name="schema",
+                        path=places[name].url,
                     )
             if not goes_on:
                 journal.begin(1)

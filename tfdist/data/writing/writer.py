@@ -162,7 +162,11 @@ def _sizes(num_shards: int | None, shard_bytes: int | None) -> tuple[int | None,
         return num_shards, SHARD_BYTES
     shard_bytes = validation.integer("shard_bytes", shard_bytes, minimum=1)
     if num_shards is not None:
-        raise ConfigError("num_shards and shard_bytes are both given; either decides the other. Leave one out.")
+        raise ConfigError(
+            "num_shards and shard_bytes are both given; either decides the other. Leave one out.",
+            name="num_shards",
+            received=num_shards,
+        )
     return None, shard_bytes
 
 
@@ -186,7 +190,9 @@ def _kept(place: Storage, exists: str) -> Manifest | None:
     if ours and journals.NAME not in names:
         raise ConfigError(
             f"{place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
-            "directory, or pass exists='overwrite' (--overwrite) to replace it."
+            "directory, or pass exists='overwrite' (--overwrite) to replace it.",
+            name=ours[0],
+            path=place.url,
         )
     return None
 
@@ -194,7 +200,9 @@ def _kept(place: Storage, exists: str) -> Manifest | None:
 def _taken(place: Storage) -> ConfigError:
     return ConfigError(
         f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
-        "(--overwrite) to replace them, or exists='keep' to leave them."
+        "(--overwrite) to replace them, or exists='keep' to leave them.",
+        name="exists",
+        path=place.url,
     )
 
 
@@ -304,7 +312,9 @@ class _Job:
             if self._num_shards is not None:
                 raise ConfigError(
                     f"num_shards is {self._num_shards}, and how many examples there are is known at their end alone. "
-                    "Pass shard_bytes instead, or a source that has a length."
+                    "Pass shard_bytes instead, or a source that has a length.",
+                    name="num_shards",
+                    received=self._num_shards,
                 )
             return None
         example_bytes = Template(self._schema).length + 16 if self._layout == FIXED else 1
@@ -412,7 +422,9 @@ class _Job:
             raise ConfigError(
                 f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
                 f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
-                "go on, or pass exists='overwrite' (--overwrite) to begin anew."
+                "go on, or pass exists='overwrite' (--overwrite) to begin anew.",
+                name=shard.file,
+                path=self._place.url,
             )
 
     def _report(self, examples: int = 0, data: int = 0) -> None:

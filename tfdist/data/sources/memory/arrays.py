@@ -108,13 +108,16 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     if is_masked(values):
         raise ConfigError(
             f"feature {name!r} has {np.ma.count_masked(values)} masked values; an example has a value for every "
-            f"feature. Give them one with .filled(value), or leave these examples out."
+            f"feature. Give them one with .filled(value), or leave these examples out.",
+            name=name,
         )
     nulls = getattr(values, "null_count", 0)  # of columns of Arrow or polars, of which NumPy would make NaN
     if count := int(np.asarray(nulls() if callable(nulls) else nulls).sum()):
         raise ConfigError(
             f"feature {name!r} has {count} nulls; fill them, or pass the columns as one table (pyarrow.table({{...}})) "
-            "and say in nulls what stands for them."
+            "and say in nulls what stands for them.",
+            name=name,
+            received=count,
         )
     if hasattr(values, "dtype"):
         array = np.asarray(values)
@@ -130,7 +133,11 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         array = np.array(None)
     if array.dtype.kind in "SUO" or array.ndim == 0:
         if not isinstance(values, (list, tuple)):
-            raise ConfigError(f"feature {name!r} is {validation.shown(values)}; it must be an array, examples first.")
+            raise ConfigError(
+                f"feature {name!r} is {validation.shown(values)}; it must be an array, examples first.",
+                name=name,
+                received=validation.shown(values),
+            )
         nested = _nested(values)
         if nested is not None:
             return nested
@@ -153,7 +160,9 @@ def _count(arrays: Mapping[str, NDArray[Any]]) -> int:
         if array.ndim == 0:
             raise ConfigError(
                 f"feature {name!r} is one value, {validation.shown(array.item())}; it must be an array with one value "
-                "per example."
+                "per example.",
+                name=name,
+                received=validation.shown(array.item()),
             )
         lengths[name] = len(array)
     if len(set(lengths.values())) > 1:
@@ -161,10 +170,16 @@ def _count(arrays: Mapping[str, NDArray[Any]]) -> int:
         other, two = next((name, n) for name, n in lengths.items() if n != one)
         raise ConfigError(
             f"feature {first!r} has {one} examples and feature {other!r} has {two}; all must have the same "
-            "number, along their first axis."
+            "number, along their first axis.",
+            name=other,
+            received=two,
         )
     if not any(lengths.values()):
-        raise ConfigError(f"the arrays {_names(arrays)} have no examples; at least one is needed.")
+        raise ConfigError(
+            f"the arrays {_names(arrays)} have no examples; at least one is needed.",
+            name="examples",
+            received=", ".join(arrays),
+        )
     return next(iter(lengths.values()))
 
 

@@ -19,7 +19,7 @@ from tfdist.data.sources.blocks import BLOCK_BYTES, BLOCK_EXAMPLES, bytes_per_ex
 from tfdist.data.sources.columns import block, named
 from tfdist.data.sources.protocol import Block
 from tfdist.data.sources.widening import told
-from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError, fields_of
 
 _NOTHING = object()
 _SAMPLE = 256  # examples that tell a schema
@@ -38,7 +38,7 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
     """
     if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
         if not examples:
-            raise ConfigError("the list of examples is empty; at least one is needed.")
+            raise ConfigError("the list of examples is empty; at least one is needed.", name="examples", received="[]")
         iterator = iter(examples)
         return Listed(schema or _schema(_sample(next(iterator), iterator)[0]), examples)
     if not callable(examples) and iter(examples) is examples:
@@ -50,7 +50,8 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
     if first is _NOTHING:
         raise ConfigError(
             "the stream of examples ended before the first one; at least one is needed. A generator that was read "
-            "before is empty: pass the function that makes it."
+            "before is empty: pass the function that makes it.",
+            name="examples",
         )
     if schema is not None:
         return Stream(schema, chain([first], iterator), make)
@@ -106,7 +107,8 @@ class Stream:
         if self._make is None:
             raise UnsupportedError(
                 "these examples were read already, and an iterator gives them once. Pass a list, or the function that "
-                "makes the iterator."
+                "makes the iterator.",
+                name="examples",
             )
         return _iterator(self._make)
 
@@ -174,7 +176,9 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         return iter(made)
     except TypeError:
         raise ConfigTypeError(
-            f"the function returned {validation.shown(made)}; it must return an iterator of examples."
+            f"the function returned {validation.shown(made)}; it must return an iterator of examples.",
+            name="examples",
+            received=validation.shown(made),
         ) from None
 
 
@@ -203,15 +207,19 @@ def _schema(examples: Sequence[Any]) -> Schema:
     if isinstance(first, (str, bytes)):
         raise ConfigTypeError(
             f"the first example is {validation.shown(first)}; it must be a mapping of names to values. (Iterating over "
-            "a table gives the names of its columns: pass the table itself.)"
+            "a table gives the names of its columns: pass the table itself.)",
+            name="examples",
+            received=validation.shown(first),
         )
     if is_table(first):
         raise ConfigTypeError(
             f"the first example is a {type(first).__module__}.{type(first).__name__}, which has many; pass one table "
-            "(pyarrow.Table.from_batches makes one of several), or its rows as mappings of names to values."
+            "(pyarrow.Table.from_batches makes one of several), or its rows as mappings of names to values.",
+            name="examples",
+            received=type(first).__name__,
         )
     rows = [named(first), *map(_parts, examples[1:])]
     try:
         return Schema({name: told(name, (row[name] for row in rows if name in row)) for name in rows[0]})
     except ConfigError as error:
-        raise type(error)(f"Example 0: {error}") from error
+        raise type(error)(f"Example 0: {error}", **fields_of(error)) from error

@@ -19,7 +19,8 @@ def arrow() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"CSV, Parquet and tables in memory need pyarrow, which cannot be imported ({error}). Run: python -m pip "
-            "install 'tfdist[formats]'"
+            "install 'tfdist[formats]'",
+            name="pyarrow",
         ) from error
     return pyarrow
 

@@ -53,7 +53,7 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
         columns = _names(reader, path)
         types = reader.schema
         if not any(batch.num_rows for batch in _batches(reader, path)):
-            raise ConfigError(f"{path} has a header and no rows; at least one is needed.")
+            raise ConfigError(f"{path} has a header and no rows; at least one is needed.", path=path)
     _check_delimiter(columns, path, options)
     found = schema
     if found is None:
@@ -71,7 +71,8 @@ def _names(reader: Any, path: str) -> list[str]:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the first line of {path}, with the names of the columns, is no UTF-8: {error}. Save the file as UTF-8: "
-            "`iconv -f latin1 -t utf-8 FILE > ANOTHER`, if it is in Latin-1."
+            "`iconv -f latin1 -t utf-8 FILE > ANOTHER`, if it is in Latin-1.",
+            path=path,
         ) from error
 
 
@@ -121,7 +122,10 @@ class Csv:
             row = int(np.argmin(fits))
             raise ConfigError(
                 f"Example {start + row} of {self._path}: column {name!r} is {float(values[row])!r}, of which float32 "
-                f"loses digits. {_TOLD}; pass a schema with float64 for this column, or with float32 to round it."
+                f"loses digits. {_TOLD}; pass a schema with float64 for this column, or with float32 to round it.",
+                name=name,
+                received=float(values[row]),
+                path=self._path,
             )
 
 
@@ -130,7 +134,10 @@ def _check_delimiter(names: list[str], path: str, options: Options) -> None:
     if options.delimiter is None and len(names) == 1 and (other := re.search(r"[;\t|,]", names[0])):
         raise ConfigError(
             f"{path} has one column, {names[0]!r}; it looks as if {other[0]!r} separated several. Pass "
-            f"delimiter={other[0]!r} (--delimiter), or the one that is right."
+            f"delimiter={other[0]!r} (--delimiter), or the one that is right.",
+            name="delimiter",
+            received=other[0],
+            path=path,
         )
 
 
@@ -177,7 +184,7 @@ def _batches(reader: Any, path: str) -> Iterator[Any]:
         except StopIteration:
             return
         except arrow_types.arrow().ArrowInvalid as error:
-            raise ConfigError(_said(str(error), path, reader.schema.names)) from error
+            raise ConfigError(_said(str(error), path, reader.schema.names), path=path) from error
 
 
 def _said(message: str, path: str, names: list[str]) -> str:
@@ -220,6 +227,8 @@ def _opened(
         except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
             message = str(error)
             if "Empty CSV" in message:
-                raise ConfigError(f"{path} is empty; it must have a line with its columns' names, and rows.") from error
-            raise ConfigError(_said(message, path, list(kinds or ()))) from error
+                raise ConfigError(
+                    f"{path} is empty; it must have a line with its columns' names, and rows.", path=path
+                ) from error
+            raise ConfigError(_said(message, path, list(kinds or ())), path=path) from error
         yield stack.enter_context(reader)

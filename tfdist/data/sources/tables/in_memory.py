@@ -43,7 +43,8 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
     found = found.drop_columns([name for name in found.column_names if _INDEX.fullmatch(name)])
     if not found.num_columns or not found.num_rows:
         raise ConfigError(
-            f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed."
+            f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed.",
+            name="examples",
         )
     return Table(found, table.columns_of(found.schema, schema, _WHERE, options, lambda: table.first_rows(found)))
 

@@ -47,7 +47,8 @@ def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature
         if names != first or len(set(names)) < len(names):
             raise ConfigError(
                 f"the folders of one file say {_shown(partitions[0])} and those of another {_shown(keys)}; all files "
-                "must lie under the same keys. Name those that are meant."
+                "must lie under the same keys. Name those that are meant.",
+                received=_shown(keys),
             )
     found = {}
     for place, key in enumerate(first):
@@ -81,7 +82,9 @@ def _value(key: str, feature: Feature, value: str, options: Options, where: str)
         if key not in options.null_masks and not {key, EVERY} & options.nulls.keys():
             raise ConfigError(
                 f"the folder {key}={_NULL} of {where} says that {key!r} is null; say what stands for it: "
-                f"nulls={{{key!r}: ...}} (--null {key}=...)."
+                f"nulls={{{key!r}: ...}} (--null {key}=...).",
+                name=key,
+                received=None,
             )
         zero = b"" if feature.dtype == TEXT else 0
         given = options.nulls.get(key, options.nulls.get(EVERY, zero))
@@ -126,7 +129,8 @@ def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, wh
     if twice:
         raise ConfigError(
             f"{where} has the column {twice[0]!r}, which its folder says as well. Pass the files by "
-            "their names, without a wildcard, or rename the folder."
+            "their names, without a wildcard, or rename the folder.",
+            name=twice[0],
         )
     return Partitioned(source, schema, constants(keys, schema, options, where), keys)
 

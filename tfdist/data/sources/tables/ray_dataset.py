@@ -50,24 +50,30 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
         raise ConfigTypeError(
             f"examples is a {type(dataset).__module__}.{type(dataset).__name__}; which examples such a part of a "
             "ray.data.Dataset has depends on the number of workers and on their speed. Write the Dataset itself, once, "
-            "before the job; every worker reads what was written, and takes its own part of it."
+            "before the job; every worker reads what was written, and takes its own part of it.",
+            name="examples",
+            received=type(dataset).__name__,
         )
     is_materialized = type(dataset).__name__ == "MaterializedDataset"
     if not is_materialized and not dataset.context.execution_options.preserve_order:
         raise ConfigError(
             f"{_WHERE} has no order: it gives blocks as tasks end. Before it is made, set "
             "ray.data.DataContext.get_current().execution_options.preserve_order = True; or, where the memory of the "
-            "cluster has room for it, pass dataset.materialize()."
+            "cluster has room for it, pass dataset.materialize().",
+            name="preserve_order",
+            received=False,
         )
     if dataset.context.max_errored_blocks:
         raise ConfigError(
             f"{_WHERE} may leave out examples: its max_errored_blocks is {dataset.context.max_errored_blocks}. Set "
-            "ray.data.DataContext.get_current().max_errored_blocks = 0 before it is made."
+            "ray.data.DataContext.get_current().max_errored_blocks = 0 before it is made.",
+            name="max_errored_blocks",
+            received=dataset.context.max_errored_blocks,
         )
     reading = _tables(dataset, schema)
     first = next(reading, None)
     if first is None:
-        raise ConfigError(f"{_WHERE} has no rows; at least one is needed.")
+        raise ConfigError(f"{_WHERE} has no rows; at least one is needed.", name="examples")
     found = table.columns_of(first.schema, schema, _WHERE, options, lambda: table.first_rows(first))
     count = int(dataset.count()) if is_materialized else None
     columns = None if schema is not None else frozenset(first.column_names)
@@ -112,12 +118,15 @@ class RayDataset:
         for rows in reading:
             missing = [name for name in self._found.read if name not in rows.column_names]
             if missing:
-                raise ConfigError(f"Example {at} of {_WHERE} has no column {missing[0]!r}, which those before have.")
+                raise ConfigError(
+                    f"Example {at} of {_WHERE} has no column {missing[0]!r}, which those before have.", name=missing[0]
+                )
             more = set() if self._columns is None else set(rows.column_names) - self._columns
             if more:
                 raise ConfigError(
                     f"Example {at} of {_WHERE} has the column {min(more)!r}, which those before have not. Give all of "
-                    "them the same columns, or pass a schema."
+                    "them the same columns, or pass a schema.",
+                    name=min(more),
                 )
             step = examples_per_block(rows.nbytes // rows.num_rows)
             for batch in rows.select(self._found.read).to_batches(max_chunksize=step):
@@ -141,7 +150,9 @@ def _without_tensors(rows: Any, wanted: Schema | None) -> Any:
         elif kind.startswith("ray.data.") and (wanted is None or field.name in wanted):
             raise ConfigError(
                 f"column {field.name!r} of {_WHERE} is {validation.shown(field.type)}: objects of Python, or arrays of "
-                "several shapes. Make arrays of one shape, lists or bytes of it first: dataset.map_batches(...)."
+                "several shapes. Make arrays of one shape, lists or bytes of it first: dataset.map_batches(...).",
+                name=field.name,
+                received=validation.shown(field.type),
             )
     return rows
 

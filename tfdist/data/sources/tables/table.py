@@ -27,7 +27,7 @@ from tfdist.data.sources.tables.arrow_types import (
     unwrapped,
     values_of,
 )
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, fields_of
 
 _FIRST_ROWS = 64
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
@@ -117,13 +117,17 @@ class Columns:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
                 f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
-                "numbers as features of their own."
+                "numbers as features of their own.",
+                name=name,
+                received=error.what,
             ) from error
         except units.MisfitError as error:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} is "
                 f"{_shown(array, error.place)}, {error.why}. Pass a schema with a unit that all values have "
-                f"({units.unit_of(innermost(array.type)) or 'none'}, say), or with string."
+                f"({units.unit_of(innermost(array.type)) or 'none'}, say), or with string.",
+                name=name,
+                received=_shown(array, error.place),
             ) from error
         return column(name, feature, values, start, f" of {self.where}")
 
@@ -135,7 +139,8 @@ class UntoldError(ConfigError):
         super().__init__(
             f"column {name!r} of {where} has no value in {rows}, so nothing tells its type. Pass a schema that says it "
             f"(tfdist.data.Feature('float32'), say) and nulls={{{name!r}: ...}} for what stands for null, or a schema "
-            "without the column."
+            "without the column.",
+            name=name,
         )
 
 
@@ -214,7 +219,9 @@ def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | 
         raise UntoldError(name, where, "any row")
     raise ConfigError(
         f"column {name!r} of {where} is {kind}; it must be bool, a number, a date, a time, text, bytes, or a list of "
-        "these. Convert it, or pass a schema without it."
+        "these. Convert it, or pass a schema without it.",
+        name=name,
+        received=str(kind),
     )
 
 
@@ -242,11 +249,14 @@ def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     missing = [name for name in schema if name not in names]
     if twice:
-        raise ConfigError(f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.")
+        raise ConfigError(
+            f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.", name=twice[0]
+        )
     if missing:
         raise ConfigError(
             f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, names))}. All files of a source, and "
-            "its schema, must have the same columns."
+            "its schema, must have the same columns.",
+            name=missing[0],
         )
 
 
@@ -274,10 +284,12 @@ def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: 
     for argument, given in (("nulls", options.nulls), ("null_masks", options.null_masks)):
         if unknown := [name for name in given if name not in names and name != EVERY]:
             raise ConfigError(
-                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}."
+                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}.",
+                name=argument,
+                received=unknown[0],
             )
     if EVERY in options.null_masks:
-        raise ConfigError("null_masks must name its columns one by one.")
+        raise ConfigError("null_masks must name its columns one by one.", name="null_masks", received=EVERY)
 
 
 def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
@@ -291,7 +303,7 @@ def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
             column(name, feature, [value])
         except ConfigError as error:
             if name in options.nulls:
-                raise ConfigError(f"nulls: {error}") from error
+                raise ConfigError(f"nulls: {error}", **fields_of(error)) from error
         else:
             found[name] = value
     return found
@@ -368,5 +380,7 @@ def _refuse_null(name: str, row: int, where: str, what: str) -> NoReturn:
         else "Fill it, or leave these rows out."
     )
     raise ConfigError(
-        f"Example {row} of {where}: column {name!r} is {what}; every example has a value for every feature. {way}"
+        f"Example {row} of {where}: column {name!r} is {what}; every example has a value for every feature. {way}",
+        name=name,
+        received=what,
     )

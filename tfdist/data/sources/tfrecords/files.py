@@ -39,7 +39,7 @@ from tfdist.data.sources.protocol import Block, Source
 from tfdist.data.sources.tfrecords import sequences
 from tfdist.data.sources.tfrecords.inference import Seen, as_kept
 from tfdist.data.sources.widening import widened
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
 
 _SAMPLE = 256  # records from which a schema is inferred
 _SAMPLED_FILES = 8
@@ -64,7 +64,7 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
     """
     filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
     if not filled:
-        raise ConfigError(f"{paths[0]} has no records; at least one is needed.")
+        raise ConfigError(f"{paths[0]} has no records; at least one is needed.", path=paths[0])
     known = _schemas(filled)
     described = [own for own in known.values() if own is not None]
     found = schema or (widened(described) if known[filled[0]] else surveyed(filled, most=_SAMPLE))
@@ -105,7 +105,8 @@ class Records:
         if found.problem:
             raise CorruptDataError(
                 f"{path} has {found.problem} at byte {found.offsets[-1]}, after {len(found.offsets) - 1} records. It "
-                "is no TFRecord file, or was cut off or damaged; make it anew, or leave it out."
+                "is no TFRecord file, or was cut off or damaged; make it anew, or leave it out.",
+                path=path,
             )
         self._offsets = found.offsets
         self.count: int | None = len(found.offsets) - 1
@@ -178,7 +179,9 @@ def _payloads(path: str) -> Iterator[bytes]:
             if size > LARGEST_PAYLOAD:
                 raise CorruptDataError(
                     f"record {index} of {path}, at byte {position}, has {size} bytes; a tf.train.Example has at most "
-                    f"{LARGEST_PAYLOAD}. Leave the file out."
+                    f"{LARGEST_PAYLOAD}. Leave the file out.",
+                    received=size,
+                    path=path,
                 )
             what, cure = f"record {index} of {path}", "Make the file anew with smaller examples."
             compressed.require_room(what, 2 * size, cure)  # its pieces, and all of them together
@@ -201,7 +204,8 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 def _corrupt(path: str, index: int, position: int) -> CorruptDataError:
     return CorruptDataError(
         f"record {index} of {path}, at byte {position}, does not have its checksum: the file is no TFRecord file, or "
-        "was damaged or cut off. Make it anew, or leave it out."
+        "was damaged or cut off. Make it anew, or leave it out.",
+        path=path,
     )
 
 
@@ -213,16 +217,19 @@ def _block(schema: Schema, own: Schema, payloads: Sequence[bytes], start: int, p
             rows.append({name: _value(name, own.get(name, feature), parsed) for name, feature in schema.items()})
             extra = [name for name in parsed.keys() - schema.keys() if parsed[name][0]]
         except ConfigError as error:
-            raise ConfigError(f"Example {index} of {path}: {error}") from error
+            raise ConfigError(f"Example {index} of {path}: {error}", **fields_of(error) | {"path": path}) from error
         except CorruptDataError as error:
             raise ConfigError(
                 f"Example {index} of {path}: {error} Pass a schema that fits all records: a list of any length has the "
-                "shape (None,)."
+                "shape (None,).",
+                **fields_of(error) | {"path": path},
             ) from error
         if extra:
             raise ConfigError(
                 f"Example {index} of {path} has the feature {min(extra)!r} besides {', '.join(map(repr, schema))}. "
-                "Every example must have the same features; pass a schema that has them all."
+                "Every example must have the same features; pass a schema that has them all.",
+                name=min(extra),
+                path=path,
             )
     return {
         name: column(name, feature, [row[name] for row in rows], start, f" of {path}")
@@ -279,7 +286,7 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
                 parsed = sequences.parsed(payload, tells=True)
                 lists = {name: sequences.shape_of(steps) for name, steps in example.sequences(payload).items()}
             except (ConfigError, CorruptDataError) as error:
-                raise type(error)(f"record {index} of {path}: {error}") from error
+                raise type(error)(f"record {index} of {path}: {error}", **fields_of(error) | {"path": path}) from error
             seen.add(parsed, path, lists)
     return seen.schema(paths[0])
 

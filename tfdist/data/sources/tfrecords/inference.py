@@ -40,7 +40,9 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
                     raise ConfigError(
                         f"{shard} has a tf.train.SequenceExample, whose feature list {min(lists)!r} no reader of "
                         "tf.train.Example sees. `tfdist data write SOURCE DIRECTORY` makes features of its lists; pass "
-                        "a schema of the context alone (`tfdist data index --schema`) to go without them."
+                        "a schema of the context alone (`tfdist data index --schema`) to go without them.",
+                        name=min(lists),
+                        path=shard,
                     )
                 seen.add(parsed, shard)
         if most is not None and seen.count:
@@ -107,7 +109,10 @@ class Seen:
             if kind and kind != known:
                 raise ConfigError(
                     f"feature {name!r} has {known} in some records and {kind} in a record of {file}. Every record "
-                    "must have the same features; write those of one kind into a directory of their own."
+                    "must have the same features; write those of one kind into a directory of their own.",
+                    name=name,
+                    received=kind,
+                    path=file,
                 )
             self._kinds[name] = known
             sizes = self._sizes.setdefault(name, set())
@@ -132,7 +137,7 @@ class Seen:
             ConfigError: there is no record, or none has a value.
         """
         if not self.count:
-            raise ConfigError(f"{where} has no record that is a tf.train.Example; at least one is needed.")
+            raise ConfigError(f"{where} has no record that is a tf.train.Example; at least one is needed.", path=where)
         features = {name: self._feature(name, kind) for name, kind in self._kinds.items() if kind}
         if not features:
             raise ConfigError(f"the records of {where} have no features; they must be tf.train.Example.")
@@ -154,7 +159,8 @@ class Seen:
             raise ConfigError(
                 f"the feature list {name!r} has steps of several values, and records have different numbers of them: "
                 f"{', '.join(f'{steps} of {values}' for steps, values in sorted(shapes)[:5])}. Pass a schema that "
-                "names it: the shape (None,) has the values of all steps one after the other."
+                "names it: the shape (None,) has the values of all steps one after the other.",
+                name=name,
             )
         return next(iter(shapes))
 

@@ -33,10 +33,16 @@ def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells
     found = example.parse(payload)
     for name, steps in example.sequences(payload).items():
         if name in found:
-            raise ConfigError(f"{name!r} is in the context of the sequence and one of its feature lists; rename one.")
+            raise ConfigError(
+                f"{name!r} is in the context of the sequence and one of its feature lists; rename one.", name=name
+            )
         kinds = {kind for kind, _ in steps if kind}
         if len(kinds) > 1:
-            raise ConfigError(f"the feature list {name!r} has steps of {' and of '.join(sorted(kinds))}.")
+            raise ConfigError(
+                f"the feature list {name!r} has steps of {' and of '.join(sorted(kinds))}.",
+                name=name,
+                received=" and ".join(sorted(kinds)),
+            )
         sizes = [len(values) for _, values in steps]
         if not (tells and len(set(sizes)) == 1):
             _check(name, sizes, schema.get(name) if schema else None)
@@ -68,7 +74,8 @@ def need_one_example(payload: bytes, where: str) -> None:
         raise ConfigError(
             f"{where} is an ExampleListWithContext, as TensorFlow Ranking writes them: a list of examples in each "
             "record. Write each list as one tf.train.Example, whose features are lists of any length, or each example "
-            "of a list as a record of its own, with the number of its list as a feature."
+            "of a list as a record of its own, with the number of its list as a feature.",
+            name="ExampleListWithContext",
         )
 
 
@@ -85,12 +92,16 @@ def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
         )
         raise ConfigError(
             f"the feature list {name!r} has steps of {_listed(sorted(alike))} values, and a list has one per step. "
-            + way
+            + way,
+            name=name,
+            received=sorted(alike),
         )
     if feature.shape not in ((None,), (len(sizes), sizes[0])):
         raise ConfigError(
             f"the feature list {name!r} has {len(sizes)} steps of {sizes[0]} values; the schema has the shape "
-            f"{feature.shape}."
+            f"{feature.shape}.",
+            name=name,
+            received=(len(sizes), sizes[0]),
         )
 
 
