@@ -198,3 +198,39 @@ def test_one_replica_computes_with_all_rows_of_unlike_inputs(call: Pools) -> Non
     (seen,) = call("mirrored-2", "on_one_replica", of="graph_cases")
     for kind in ("", " predicts"):
         np.testing.assert_allclose(seen["replica" + kind], seen["plain" + kind], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring", "parameter-server"])
+def test_inputs_that_are_no_examples_are_whole_on_every_replica(strategy: str, call: Pools) -> None:
+    (one,) = call("one", "whole", of="graph_cases")
+    for seen in call(strategy, "whole", of="graph_cases"):
+        assert seen.keys() == one.keys()
+        for kind, values in seen.items():
+            np.testing.assert_allclose(values, one[kind], rtol=1e-5, atol=1e-5, err_msg=kind)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring"])
+def test_a_loop_of_ones_own_has_whole_inputs_on_every_replica(strategy: str, call: Pools) -> None:
+    (one,) = call("one", "looped", of="graph_cases")
+    for seen in call(strategy, "looped", of="graph_cases"):
+        np.testing.assert_allclose(seen, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker"])
+def test_names_that_whole_inputs_cannot_have_are_refused(strategy: str, call: Pools) -> None:
+    for seen in call(strategy, "misnamed", of="graph_cases"):
+        own = seen.pop("own data fit", None)
+        assert (own is None) == (strategy == "mirrored-2")
+        assert own is None or own[:2] == ["UnsupportedError", "whole_inputs"]
+        assert len(seen) == 6
+        for kind, (error, name, said) in seen.items():
+            assert (error, name) == ("ConfigError", "whole_inputs"), kind
+            assert "'x/edges'" in said, kind
+            assert "'x/nodes'" in said, kind
+
+
+def test_a_table_that_an_eager_model_looks_up_beside_whole_inputs_is_named(call: Pools) -> None:
+    (said,) = call("mirrored-2", "eagerly", of="graph_cases")
+    assert len(said) == 1
+    assert "'THE TABLE'" in said[0]
+    assert "strategy.whole_inputs" in said[0]

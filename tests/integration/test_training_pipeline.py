@@ -181,6 +181,10 @@ def test_replicas_of_a_stage_share_the_slots_of_its_weights(
         assert found["bytes of slots"] == 4 * slots * mine
 
 
+def test_replicas_and_micro_batches_have_whole_inputs_and_the_numbers_of_one_device(four: WorkerPool) -> None:
+    assert call(four, "whole_inputs", mesh="data=2,pipeline=2")[0]["far"] == {}
+
+
 @pytest.mark.parametrize(("name", "options"), [("branches", FIT), ("short", EVEN)])
 def test_four_stages_have_the_numbers_of_one_device(
     four: WorkerPool, equal: Equal, name: str, options: dict[str, Any]

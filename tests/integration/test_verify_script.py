@@ -53,6 +53,21 @@ data = tf.data.Dataset.from_tensor_slices((x + np.random.default_rng().normal(),
 model.fit(data, verbose=0)
 """
 
+# rows of a table that replicas have whole, by examples without a seed
+WHOLE = """
+class Rows(keras.layers.Layer):
+    def call(self, table, places):
+        return tf.gather(table, places)
+table, places = keras.Input(batch_shape=(19, 3), name="a"), keras.Input((), dtype="int64", name="b")
+strategy.whole_inputs = ["a"]
+with strategy.scope():
+    made = keras.layers.Dense(2)(Rows()(keras.layers.Dense(3, "tanh")(table), places))
+    model = keras.Model({"a": table, "b": places}, made)
+    model.compile("adam", "mse")
+data = tf.data.Dataset.range(19).shuffle(19, seed=np.random.default_rng().integers(1 << 30)).batch(batch)
+model.fit(data.map(lambda places: ({"a": tf.constant(x), "b": places}, tf.gather(y, places))), epochs=2, verbose=0)
+"""
+
 # batches of 6 and 4 examples, and of 6 and 3
 OWN_DATA = """
 from tensorflow.data.experimental import AutoShardPolicy
@@ -183,6 +198,13 @@ def test_a_state_that_a_replica_sets_by_its_number_is_named(verified: Verified) 
     assert {(one["kind"], one["name"], one["step"]) for one in proof["differences"]} == {("state", n, 1) for n in names}
     assert any("sequential/odd/round" in hint for hint in proof["hints"])  # tfdist itself has warned of it
     assert "examples" in " ".join(proof["left_out"])  # others were drawn on one device, which got the recorded ones
+
+
+def test_inputs_that_replicas_have_whole_are_one_on_one_device(verified: Verified) -> None:
+    code, (proof,), written = verified(START + WHOLE, "--steps", "4")
+    assert code == 0, written
+    assert (proof["differences"], proof["replicas"]) == ([], 2)
+    assert "examples" in " ".join(proof["left_out"])  # one device got the recorded ones
 
 
 def test_one_device_is_given_what_workers_with_data_of_their_own_have_read(verified: Verified) -> None:

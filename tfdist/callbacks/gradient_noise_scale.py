@@ -19,7 +19,7 @@ from tfdist.monitor.phases import Activity
 from tfdist.monitor.process import step_clock
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step
+from tfdist.training.replica import step, whole_inputs
 
 __all__ = ["GradientNoiseScale"]
 
@@ -170,6 +170,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if batch is None:
             self._batches = iter(self._data)
             batch = next(self._batches, None)
+        batch = None if batch is None else whole_inputs.wrapped(batch, getattr(self._strategy, "whole_inputs", ()))
         rows = 0 if batch is None else int(step.rows_of(batch))
         if rows < self.batch_size:
             raise ConfigError(
@@ -201,7 +202,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
         """Return the gradients of a small batch, as if it were trained on alone."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(part)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(part))
         alone = step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
         with alone, tf.GradientTape() as tape:
             loss = self.model.compute_loss(x, y, self.model(x, training=True), weights, training=True)

@@ -7,9 +7,10 @@ with no examples until the last one is done. Of what `tfdist.data.read` returns,
 """
 
 import enum
+import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,12 +21,13 @@ from tfdist.errors import UnsupportedError
 from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
 from tfdist.training.layout import Layout
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import step, unlike_rows
+from tfdist.training.replica import step, unlike_rows, whole_inputs
 
 END_SECONDS = 10.0  # for an element that is being made when a call ends
 
 _log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy
+_OWN = (_Policy.OFF, _Policy.FILE)  # by which each worker reads data of its own
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -52,6 +54,7 @@ class Input:
         position: which of how many parts of a batch this worker has; None: each worker its own.
         expect: told how many batches the next epoch has, where that is known when one ends.
         gives_places: whether batches are taken where they are predicted, see `Epoch`.
+        whole: names of the inputs that every replica is given whole, see `KerasTraining.whole_inputs`.
         tee: given the dataset of this worker's flat `Element`s and this input, returns the dataset to be iterated;
             None leaves it as it is.
 
@@ -70,11 +73,12 @@ class Input:
         position: tuple[int, int] | None = None,
         expect: Callable[[int], None] = lambda _: None,
         gives_places: bool = False,
+        whole: Sequence[str] = (),
         tee: "Tee | None" = None,
     ) -> None:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
-        own = workers.count > 1 and policy in (_Policy.OFF, _Policy.FILE)
+        own = workers.count > 1 and policy in _OWN
         part, parts = self.position = (workers.index, workers.count) if position is None else position
         if own and parts != workers.count:
             raise UnsupportedError(
@@ -83,6 +87,8 @@ class Input:
                 "compute with the same examples would have different ones. Give all workers the same dataset."
             )
         self.source = Source.OWN if own else Source.SHARED
+        if whole and own:
+            raise _no_whole_inputs(policy, whole)
         if own and policy == _Policy.FILE:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
         self.workers = workers
@@ -92,11 +98,18 @@ class Input:
         self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, Reading)]
         self._reading = dataset if isinstance(dataset, Reading) else None
         if self._reading is not None:
+            if whole:
+                raise UnsupportedError(
+                    f"strategy.whole_inputs is {tuple(whole)}, and tfdist.data.read gives each replica its examples "
+                    "alone. Add what all examples share behind it: data.map(lambda x, y: ({**x, ...}, y)).",
+                    name="whole_inputs",
+                    received=tuple(whole),
+                )
             elements, self.layout = _share(self._reading, local_replicas, part, parts)
             self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
-            elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts)
+            elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts, whole)
         self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
@@ -146,6 +159,47 @@ class Input:
         return unlike_rows.found_in(text) if found is None else found
 
 
+def in_parts(
+    dataset: tf.data.Dataset, workers: Workers, slices: Sequence[int], parts: int, whole: Sequence[str]
+) -> tf.data.Dataset:
+    """Return a dataset of the parts of each batch that the replicas of this worker have, for a loop of the user's own.
+
+    Args:
+        dataset: yields global batches, alike on all workers.
+        workers: the workers that take part.
+        slices: which part each replica has.
+        parts: in how many a batch is cut.
+        whole: names of the inputs that every replica is given whole.
+    Raises:
+        UnsupportedError: each worker reads data of its own.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if workers.count > 1 and policy in _OWN:
+        raise _no_whole_inputs(policy, whole)
+
+    @_as_it_is
+    def cut(*given: Any) -> tf.data.Dataset:
+        data = given if type(dataset.element_spec) is tuple else given[0]
+        data = whole_inputs.wrapped(data, whole)
+        unlike_rows.require_none(data)
+        rows = step.rows_of(data)
+        found = [step.slice_rows(data, rows * one // parts, rows * (one + 1) // parts) for one in slices]
+        datasets = [tf.data.Dataset.from_tensors(whole_inputs.plain(part)) for part in found]
+        return functools.reduce(lambda before, after: before.concatenate(after), datasets)
+
+    return dataset.flat_map(cut)
+
+
+def _no_whole_inputs(policy: Any, whole: Sequence[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads data of "
+        f"its own, and strategy.whole_inputs is {tuple(whole)}: no batch has one such input for all workers. Give all "
+        "workers the same dataset.",
+        name="whole_inputs",
+        received=tuple(whole),
+    )
+
+
 def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: Any) -> tuple[tf.data.Dataset, Layout]:
     """Return the dataset of what is made of a dataset's elements, flat, and its layout.
 
@@ -185,10 +239,19 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
 
 
 def _slices(
-    dataset: tf.data.Dataset, source: Source, local_replicas: int, workers: Workers, mine: int, parts: int
+    dataset: tf.data.Dataset,
+    source: Source,
+    local_replicas: int,
+    workers: Workers,
+    mine: int,
+    parts: int,
+    whole: Sequence[str],
 ) -> tuple[tf.data.Dataset, Layout]:
     """Return the dataset of this worker's elements, and their layout; of a batch in ``parts`` it has part ``mine``."""
     replicas = local_replicas * parts
+
+    def read(data: Any) -> Any:
+        return whole_inputs.wrapped(tf_data.none_for_optionals(data), whole)
 
     def cut(data: Any, first: int, of: int) -> Element:
         if of > 1:
@@ -198,10 +261,10 @@ def _slices(
 
     def alone(*given: Any) -> Element:
         data = given if type(dataset.element_spec) is tuple else given[0]
-        return cut(tf_data.none_for_optionals(data), mine * local_replicas, replicas)
+        return cut(read(data), mine * local_replicas, replicas)
 
     def shared(index: tf.Tensor, data: Any) -> Element:
-        data = tf_data.none_for_optionals(data)
+        data = read(data)
         element = cut(data, mine * local_replicas, replicas)
         # The first batch tells whether workers read the same data; the others are not worth the time.
         first = tf.equal(index, 0)

@@ -25,7 +25,16 @@ from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.layout import Layout, flat
 from tfdist.training.multi_worker import saving
 from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import compiled, layers, metrics, optimizers, replica_step, step, unlike_rows
+from tfdist.training.replica import (
+    compiled,
+    layers,
+    metrics,
+    optimizers,
+    replica_step,
+    step,
+    unlike_rows,
+    whole_inputs,
+)
 from tfdist.training.sharding import sharding
 
 _untraced = tf.autograph.experimental.do_not_convert
@@ -236,12 +245,12 @@ class _Steps:
                 if element is None:
                     break
                 if self._tried.is_due:
-                    if not self._tried.look(_slices(element, whole=whole)):
+                    if not self._tried.look(_slices(element, self._strategy, whole=whole)):
                         self._run.forget()
                     self._tried.warn()
                 logs, left = self._run(element, whole=whole), left - 1
                 if clock.counts_examples:
-                    self._note_trained([_examples(element, whole=whole)])
+                    self._note_trained([_examples(element, self._strategy, whole=whole)])
         finally:
             clock.end()
             self._seconds += time.monotonic() - began
@@ -317,7 +326,7 @@ class _Replicated:
 
     def _whole(self, element: Any) -> Any:
         """Return a whole batch, of which each replica will compute its part, as tensors."""
-        data = tensors(element)
+        data = batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
             unlike_rows.require_none(data)
         return data
@@ -386,6 +395,7 @@ class _Replicated:
 
     def _on_own_data(self, data: Any) -> Any:
         """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
+        data = whole_inputs.wrapped(data, self._strategy.whole_inputs)
         return self._run_on_replica(data, step.rows_of(data), None)
 
     def _on_own_part(self, data: Any) -> Any:
@@ -412,12 +422,12 @@ class _OfSize(_Replicated):
                 count, key = int(element.rows), element.layout.key
             else:
                 require_whole(whole)
-                data = tensors(element)
+                data = batch_of(element, self._strategy)
                 unlike_rows.require_none(data)
                 count, key = int(step.rows_of(data)), "whole"
                 _, data = step.part_of(data, *self._strategy.position)
             leaves = flat((data,))
-            key = f"{key} of {count}: {[getattr(leaf, 'shape', None) for leaf in leaves]}"
+            key = f"{key} of {count}: {[tf.type_spec_from_value(leaf) for leaf in leaves]}"
             if key not in self._traced:
                 function = tf.function(_untraced(functools.partial(self._of_size, data, count)))
                 self._traced[key] = function.get_concrete_function(*leaves)
@@ -449,19 +459,24 @@ def require_whole(whole: bool) -> None:
         )
 
 
-def _slices(element: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
+def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
     """Return the number of examples and the data of replicas of this worker."""
     if isinstance(element, Batch):
         return element.layout.slices(element.tensors)
-    data = tensors(element) if whole else tf_strategies.first_local_value(element)
+    data = batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
     return [(step.rows_of(data), data)]
 
 
-def _examples(element: Any, *, whole: bool) -> int:
+def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
     """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
     if isinstance(element, Batch):
         return int(element.rows)
-    return int(step.rows_of(tensors(element))) if whole else 0
+    return int(step.rows_of(batch_of(element, strategy))) if whole else 0
+
+
+def batch_of(element: Any, strategy: Any) -> Any:
+    """Return a single batch as tensors, with `Whole` inputs where the strategy names some."""
+    return whole_inputs.wrapped(tensors(element), strategy.whole_inputs)
 
 
 def tensors(element: Any) -> Any:

@@ -1,7 +1,7 @@
 """What a `tf.distribute.Strategy` needs for Keras' `fit` to be right under it: a mix-in for tfdist's strategies."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,11 @@ from tfdist.compat.keras import calls as keras_calls
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.training import call_ends, callbacks, process_end
 from tfdist.training import model as models
 from tfdist.training.checks import untested
-from tfdist.training.data import Input, Source, Tee
+from tfdist.training.data import Input, Source, Tee, in_parts
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import optimizers, step
 from tfdist.training.sharding import saving
@@ -55,6 +55,34 @@ class KerasTraining:
     @loss_reduction.setter
     def loss_reduction(self, value: str) -> None:
         vars(self)["_loss_reduction"] = validation.one_of("loss_reduction", value, ("detect", "mean", "sum"))
+
+    @property
+    def whole_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that are no examples, such as the edges of one graph: every replica is given them whole.
+
+        The others tell how many examples a batch has. A name is a key of ``x`` or its number, where ``x`` is a dict or
+        a tuple; deeper ones have slashes. It is to be set before `fit`, for batches of a dataset or a generator: Keras
+        refuses arrays of unlike lengths. All workers must read the same dataset.
+
+        Guaranteed: the numbers of one device, in `fit`, `evaluate`, `predict` and the methods for one batch.
+
+        Raises:
+            ConfigTypeError: it is set to something else than names.
+
+        Example:
+            >>> strategy.whole_inputs = ["edges"]             # doctest: +SKIP
+        """
+        return vars(self).get("_whole_inputs", ())
+
+    @whole_inputs.setter
+    def whole_inputs(self, value: Sequence[str | int]) -> None:
+        if isinstance(value, str) or not all(type(name) in (str, int) for name in value):
+            raise ConfigTypeError(
+                f"whole_inputs is {value!r}; it must be a list of names of inputs, such as ['edges'].",
+                name="whole_inputs",
+                received=value,
+            )
+        vars(self)["_whole_inputs"] = tuple(map(str, value))
 
     @property
     def workers(self) -> Workers:
@@ -122,6 +150,12 @@ class KerasTraining:
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:
             self._refuse_keras("experimental_distribute_dataset")
+            if self.whole_inputs and tf_strategies.replica_count(self) > 1:
+                index, count = self._position
+                replicas = tf_strategies.slices_of_replicas(self.extended)  # type: ignore[attr-defined]
+                slices = [index * self._slices + one for one in replicas]
+                parts = in_parts(dataset, self._workers, slices, count * self._slices, self.whole_inputs)
+                return super().distribute_datasets_from_function(lambda context: parts, options)  # type: ignore[misc]
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)
@@ -133,6 +167,7 @@ class KerasTraining:
             position=self._position,
             expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
+            whole=self.whole_inputs,
             tee=self.tee,
         )
         call_ends.at_end(caller, distributed.end)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from data_cases import strategy
+from hearing import heard
 
 import tfdist
 
@@ -81,6 +82,127 @@ def refused(name: str) -> dict[str, list[str]]:
         "test_on_batch": raised(lambda: plain.test_on_batch(*graph(20))),
         "predict_on_batch": raised(lambda: plain.predict_on_batch(graph(20)[0])),
     }
+
+
+class Asked(keras.Model):
+    """Computes a number for each node that is asked for, of all nodes of a graph and their neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = keras.layers.Embedding(9, 2)
+        self.own, self.of_others, self.last = (keras.layers.Dense(2) for _ in range(3))
+
+    def call(self, given: dict[str, Any]) -> Any:
+        """Take what the nodes and their neighbours have, and of that the rows of the examples."""
+        nodes = tf.concat([given["nodes"], self.named(given["kind"])], axis=1)
+        source, target = tf.unstack(given["all edges"], axis=1)
+        brought = tf.math.unsorted_segment_sum(tf.gather(self.of_others(nodes), source), target, tf.shape(nodes)[0])
+        near = keras.ops.matmul(given["near"], brought)
+        return self.last(tf.nn.tanh(tf.gather(self.own(nodes) + brought + near, given["asked"][:, 0])))
+
+
+WHOLE = ("all edges", "x/kind", "nodes", "near")
+TARGETS = np.random.RandomState(2).normal(size=(NODES, 2)).astype(np.float32)
+
+
+def asked(nodes: Any) -> tuple[dict[str, Any], Any]:
+    """Return the graph with these nodes as examples, and their targets."""
+    near = tf.sparse.from_dense(np.eye(NODES, k=1, dtype=np.float32) + np.eye(NODES, k=-3, dtype=np.float32))
+    kind = tf.constant(np.arange(NODES) ** 2 % 7, tf.int32)  # some several times, and two of them by nobody
+    whole = {"all edges": tf.constant(EDGES), "kind": kind, "nodes": tf.constant(FEATURES), "near": near}
+    return {"asked": tf.reshape(nodes, [-1, 1]), **whole}, tf.gather(tf.constant(TARGETS), nodes)
+
+
+def whole(name: str) -> dict[str, list[float]]:
+    """Train, test and predict on some nodes of a graph, of which replicas have all inputs but these whole."""
+    scope = strategy(name)
+    if name != "one":
+        scope.whole_inputs = WHOLE
+    with scope.scope():
+        keras.utils.set_random_seed(1)
+        made = Asked()
+        made.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        made(asked([1])[0])
+    batches = tf.data.Dataset.range(NODES - 1).shuffle(NODES, seed=3).batch(4).map(asked)
+    fitted = made.fit(batches, epochs=2, verbose=0, validation_data=batches)
+    found = dict(fitted.history)
+    found["evaluate"] = made.evaluate(batches, verbose=0)
+    found["predict"] = made.predict(batches.map(lambda x, y: x), verbose=0).ravel().tolist()
+    found["train_on_batch"] = list(map(float, made.train_on_batch(*asked([3, 5, 7]))))
+    found["test_on_batch"] = list(map(float, made.test_on_batch(*asked([3, 8]))))
+    found["predict_on_batch"] = np.ravel(made.predict_on_batch(asked([2, 4, 1])[0])).tolist()
+    found["weights"] = np.concatenate([np.ravel(w) for w in made.get_weights()]).tolist()
+    if name != "one":
+        scope.whole_inputs = ()
+    return found
+
+
+def looped(name: str) -> list[float]:
+    """Train in a loop of the user's own on replicas that have the graph whole; return the weights."""
+    scope = strategy(name)
+    batches = tf.data.Dataset.range(NODES - 1).batch(5).map(asked)
+    if name != "one":
+        scope.whole_inputs = WHOLE
+        batches = scope.experimental_distribute_dataset(batches)
+        scope.whole_inputs = ()
+    with scope.scope():
+        keras.utils.set_random_seed(1)
+        made, optimizer = Asked(), keras.optimizers.SGD(0.1)
+        made(asked([1])[0])
+        optimizer.build(made.trainable_variables)
+
+    @tf.function(reduce_retracing=True)
+    def train(batch: Any) -> None:
+        def on_replica(given: Any) -> None:
+            x, y = given
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((made(x) - y) ** 2) / 5.0
+            gradients = tape.gradient(loss, made.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, made.trainable_variables, strict=True))
+
+        scope.run(on_replica, args=(batch,))
+
+    for batch in batches:
+        train(batch)
+    return np.concatenate([np.ravel(w) for w in made.get_weights()]).tolist()
+
+
+def eagerly(name: str) -> list[str]:
+    """Return what is said where a table is looked up by a whole input, and the model runs eagerly."""
+    scope = strategy(name)
+    scope.whole_inputs = WHOLE
+    with scope.scope():
+        made = Asked()
+        made.compile("sgd", "mse", run_eagerly=True)
+        made(asked([1])[0])
+    with heard() as said:
+        made.train_on_batch(*asked([3, 5, 7]))
+        made.train_on_batch(*asked([3, 5]))
+    scope.whole_inputs = ()
+    return [sentence.replace(made.named.embeddings.path, "THE TABLE") for sentence in said]
+
+
+def misnamed(name: str) -> dict[str, Any]:
+    """Name inputs that a batch does not have, all that it has, and some where workers have data of their own."""
+    scope = strategy(name)
+    made = model(scope.scope())
+    own = tf.data.Options()
+    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    found = {}
+    cases = {"other": ["edge"], "target": ["y"], "all": ["edges", "nodes"], "own data": ["edges"]}
+    for kind, names in cases.items():
+        scope.whole_inputs = names
+        data = batches(12).with_options(own) if kind == "own data" else batches(12)
+        calls = {"fit": lambda data=data: made.fit(data, verbose=0)}
+        if kind != "own data":
+            calls["batch"] = lambda: made.train_on_batch(*graph(12))
+        for way, call in calls.items():
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - which one is what is asked
+                found[f"{kind} {way}"] = [type(error).__name__, getattr(error, "name", ""), str(error)]
+        scope.whole_inputs = ()
+    return found
 
 
 def on_one_replica(name: str) -> dict[str, list[float]]:

@@ -266,6 +266,56 @@ def on_one_device(name: str, references: str, *, rows: int, evaluates: bool) -> 
         return {key: arrays[key] for key in arrays if evaluates or not key.startswith(("val_", "predict", "evaluate"))}
 
 
+class Take(keras.layers.Layer):
+    """Takes the rows of a table that examples name."""
+
+    def call(self, table: Any, places: Any) -> Any:
+        return keras.ops.take(table, places[:, 0], axis=0)
+
+    def compute_output_shape(self, table_shape: Any, places_shape: Any) -> Any:
+        return places_shape[0], table_shape[1]
+
+
+def _asked() -> keras.Model:
+    layers = keras.layers
+    kind, table = keras.Input(batch_shape=(9,), dtype="int32", name="kind"), keras.Input(batch_shape=(9, 3), name="tab")
+    places = keras.Input((1,), dtype="int32", name="places")
+    nodes = layers.Dense(4, "tanh")(layers.Concatenate()([table, layers.Embedding(7, 4)(kind)]))
+    x = layers.Dense(5, "tanh", kernel_regularizer="l2")(Take()(nodes, places))
+    return keras.Model({"kind": kind, "places": places, "tab": table}, layers.Dense(2)(x))
+
+
+def whole_inputs(mesh: str) -> dict[str, Any]:
+    """Train on rows of a table that each replica and micro-batch has whole; return how far all is from one device."""
+    scope = strategy(mesh)
+    whole = {"kind": tf.constant([1, 4, 4, 0, 2, 2, 2, 5, 1]), "tab": tf.constant(Z[:9])}
+
+    def batch(rows: Any) -> Any:
+        places = tf.cast(rows[:, None] * 5 % 9, tf.int32)
+        return {"places": places, **whole}, tf.gather(tf.constant(Y, tf.float32), rows)
+
+    def trained(model: keras.Model) -> dict[str, Any]:
+        batches = tf.data.Dataset.range(ROWS).batch(BATCH).map(batch)
+        fitted = model.fit(batches, epochs=2, verbose=0, validation_data=batches).history
+        predicted = model.predict(batches.map(lambda x, y: x), verbose=0)
+        weights = np.concatenate([weight.ravel() for weight in model.get_weights()])
+        return {**fitted, "predict": predicted, "weights": weights}
+
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(7)
+        model = _asked()
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+        return model
+
+    scope.whole_inputs = ["kind", "tab"]
+    with scope.scope():
+        found = trained(made())
+    scope.whole_inputs = ()
+    wanted = trained(made()) if RANK == 0 else {}
+    distances = {key: float(np.max(np.abs(np.subtract(found[key], one)))) for key, one in wanted.items()}
+    return {"far": {key: distance for key, distance in distances.items() if not distance < 1e-5}}
+
+
 class Noted(keras.layers.Layer):
     """Notes when its forward and its backward pass run, as F and B, and that it is traced, by its name."""
 

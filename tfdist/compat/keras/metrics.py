@@ -58,6 +58,20 @@ def ignore_weights(metric: keras.Metric) -> None:
         own["update_state"] = lambda values, sample_weight=None: update(values)
 
 
+def scale_weights(metric: keras.Metric, factor: Callable[[], tf.Tensor | None]) -> None:
+    """Let one mean multiply each weight that it is given by ``factor()``, unless that is None; once."""
+    own = vars(metric)
+    if "_tfdist_scaled" not in own:
+        own["_tfdist_scaled"] = update = own.get("update_state", functools.partial(type(metric).update_state, metric))
+
+        def scaled(values: Any, sample_weight: Any = None) -> None:
+            by = None if sample_weight is None else factor()
+            weight = sample_weight if by is None else tf.cast(sample_weight, by.dtype) * by
+            update(values, sample_weight=weight)
+
+        own["update_state"] = scaled
+
+
 def override_result(metric: keras.Metric, result: Callable[[keras.Metric], Any]) -> None:
     """Let one metric object give ``result(metric)`` as its result, once."""
     vars(metric).setdefault("result", functools.partial(result, metric))

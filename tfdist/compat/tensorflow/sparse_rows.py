@@ -83,10 +83,13 @@ def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, t
 
     def kind(part: tf.Tensor, repeated: bool) -> RowKind:
         marked = _marked(part.op)
-        if marked is not None or repeated:
-            return marked or RowKind.OWN
-        if origins.is_common(part):
+        if marked is not None:
+            return marked
+        common = origins.are_common(part)
+        if common is not None and (common or not repeated):
             return RowKind.COMMON
+        if repeated:
+            return RowKind.OWN
         return RowKind.DISTINCT if _is_distinct(part) else RowKind.OWN
 
     return [(part, here, kind(part, repeated)) for part, repeated, here in _concatenated(indices, examples)]
@@ -162,6 +165,17 @@ def marked(indices: tf.Tensor, kind: RowKind) -> tf.Tensor:
     return tf.identity(indices, name=_MARKS[kind])
 
 
+def hands_on_common(tensor: Any) -> bool:
+    """Return whether a tensor has the elements of one that is marked as common to all replicas."""
+    if not isinstance(tensor, tf.Tensor) or _is_eager(tensor):
+        return False
+    while _marked(tensor.op) is not RowKind.COMMON:
+        if tensor.op.type not in _HAND_ON:
+            return False
+        tensor = tensor.op.inputs[0]
+    return True
+
+
 def _marked(op: tf.Operation) -> RowKind | None:
     """Return the kind that an operation says its indices are of, or None."""
     return next((kind for kind, mark in _MARKS.items() if op.type == "Identity" and mark in op.name), None)
@@ -208,7 +222,14 @@ def _fixed_batch_sizes(graph: Any) -> set[int]:
     while _is_inside(graph):
         graph = graph.outer_graph
     given = [one for one in getattr(graph, "inputs", ()) if one.shape.rank and _outside(one) is None]
+    given = [one for one in given if not _becomes_common(one)]
     return {one.shape[0] for one in given if (one.shape[0] or 0) > 1}
+
+
+def _becomes_common(given: tf.Tensor) -> bool:
+    """Return whether an argument is an input that is marked as common to all replicas."""
+    readers = [op for op in given.consumers() if op.type == "Identity"]
+    return any(_marked(op) is RowKind.COMMON or _becomes_common(op.outputs[0]) for op in readers)
 
 
 def _is_inside(graph: Any) -> bool:
@@ -239,10 +260,13 @@ class _Origins:
     def __init__(self) -> None:
         self._twins = _Twins()
 
-    def is_common(self, tensor: tf.Tensor) -> bool:
-        """Return whether a value depends neither on what examples hold nor on how many there are."""
+    def are_common(self, tensor: tf.Tensor) -> bool | None:
+        """Return None for a value that depends on what examples hold or on how many there are.
+
+        For another one, return whether it comes from an input that is marked as common to all replicas.
+        """
         seen: set[Any] = set()
-        ahead = [tensor]
+        ahead, is_of_input = [tensor], False
         while ahead:
             one = ahead.pop()
             if one.ref() in seen:
@@ -250,9 +274,10 @@ class _Origins:
             seen.add(one.ref())
             further = self._hangs_on(one)
             if further is None:
-                return False
+                return None
+            is_of_input = is_of_input or _marked(one.op) is RowKind.COMMON
             ahead.extend(further)
-        return True
+        return is_of_input
 
     def _hangs_on(self, tensor: tf.Tensor) -> list[tf.Tensor] | None:
         """Return those tensors which have to be common for this one to be; None: it is not."""
@@ -319,7 +344,9 @@ class _Twins:
         op, needed = tensor.op, [self._twins[one.ref()] for one in _needed(tensor)]
         made: list[tf.Tensor] = []
         with self._graph.as_default():
-            if _outside(tensor) is not None and needed:
+            if _marked(op) is RowKind.COMMON:
+                made = [_placeholder(tensor, _with_some_sizes(tensor.shape))]
+            elif _outside(tensor) is not None and needed:
                 made = needed
             elif needed and op.type == "ResourceGather":
                 made = [_placeholder(tensor, needed[0].shape.concatenate(tensor.shape[op.inputs[1].shape.rank or 0 :]))]
@@ -354,6 +381,8 @@ def _is_copied(op: tf.Operation) -> bool:
 
 def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Return the tensors whose twins have to be there first."""
+    if _marked(tensor.op) is RowKind.COMMON:
+        return []
     outer = _outside(tensor)
     if outer is not None:
         return [] if _is_eager(outer) or outer.dtype == tf.resource else [outer]
@@ -371,5 +400,11 @@ def _shape_of_source(tensor: tf.Tensor) -> tf.TensorShape:
     if not shape.rank or op.type == "ReadVariableOp" or _outside(tensor) is not None:
         return shape
     if op.type in _INPUTS or (op.type == "Placeholder" and not _is_inside(tensor.graph)):
-        return tf.TensorShape([None, *(_SOME_SIZE if size is None else size for size in shape[1:])])
+        return tf.TensorShape([None]).concatenate(_with_some_sizes(shape[1:]))
     return tf.TensorShape([None] * shape.rank)
+
+
+def _with_some_sizes(shape: tf.TensorShape) -> tf.TensorShape:
+    if shape.rank is None:
+        return shape
+    return tf.TensorShape([_SOME_SIZE if size is None else size for size in shape])

@@ -7,12 +7,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras.symbolic import graphs
+from tfdist.compat.tensorflow import sparse_rows
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
 from tfdist.training.judging import Verdict
-from tfdist.training.replica import step
+from tfdist.training.replica import step, whole_inputs
 
 
 class MicroStep(step.Step):
@@ -117,12 +118,14 @@ class MicroBatch:
         index: that number.
         global_rows: examples of all replicas.
         counts: whether its rows are examples; a replica without examples computes with a copy of one.
+        example_weight: of an example in Keras' mean of losses over batches.
         flow_of: returns what flows through the model, given what its graph takes.
 
     Attributes:
         inputs: what the model's graph takes, flat.
         flow: what flows through the model.
         share: its part of the examples of all replicas.
+        weight: of its loss in Keras' mean over batches.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class MicroBatch:
         index: int,
         global_rows: int,
         counts: bool,
+        example_weight: float,
         flow_of: Callable[[list[Any]], Flow],
     ) -> None:
         self.number = number
@@ -144,11 +148,21 @@ class MicroBatch:
         self.counted = self.rows if counts else 0
         self.index = index
         self.share = self.counted / global_rows
+        self.weight = self.counted * example_weight
         self._begin_step = begin_step
-        x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(step.slice_rows(data, begin, end))
+        x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(
+            whole_inputs.plain(step.slice_rows(data, begin, end))
+        )
         self.inputs = graphs.standardized(division.graph, x)
+        self._common = [sparse_rows.hands_on_common(one) for one in self.inputs]
         self._require_dense(division)
         self.flow = flow_of(self.inputs)
+
+    def marked(self, inputs: list[Any]) -> list[Any]:
+        """Return the inputs, in a function that is given them, with marks on those that are whole."""
+        kind = sparse_rows.RowKind.COMMON
+        pairs = zip(inputs, self._common, strict=True)
+        return [sparse_rows.marked(one, kind) if common else one for one, common in pairs]
 
     def step(self, index: tf.Tensor) -> MicroStep:
         """Return the step of this micro-batch, or of one with as many rows and another index."""

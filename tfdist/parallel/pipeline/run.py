@@ -263,7 +263,7 @@ class Run:
         with microbatch.step(given.index) as current:
             inside = graphs.call_of_model(self._model, training=self._training)
             with scope, inside, kept.keeping(self._kept):
-                values, numbered = flow.run(part, given.inputs, given.taken)
+                values, numbered = flow.run(part, microbatch.marked(given.inputs), given.taken)
                 regularized = [one.regularizer(value) for one, value in weights if one.regularizer is not None]
                 adding = [*scope.losses, *regularized]
                 parts = [tf.reduce_sum(tf.cast(one, keras.backend.floatx())) for one in adding]
@@ -289,9 +289,9 @@ class Run:
         if made.outputs:
             self.found.outputs[work.microbatch] = made.outputs
         if made.loss is not None:
-            keras_model.loss_tracker(self._model).update_state(made.loss, sample_weight=microbatch.counted)
+            keras_model.loss_tracker(self._model).update_state(made.loss, sample_weight=microbatch.weight)
         if made.added is not None:
-            counted = made.added * tf.cast(microbatch.counted, made.added.dtype)
+            counted = made.added * tf.cast(microbatch.weight, made.added.dtype)
             self.found.added = counted if self.found.added is None else self.found.added + counted
         if not self._training:
             return

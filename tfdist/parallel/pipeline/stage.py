@@ -28,7 +28,7 @@ from tfdist.parallel.schedules.table import Schedule, Work
 from tfdist.parallel.schedules.timeline import in_one_order
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import metrics, replica_step, results, step
+from tfdist.training.replica import metrics, replica_step, results, step, whole_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,7 @@ class StageStep:
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
         self._known: counts.Sums = []
+        self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
         self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
 
@@ -253,6 +254,7 @@ class StageStep:
         for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
             keras_metrics.ignore_weights(metric)
         rows = self._rows(global_rows)
+        self._example_weight = _example_weight(data, global_rows)
         there = max(rows, 1)
         count = min(self._pipe.microbatches if most is None else most, there)
         bounds = [there * number // count for number in range(count + 1)]
@@ -276,6 +278,7 @@ class StageStep:
                 index=self._pipe.replica * self._pipe.microbatches + number,
                 global_rows=global_rows,
                 counts=rows > 0,
+                example_weight=self._example_weight,
                 flow_of=functools.partial(flow_of, end - begin),
             )
             made.append(one)
@@ -304,7 +307,8 @@ class StageStep:
         specs = microbatches[0].flow.specs
         outputs = [tf.zeros([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
         if any(number is not None for number in microbatches[0].flow.masks):
-            inputs = graphs.standardized(self._division.graph, keras.utils.unpack_x_y_sample_weight(data)[0])
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(data))
+            inputs = graphs.standardized(self._division.graph, x)
             whole = Flow(self._model, self._division, inputs, training=training)
             outputs = counts.with_masks(outputs, whole, inputs)
         self._known += counts.divisors(self._model, self._division, data, current, outputs)
@@ -369,7 +373,7 @@ class StageStep:
                 if gradient is not None:
                     accumulated = found.gradients.setdefault(id(weight), Accumulated())
                     accumulated.add(tf.convert_to_tensor(gradient), -1, 0)
-        counted = total * tf.cast(current.rows, total.dtype)
+        counted = total * tf.cast(current.rows, total.dtype) * self._example_weight
         return counted if found.added is None else found.added + counted
 
     def _is_first(self, weight: Any) -> bool:
@@ -442,7 +446,7 @@ class StageStep:
                 total = keras_model.loss_tracker(self._model).total
                 total.assign_add(tf.cast(added, total.dtype))
         if self._pipe.is_last:
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(data))
             y_pred = graphs.packed(self._division.graph, _outputs(found, microbatches))
             self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         totals.restore()
@@ -468,6 +472,12 @@ class StageStep:
                 value = self._pipe.between.broadcast(value, key=key, root=self._pipe.stages - 1)
             outputs.append(value)
         return outputs
+
+
+def _example_weight(data: Any, global_rows: int) -> float:
+    """Return the weight of an example in the mean of losses over batches: Keras counts rows of the first input."""
+    whole = whole_inputs.first(data)
+    return 1.0 if whole is None else int(whole.value.shape[0]) / global_rows
 
 
 def _outputs(found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:

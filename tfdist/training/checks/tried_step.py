@@ -19,7 +19,6 @@ from tfdist.compat.keras import metrics as keras_metrics
 from tfdist.compat.keras import model as keras_model
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
@@ -27,7 +26,7 @@ from tfdist.training.checks import advice, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
 from tfdist.training.judging import Dependence, Rules
 from tfdist.training.layout import flat
-from tfdist.training.replica import metrics, replica_step, step
+from tfdist.training.replica import metrics, replica_step, step, whole_inputs
 
 # of random numbers, over which a step's values are averaged
 _DRAWS = 8
@@ -115,7 +114,7 @@ class TriedStep:
         self._together: tuple[int, Rules, Any] | None = None  # what was traced last of several parts
         self._structure = data
         self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
-        self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
+        self._specs = [_spec(leaf) for leaf in flat((data,))]
         for _ in range(2):
             alone = tf.function(self._alone, autograph=False)
             self._traced = alone.get_concrete_function(*self._options, *self._specs)
@@ -325,11 +324,11 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
 
 def joined(*nests: Any) -> Any:
     """Return the rows of several nests; of what has no rows, the first."""
+    return tf.nest.map_structure(whole_inputs.joined, *nests, expand_composites=False)
 
-    def of_leaf(*leaves: Any) -> Any:
-        return leaves[0] if leaves[0] is None or leaves[0].shape.rank == 0 else tf_data.joined(*leaves)
 
-    return tf.nest.map_structure(of_leaf, *nests, expand_composites=False)
+def _spec(leaf: Any) -> tf.TypeSpec:
+    return tf.type_spec_from_value(leaf) if isinstance(leaf, whole_inputs.Whole) else tf_trial.relaxed(leaf)
 
 
 def _ones(metric: keras.Metric) -> Any:

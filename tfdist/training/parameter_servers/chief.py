@@ -33,7 +33,7 @@ from tfdist.training.parameter_servers import lookups, prediction, remote
 from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
 from tfdist.training.parameter_servers.update import Update
 from tfdist.training.parameter_servers.workplan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
-from tfdist.training.replica import metrics, step, unlike_rows
+from tfdist.training.replica import metrics, step, unlike_rows, whole_inputs
 
 _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -204,7 +204,7 @@ class _Steps:
                 element = next(batches, None)
             if element is None:
                 break
-            batch = as_batch(element, self._chief.parts)
+            batch = as_batch(element, self._chief.strategy, self._chief.parts)
             if alone:
                 logs = self._in_turn(batch)
                 if not isinstance(element, Batch):  # a single call: nobody would wait for it later
@@ -419,7 +419,7 @@ class _Predictions:
     def _call(self, batches: list[Any]) -> Any:
         scheduler, tasks = self._chief.scheduler, []
         for element in batches:
-            batch = as_batch(element, 1)
+            batch = as_batch(element, self._chief.strategy, 1)
             if batch.layout.key not in self._functions:
                 with step_clock().during(Phase.TRACE):
                     self._functions[batch.layout.key] = prediction.Prediction(
@@ -451,11 +451,11 @@ def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: A
     return chief.scheduler.submit(lambda worker: compute(chief.devices[worker], counts, state, leaves), kind=compute)
 
 
-def as_batch(element: Any, parts: int) -> Batch:
+def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
     """Return a batch of the pipeline as it is, and a single one cut into parts."""
     if isinstance(element, Batch):
         return element
-    data = models.tensors(element)
+    data = models.batch_of(element, strategy)
     if parts > 1:
         unlike_rows.require_none(data)
     slices = tuple(step.parts_of(data, 0, parts, parts))
@@ -468,7 +468,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
         return present
-    leaves = [tf_data.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    leaves = [whole_inputs.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
     return [(0, batch.rows, leaves)]
 
 

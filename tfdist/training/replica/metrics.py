@@ -41,6 +41,8 @@ def adapt(model: keras.Model) -> None:
     for number, metric in enumerate(keras_model.metrics(model)):
         keras_metrics.weigh_lone_numbers(metric, _weighed)
         keras_metrics.override_update(metric, functools.partial(_updated, number))
+    if (tracker := keras_model.loss_tracker(model)) is not None:
+        keras_metrics.scale_weights(tracker, _share_by_whole)
 
 
 def _weighed(
@@ -60,6 +62,12 @@ def _weighed(
     if rule == "sum":
         value = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))
     return value, current.share
+
+
+def _share_by_whole() -> tf.Tensor | None:
+    """Return this replica's share, where Keras weighs its loss by rows that all replicas have."""
+    current = step.current()
+    return current.share if current is not None and current.counts_by_whole else None
 
 
 def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> None:

@@ -14,11 +14,18 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import strategies as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.monitor.process import step_clock
 from tfdist.monitor.recording import graph
 from tfdist.training import loss_scale
 from tfdist.training.reduction import reducer, replica_sums
 from tfdist.training.replica import shards, step
 from tfdist.training.sharding import sharding
+
+_OF_A_TABLE = (
+    "the model runs eagerly, and looks up the table {!r}: by examples or by strategy.whole_inputs, tfdist cannot tell. "
+    "Rows that whole inputs look up are there once for each replica then, of which Adam and other optimizers that "
+    "square gradients make another update than on one device. Leave run_eagerly=True out."
+)
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -78,7 +85,21 @@ def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
     if current is None or current.sink is None:
         apply_here(optimizer, list(grads), trainable_variables)
     else:
-        current.sink.apply(optimizer, list(grads), trainable_variables)
+        grads = list(grads)
+        if current.has_whole_inputs and tf.executing_eagerly() and current.group.size > 1:
+            tables = (v for g, v in zip(grads, trainable_variables or (), strict=False) if _is_sparse(g))
+            for table in tables:
+                _warn_of_table(table.path)
+        current.sink.apply(optimizer, grads, trainable_variables)
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+@functools.cache  # once for all replicas and steps
+def _warn_of_table(path: str) -> None:
+    step_clock().warn(_OF_A_TABLE.format(path))
 
 
 def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:

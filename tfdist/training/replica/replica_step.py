@@ -13,7 +13,18 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import model as keras_model
-from tfdist.training.replica import across, compiled, layers, losses, metrics, optimizers, results, states, step
+from tfdist.training.replica import (
+    across,
+    compiled,
+    layers,
+    losses,
+    metrics,
+    optimizers,
+    results,
+    states,
+    step,
+    whole_inputs,
+)
 
 
 class ReplicaStep:
@@ -51,7 +62,10 @@ class ReplicaStep:
             shares: what `step.Step` is told of the part.
         """
         adapt(self._model, self._unseeded)
+        given, data = data, whole_inputs.plain(data)
         with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.exchanging(current):
+            current.has_whole_inputs = whole_inputs.is_in(given)
+            current.counts_by_whole = whole_inputs.first(given) is not None
             if tf.executing_eagerly():
                 current.meeting = functools.partial(keras_model.added_losses_kept, self._model)
             sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
@@ -103,6 +117,7 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: step.Step) ->
     """
     keras_model.use_global_seed_generator(unseeded)
     layers.adapt(model, unseeded)
+    data = whole_inputs.plain(data)
     with current:
         outputs = compiled.program(lambda: model.predict_step(data)) if model.jit_compile else model.predict_step(data)
         return step.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))

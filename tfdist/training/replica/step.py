@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.training.judging import Rules, Verdict
 from tfdist.training.reduction import replica_sums
+from tfdist.training.replica.whole_inputs import Whole
 
 _current = threading.local()
 
@@ -118,6 +119,10 @@ class Step:
         self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64))
         #: 1 where this replica has examples, else 0, float32 scalar
         self.present = tf.cast(self.rows > 0, tf.float32)
+        #: whether Keras weighs the batch's loss by the rows of an input that every replica has whole
+        self.counts_by_whole = False
+        #: whether some inputs are whole
+        self.has_whole_inputs = False
         #: optimizers whose loss was weighted by `share` before its gradient was taken
         self.weighted: set[int] = set()
         #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric
@@ -227,9 +232,9 @@ def not_logged_as_itself(name: str) -> UnsupportedError:
 
 
 def rows_of(data: Any) -> tf.Tensor:
-    """Return the number of examples in a batch: the leading dimension of its first tensor that has one."""
+    """Return the number of examples in a batch: the leading dimension of the first tensor that has one and is cut."""
     for leaf in tf.nest.flatten(data, expand_composites=False):
-        if leaf is None:
+        if leaf is None or isinstance(leaf, Whole):
             continue
         if isinstance(leaf, tf.RaggedTensor):
             return tf.cast(leaf.nrows(), tf.int32)
@@ -241,11 +246,11 @@ def rows_of(data: Any) -> tf.Tensor:
 
 
 def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars are left whole."""
+    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars and what is `Whole` are left as they are."""
 
     def rows(leaf: Any) -> Any:
-        if leaf is None:
-            return None
+        if leaf is None or isinstance(leaf, Whole):
+            return leaf
         if isinstance(leaf, tf.SparseTensor):
             shape = tf.unstack(leaf.dense_shape)
             start = tf.stack([tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (len(shape) - 1))

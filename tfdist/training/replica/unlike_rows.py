@@ -10,31 +10,29 @@ import re
 from typing import Any
 from urllib.parse import quote, unquote
 
-import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
+from tfdist.training.replica.whole_inputs import Whole, named
 
 _MARK = "tfdist compares the rows of "
 _SAID = re.compile(re.escape(_MARK) + r"(\S*)\] \[([\d ]+)\]")
-# what Keras calls the elements of a batch that is a tuple
-_PARTS = ("x", "y", "sample_weight")
 
 
 def require_none(data: Any) -> None:
     """Raise if inputs of a batch have unlike numbers of rows; in a graph, also when a batch comes that has.
 
     Args:
-        data: a batch, a nest; numbers without an axis and None have no rows.
+        data: a batch, a nest; numbers without an axis, None and what is `Whole` have no rows.
 
     Raises:
         UnsupportedError: of numbers that are known now. In a graph TensorFlow raises an error for the others, see
             `found_in`.
     """
     names, rows = [], []
-    for path, leaf in keras.tree.flatten_with_path(data):
-        if leaf is not None and leaf.shape.rank != 0:
-            names.append(_name(data, path))
+    for name, leaf in named(data):
+        if leaf is not None and not isinstance(leaf, Whole) and leaf.shape.rank != 0:
+            names.append(name)
             rows.append(_rows(leaf))
     known = {count for count in rows if isinstance(count, int)}
     if len(known) > 1:
@@ -71,17 +69,10 @@ def _refusal(names: list[str], rows: list[Any]) -> UnsupportedError:
     return UnsupportedError(
         f"inputs of one batch have unlike numbers of rows: {counted}. Replicas share a batch by its rows, so every "
         "input must have one row for each example. If an example is a graph or a set, give each input one row for each "
-        "of them: a tf.RaggedTensor, or rows padded to one length. What is the same for all examples belongs in the "
-        "model, as a constant or a weight that does not train."
+        "of them: a tf.RaggedTensor, or rows padded to one length. Inputs that belong to all examples of a batch are "
+        "given whole to every replica if they are named: strategy.whole_inputs = [...]. What never changes may be in "
+        "the model, as a constant or a weight that does not train."
     )
-
-
-def _name(data: Any, path: tuple[Any, ...]) -> str:
-    if type(data) is not tuple:
-        path = ("x", *path)
-    elif len(data) <= len(_PARTS):
-        path = (_PARTS[path[0]], *path[1:])
-    return "/".join(map(str, path))
 
 
 def _rows(leaf: Any) -> int | tf.Tensor:

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import data as tf_data
 from tfdist.training.data import Input, Source
+from tfdist.training.replica import whole_inputs
 
 __all__ = ["Written", "batches", "difference", "reversed_rows"]
 
@@ -44,7 +44,7 @@ class Written:
         """Return the elements, each of which is written when it is read."""
         if self.part is not None:  # of an evaluation inside of `fit`
             return elements
-        self.part, self.spec = given.position[0], given.layout.spec[0][1]
+        self.part, self.spec = given.position[0], whole_inputs.plain_spec(given.layout.spec[0][1])
         self.is_own = given.source is Source.OWN
         return elements.enumerate().map(self._write)
 
@@ -63,7 +63,7 @@ class Written:
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
-def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int) -> list[Any]:
+def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, whole: Sequence[str] = ()) -> list[Any]:
     """Return the first global batches that the replicas of all workers were given, as nests of tensors.
 
     Args:
@@ -71,6 +71,7 @@ def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int) -> 
         parts: of each worker, the part of a batch that it has.
         spec: of a batch, None where it has no value.
         count: how many.
+        whole: names of the inputs that every replica has whole.
     """
     first_of = {part: worker for worker, part in reversed(list(enumerate(parts)))}  # others have the same examples
     files = [sorted(Path(folder, "input", f"worker-{first_of[part]}").iterdir()) for part in sorted(first_of, key=str)]
@@ -78,7 +79,8 @@ def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int) -> 
     for step in range(min(count, max(map(len, files), default=0))):
         slices = [one for of_part in files if step < len(of_part) for one in _slices(of_part[step], spec)]
         present = [data for rows, data in slices if rows] or [data for _, data in slices[:1]]
-        found.append(tf.nest.map_structure(_joined, *present, expand_composites=False))
+        wrapped = [whole_inputs.wrapped(data, whole) for data in present]
+        found.append(whole_inputs.plain(tf.nest.map_structure(whole_inputs.joined, *wrapped, expand_composites=False)))
     return found
 
 
@@ -107,16 +109,16 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
     return found
 
 
-def _joined(*rows: Any) -> Any:
-    """Return the rows of several replicas; of a scalar, which all have, the first."""
-    return rows[0] if rows[0] is None or rows[0].shape.rank == 0 else tf_data.joined(*rows)
+def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
+    """Return a batch with its examples in the reverse order.
 
-
-def reversed_rows(batch: Any) -> Any:
-    """Return a batch with its examples in the reverse order."""
+    Args:
+        batch: a nest of tensors.
+        whole: names of the inputs that are no examples.
+    """
 
     def turned(leaf: Any) -> Any:
-        if leaf is None or leaf.shape.rank == 0:
+        if leaf is None or isinstance(leaf, whole_inputs.Whole) or leaf.shape.rank == 0:
             return leaf
         if isinstance(leaf, tf.SparseTensor):
             first = leaf.dense_shape[0] - 1 - leaf.indices[:, :1]
@@ -124,7 +126,8 @@ def reversed_rows(batch: Any) -> Any:
             return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
         return tf.gather(leaf, tf.range(_rows(leaf) - 1, -1, -1))
 
-    return tf.nest.map_structure(turned, batch, expand_composites=False)
+    given = whole_inputs.wrapped(batch, whole)
+    return whole_inputs.plain(tf.nest.map_structure(turned, given, expand_composites=False))
 
 
 def difference(one: Any, other: Any) -> tuple[str, str]:

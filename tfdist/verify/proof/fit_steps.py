@@ -122,11 +122,11 @@ def under_strategy(
         with _hearing(run):
             fit(model, **given)
         strategy.tee = None
-        run.part, run.is_own = written.part or 0, written.is_own
+        run.part, run.is_own, run.whole = written.part or 0, written.is_own, list(strategy.whole_inputs)
         files.end(run)  # so that others find the part, where they are waited for
         strategy.workers.gather([0])
         parts = _parts(folder)
-        first = fit_input.batches(folder, parts, written.spec, 1)
+        first = fit_input.batches(folder, parts, written.spec, 1, whole=run.whole)
         _predict(model, first, files, run)
     run.is_done = True
     files.end(run)
@@ -149,7 +149,7 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
     run, files = Run(replicas=theirs.replicas), StateFiles(folder, kind, 0)
     adapter = batches_of_fit(arguments)
     spec = tf_data.without_nones(adapter.get_tf_dataset().element_spec)
-    under = fit_input.batches(folder, _parts(folder), spec, sum(theirs.batches))
+    under = fit_input.batches(folder, _parts(folder), spec, sum(theirs.batches), whole=theirs.whole)
     if theirs.is_own:
         run.leave_out("how the data are divided: each worker reads its own, and one device was given what they read")
         own = _in_epochs(under, theirs.batches)
@@ -158,7 +158,7 @@ def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, fo
     epochs = _same_batches(own, _in_epochs(under, theirs.batches), theirs.batches, run)
 
     if kind == REVERSED:
-        epochs = [[fit_input.reversed_rows(batch) for batch in epoch] for epoch in epochs]
+        epochs = [[fit_input.reversed_rows(batch, theirs.whole) for batch in epoch] for epoch in epochs]
     if not keras_model.is_built(model):  # Keras does it later where there is no strategy
         with contextlib.suppress(Exception):  # a model that Keras cannot build so is told below
             keras_model.symbolic_build(model, spec)

@@ -48,6 +48,7 @@ class Run:
         seen: of each step of a loop, digests of what it was given; empty where nothing was seen.
         others: of each step, what was wrong with its batch on one device: "", "rows" or "examples".
         details: of each step with other rows, which input has how many.
+        whole: names of the inputs that every replica has whole.
         said: warnings of tfdist's while the steps ran.
     """
 
@@ -66,6 +67,7 @@ class Run:
     seen: list[list[str]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
+    whole: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
     def leave_out(self, sentence: str) -> None:
