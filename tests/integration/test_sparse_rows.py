@@ -126,6 +126,37 @@ def test_indices_that_a_replica_has_once_are_distinct(indices: Any) -> None:
     assert judged(indices, WORDS) == [DISTINCT]
 
 
+@pytest.mark.parametrize("spec", [WORDS, FIXED])
+@pytest.mark.parametrize(
+    "indices",
+    [
+        lambda whole: whole,
+        lambda whole: tf.reshape(whole, [-1])[::2] % 7,
+        lambda whole: tf.gather(whole, tf.argsort(whole[:, 0])),
+        lambda whole: tf.boolean_mask(whole, whole > 2),
+        lambda whole: tf.range(tf.shape(whole)[0]) + tf.size(whole),
+        lambda whole: np.arange(12).reshape(4, 3) % 5,  # as many rows as there are in the one of a fixed size
+    ],
+)
+def test_indices_of_an_input_that_replicas_have_whole_are_all_replicas(indices: Any, spec: Any) -> None:
+    def of(tables: Tables, given: Any) -> Any:
+        del tables
+        return indices(sparse_rows.marked(tf.identity(given), COMMON))  # behind a stamp, as where steps are recorded
+
+    assert judged(of, spec) == [COMMON]
+
+
+def test_a_whole_input_with_as_many_rows_as_there_are_examples_is_all_replicas() -> None:
+    @tf.function(input_signature=[FIXED], autograph=False)
+    def kinds(given: Any) -> None:
+        whole = sparse_rows.marked(given, COMMON)
+        ((_, kind),) = sparse_rows.parts(tf.reshape(whole % 7, [-1]), examples=4)
+        ((_, other),) = sparse_rows.parts(tf.reshape(given % 7, [-1]), examples=4)
+        assert (kind, other) == (COMMON, OWN)
+
+    kinds.get_concrete_function()
+
+
 def test_rows_of_a_sparse_matrix_and_of_summed_lookups_are_distinct() -> None:
     kernel = tf.Variable(tf.ones([6, 2]))
     given = tf.sparse.from_dense(np.eye(4, 6, dtype=np.float32))
