@@ -213,7 +213,7 @@ def test_what_a_stage_sends_does_not_wait_for_what_it_computes(
 ) -> None:
     """Also with one processor for each process, for which TensorFlow would take one thread; and with that, if asked."""
     with start(forking, 2, **variables) as workers:
-        call(workers, "tfdist.bench.workers.processor:bind")
+        call(workers, "benchmarks.parallel.parallel_networks:bind")
         found = call(workers, "waiting_cases:sent", mesh="data=1,pipeline=2", folder=str(tmp_path))
     assert found == [{"saw": [True], "threads": threads}, {"saw": [], "threads": threads}]
 

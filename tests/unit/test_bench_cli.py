@@ -1,35 +1,35 @@
-"""The command's words: help, and requests that make no sense; nothing runs here."""
+"""The commands of benchmarks: requests that make no sense, names that have moved; nothing is measured here."""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.all_reduce.benchmark import ENGINES
-from tfdist.bench.parameter_server.stragglers import MODES
-from tfdist.cli.main import main
+from benchmarks.__main__ import COMMANDS, main
+from tests.unit.test_cli_help import MOST_LINES
+from tfdist.cli.bench import MOVED
+from tfdist.cli.main import main as tfdist
 
 
-def test_help_names_every_engine_and_the_conventions() -> None:
-    done = CliRunner().invoke(main, ["bench", "all-reduce", "--help"])
+@pytest.mark.parametrize("name", MOVED)
+def test_a_benchmark_that_has_moved_says_where_it_is(name: str) -> None:
+    done = CliRunner().invoke(tfdist, ["bench", name, "--rounds", "3"])
+    assert done.exit_code == 2
+    assert f"python -m benchmarks {name} --rounds 3" in done.stderr
+    assert name not in CliRunner().invoke(tfdist, ["bench", "--help"]).stdout.partition("Commands:")[2].split()
+
+
+def test_what_has_moved_is_there() -> None:
+    assert sorted(MOVED) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("columns", MOST_LINES)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_on_a_screen(name: str, columns: int) -> None:
+    done = CliRunner().invoke(main, [name, "--help"], terminal_width=columns)
     assert done.exit_code == 0
-    for word in (*ENGINES, "algbw", "busbw", "2 (n - 1) / n", "#wrong", "--plot", "--gradients"):
-        assert word in done.output
-
-
-def test_help_of_step_says_what_a_total_is() -> None:
-    done = CliRunner().invoke(main, ["bench", "step", "--help"])
-    assert done.exit_code == 0
-    for word in ("DistributedGradientTape", "1.96 standard deviations", "slowest worker", "resnet50"):
-        assert word in " ".join(done.output.split())
-
-
-def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> None:
-    done = CliRunner().invoke(main, ["bench", "parameter-server", "--help"])
-    assert done.exit_code == 0
-    told = " ".join(done.output.split())
-    for word in (*MODES, "max_staleness=0", "max_staleness=workers + 1", "is not measured here", "stopped and let go"):
-        assert word in told
+    assert len(done.output.splitlines()) <= MOST_LINES[columns]
+    assert f"python -m benchmarks {name}" in done.output.partition("Examples:")[2]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,20 @@ def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> 
         (["step", "--json", "none/report.json"], "there is no folder 'none'"),
         (["step", "--json", "."], "is a directory"),
         (["all-reduce", "--plot", "none/all-reduce.png"], "there is no folder 'none'"),
+    ],
+)
+def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(tfdist, ["bench", *arguments])
+    assert done.exit_code == 2
+    assert says in done.output
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         (["recovery", "--json", "/dev/null/report.json"], "there is no folder '/dev/null'"),
-        (["parameter-server", "--workers", "1,two"], "--workers is 'two'"),
+        (["parameter-server", "--workers", "1,two"], "workers is 'two'"),
         (["parameter-server", "--workers", "2,2"], "each once"),
         (["parameter-server", "--slow-factor", "0.5"], "--slow-factor"),
         (["parameter-server", "--rows", "1"], "--rows"),
@@ -60,8 +72,8 @@ def test_help_of_parameter_server_names_the_modes_and_what_is_not_measured() -> 
         (["pipeline", "--batch-size", "12"], "batch_size is 12 for 8 micro-batches"),
     ],
 )
-def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:
-    done = CliRunner().invoke(main, ["bench", *arguments])
+def test_a_request_to_a_benchmark_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert says in done.output
     assert not list(Path.cwd().iterdir())

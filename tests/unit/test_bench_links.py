@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.bench.workers import delays, links
-from tfdist.bench.workers.links import Link, Network
+from tfdist.bench.workers import delays
+from tfdist.bench.workers import slow_network as links
+from tfdist.bench.workers.slow_network import Link, Network
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 
 NETWORK = Network(name="tfdist-link-7-100", subnet="10.9.8", workers=3)

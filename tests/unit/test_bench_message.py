@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.bench.all_reduce import message
+from tfdist.bench.all_reduce import reduced_message as message
 from tfdist.errors import ConfigError
 from tfdist.measurement.sizes import as_bytes, shown
 

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.step import benchmark
-from tfdist.bench.step.benchmark import STRATEGIES, Setup, StepReport, arms
+from tfdist.bench.step_bench import STRATEGIES, StepBench, StepReport, arms
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 from tfdist.measurement import machine
 
 
-def setup(**changes: Any) -> Setup:
+def setup(**changes: Any) -> StepBench:
     given = {"strategy": "ring", "workers": 2, "replicas_per_worker": 1, "model": "convolutional"}
     numbers = {"global_batch_size": 32, "warm_up_steps": 3, "steps": 10, "rounds": 3}
-    return Setup(**{**given, **numbers, **changes})
+    return StepBench(**{**given, **numbers, **changes})
 
 
 def report(strategy: str = "ring") -> StepReport:
@@ -75,7 +74,7 @@ def test_the_report_is_json_with_its_figures() -> None:
         ({"collectives": "native"}, "only 'multi-worker' has a choice"),
         ({"strategy": "multi-worker", "collectives": "mpi"}, "collectives is 'mpi'"),
         ({"steps_per_execution": 4}, "steps is 10 and steps_per_execution 4"),
-        ({"strategy": "parameter-server"}, "`tfdist bench parameter-server` measures"),
+        ({"strategy": "parameter-server"}, "strategy is 'parameter-server'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -83,14 +82,16 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> N
         setup(**changes)
 
 
-def measured(setup: Setup, **_: Any) -> StepReport:
+def measured(setup: StepBench, told: Any) -> StepReport:
     """Stands for a run of a benchmark."""
     found = report(setup.strategy)
-    return StepReport(setup=setup, seconds=found.seconds, machine=machine.describe())
+    return StepReport(
+        setup=setup, seconds=found.seconds, machine={**machine.describe(), "load average at the end": "0.1"}
+    )
 
 
 def test_every_strategy_whose_replicas_step_together_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "run", measured)
+    monkeypatch.setattr(StepBench, "run", measured)
     done = CliRunner().invoke(main, ["bench", "step", "--json", "-"])
     assert done.exit_code == 0, done.output
     setups = [each["setup"] for each in json.loads(done.stdout)]
@@ -102,7 +103,7 @@ def test_every_strategy_whose_replicas_step_together_is_measured(monkeypatch: py
 
 
 def test_each_engine_of_multi_worker_is_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "run", measured)
+    monkeypatch.setattr(StepBench, "run", measured)
     engines = ["--collectives", "native", "--collectives", "tensorflow"]
     done = CliRunner().invoke(main, ["bench", "step", "--strategy", "ring", "--strategy", "multi-worker", *engines])
     assert done.exit_code == 0, done.output
@@ -112,14 +113,14 @@ def test_each_engine_of_multi_worker_is_a_column(monkeypatch: pytest.MonkeyPatch
 def test_what_was_measured_is_there_when_another_strategy_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(setup: Setup, **_: Any) -> StepReport:
+    def run(setup: StepBench, told: Any) -> StepReport:
         if setup.strategy == "multi-worker":
             raise MissingDependencyError("there is none")
         if setup.strategy == "ring":
             raise TfdistError("ring: worker 1 exited")
-        return measured(setup)
+        return measured(setup, told)
 
-    monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(StepBench, "run", run)
     path = tmp_path / "report.json"
     done = CliRunner().invoke(main, ["bench", "step", "--json", str(path)])
     assert done.exit_code == 1

@@ -1,5 +1,6 @@
 """The command ``tfdist``: a table of subcommands, each of which loads its own file when it is called."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -39,12 +40,20 @@ EXAMPLES = {
 }
 
 
-class _Main(LazyGroup):
-    """All subcommands, and how they end when they fail."""
+class Main(LazyGroup):
+    """A group of subcommands, with examples, that says how it ends when one fails.
+
+    Args:
+        examples: lines for a shell, and what each does.
+    """
+
+    def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write where to begin."""
-        write_examples(formatter, EXAMPLES)
+        write_examples(formatter, self._examples)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; an error of tfdist ends as its message, with exit code 2 when the request was wrong.
@@ -64,7 +73,8 @@ class _Refused(click.ClickException):
 
 
 @click.group(
-    cls=_Main,
+    cls=Main,
+    examples=EXAMPLES,
     package="tfdist.cli",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -1,12 +1,22 @@
 """What a benchmark ran on."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-__all__ = ["describe"]
+__all__ = ["describe", "observed"]
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[dict[str, str]]:
+    """Yield what `describe` returns; at the end of the ``with`` block it gets the "load average at the end"."""
+    about = describe()
+    yield about
+    about["load average at the end"] = describe()["load average"]
 
 
 def describe() -> dict[str, str]:

@@ -1,10 +1,11 @@
 """What pictures of measurements have in common."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import MissingDependencyError
 
-__all__ = ["plain", "require_matplotlib"]
+__all__ = ["caption", "figure_of", "plain", "require_matplotlib"]
 
 
 def require_matplotlib() -> None:
@@ -26,3 +27,29 @@ def plain(axes: Any) -> None:
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
+    """Return an empty figure of this size in inches.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return Figure(figsize=(width, height), dpi=dpi, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+
+
+def caption(machine: Mapping[str, str]) -> str:
+    """Return the line that says what a benchmark ran on.
+
+    Args:
+        machine: see `tfdist.measurement.machine.observed`.
+    """
+    return (
+        f"TensorFlow {machine['tensorflow']}, Horovod {machine['horovod']}, {machine['cores']} cores of one machine, "
+        f"{machine['processor']}; {machine['time'][:10]}; load average {machine['load average']} before, "
+        f"{machine['load average at the end']} after"
+    )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.bench.all_reduce import engines
+from tfdist.bench.all_reduce import reducing_workers as engines
 
 
 def wrong_elements_without_a_sum(elements: list[int]) -> int:

@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from benchmarks.parallel import dtensor_perceptron as dtensor
+from benchmarks.parallel import parallel_networks as networks
 from tests.integration.cases.model_parallel_models import (
     attention,
     convolution,
@@ -28,7 +30,6 @@ from tests.integration.cases.model_parallel_models import (
 from tests.integration.cases.optimizers_of_ones_own import OwnApply
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
-from tfdist.bench.model_parallel import dtensor, networks
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
 from tfdist.parallel import sharding

@@ -17,9 +17,9 @@ from keras import optimizers as kinds
 import tfdist
 import tfdist.callbacks
 import tfdist.strategies
+from benchmarks.parallel import sharding_formulas as formulas
 from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
 from tfdist import errors
-from tfdist.bench.sharded import formulas
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.optimizers import LARS, DistributedOptimizer

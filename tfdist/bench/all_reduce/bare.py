@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist import cluster as clusters
-from tfdist.bench.all_reduce.tensors import values
+from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.errors import DeadlineError
 from tfdist.native import library, target
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist import cluster as clusters
-from tfdist.bench.all_reduce.tensors import values
+from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.cluster.values import split_address
 from tfdist.errors import DeadlineError
 

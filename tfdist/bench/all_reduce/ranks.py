@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.bench.all_reduce.tensors import values
+from tfdist.bench.all_reduce.reduced_message import values
 
 
 def main() -> None:

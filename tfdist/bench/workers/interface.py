@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from tfdist.bench.workers.links import DEVICE
+from tfdist.bench.workers.slow_network import DEVICE
 
 __all__ = ["HEADER_BYTES", "Sent", "counted", "sent", "since"]
 

@@ -4,11 +4,11 @@ import contextlib
 import functools
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import IO, Any
 
-from tfdist.bench.workers.links import DEVICE, Network
+from tfdist.bench.workers.slow_network import DEVICE, Network
 from tfdist.cluster import from_environment, ports
 from tfdist.collectives.joining import gloo
 from tfdist.collectives.store import StoreServer
@@ -17,7 +17,10 @@ from tfdist.launch.pool.environment import worker_environments
 from tfdist.launch.pool.pool import WorkerPool, started
 from tfdist.native.engine import HOST_VARIABLE
 
-__all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Lane", "turn"]
+__all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Call", "Lane", "running", "turn"]
+
+#: calls ``module:function`` with keyword arguments on all workers of an arm, and returns what each returned
+Call = Callable[..., list[Any]]
 
 #: how long a call, and therefore a turn of another lane, may take
 LONGEST_SECONDS = 1800.0
@@ -127,6 +130,24 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
             if other.spins and other is not lane:
                 stack.enter_context(other.held())
         yield lane
+
+
+@contextlib.contextmanager
+def running(lane_of: Mapping[Any, Lane]) -> Iterator[Call]:
+    """Yield a `Call` that lets the lane of an arm run alone; the lanes end with the ``with`` block.
+
+    Args:
+        lane_of: arm -> its lane, which several arms may share.
+    """
+    with contextlib.ExitStack() as stack:
+        for lane in dict.fromkeys(lane_of.values()):
+            stack.enter_context(lane)
+
+        def call(arm: Any, target: str, /, **arguments: Any) -> list[Any]:
+            with turn(lane_of[arm], lane_of.values()) as alone:
+                return alone.call(target, **arguments)
+
+        yield call
 
 
 def _start_in(

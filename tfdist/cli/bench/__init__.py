@@ -1,27 +1,47 @@
-"""`tfdist bench`: speed beside the peers; one file per benchmark."""
+"""`tfdist bench`: the speed of a cluster and of what runs on it, beside the peers; one file per benchmark."""
 
 import click
 
+from tfdist.cli.common.command import PASSES_ARGUMENTS
 from tfdist.cli.common.group import LazyGroup
 
 COMMANDS = {
     "step": "Steps per second of `fit`, beside hand-written loops.",
-    "all-reduce": "Time and bandwidth of an all-reduce, engine beside engine.",
+    "all-reduce": "Time and bandwidth of an all-reduce, backend beside backend.",
     "codecs": "Gradient compression: bytes, steps, time to accuracy.",
-    "data": "TFRecord data: writing, reading and resuming.",
-    "checkpoint": "How long training stops for a backup, beside Keras'.",
-    "recovery": "How long a job takes to recover from a killed worker.",
-    "parameter-server": "Parameter servers: a slow worker, and a large table.",
-    "sharded": "Sharded data parallelism: memory, bytes and step time.",
-    "model-parallel": "A transformer over two processes, beside one and DTensor.",
-    "pipeline": "A transformer in two stages, beside one process.",
-    "plan": "What plans predict of steps, beside steps of fit.",
-    "monitor": "What recording steps adds to them, part by part.",
 }
+#: benchmarks of tfdist itself; for one release their old names say where they are
+MOVED = (
+    *("checkpoint", "data", "model-parallel", "monitor", "parameter-server"),
+    *("pipeline", "plan", "recovery", "sharded"),
+)
+
+
+class _Benchmarks(LazyGroup):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return moved(cmd_name) if cmd_name in MOVED else super().get_command(ctx, cmd_name)
+
+
+def moved(name: str) -> click.Command:
+    """Return a command that says where a benchmark is now, and ends with 2."""
+
+    @click.command(name, hidden=True, context_settings={**PASSES_ARGUMENTS, "ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def command(context: click.Context, arguments: tuple[str, ...]) -> None:
+        """Say where this benchmark is now."""
+        click.echo(
+            f"Warning: `tfdist bench {name}` measures tfdist itself and is no longer installed with it.\n"
+            f"In a clone of the repository: {' '.join(['python -m benchmarks', name, *arguments])}",
+            err=True,
+        )
+        context.exit(2)
+
+    return command
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Benchmarks,
     package="tfdist.cli.bench",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from tfdist.bench.all_reduce import benchmark as all_reduce_bench
-from tfdist.bench.all_reduce import message, picture, table
-from tfdist.bench.workers.links import RATES, Link
-from tfdist.cli.bench.output import MODELS, turn
+from tfdist.bench.all_reduce.all_reduce_bench import ENGINES, AllReduceBench, engines, header, lines
+from tfdist.bench.all_reduce.reduced_message import sizes
+from tfdist.bench.suite import MODELS
+from tfdist.cli.bench.suite_command import link_of, link_options, suite_options
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option, plot_option
 from tfdist.cli.common.interrupts import unwinding
@@ -29,8 +29,8 @@ from tfdist.native.engine import ALGORITHMS
 )
 @click.option(
     "--engine",
-    "engines",
-    type=click.Choice(list(all_reduce_bench.ENGINES)),
+    "chosen",
+    type=click.Choice(list(ENGINES)),
     multiple=True,
     help="Only this; repeatable. Default: all.",
 )
@@ -42,7 +42,6 @@ from tfdist.native.engine import ALGORITHMS
     multiple=True,
     help="Over a link: native by this algorithm too.",
 )
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Workers of each engine.")
 @click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
 @click.option("--max-bytes", metavar="SIZE", default="256M", show_default=True, help="Largest tensor.")
 @click.option(
@@ -55,24 +54,22 @@ from tfdist.native.engine import ALGORITHMS
     show_default=True,
     help="Also all gradients of this model.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Measurements each.")
-@click.option("--link", type=click.Choice(list(RATES)), help="A network of this rate between the workers. As root.")
-@click.option("--delay", "delay_ms", metavar="MS", type=click.FloatRange(0), help="Delay of each packet.")
+@link_options
+@suite_options(AllReduceBench)
 @json_option
 @plot_option
 def command(
-    engines: tuple[str, ...],
+    chosen: tuple[str, ...],
     algorithms: tuple[str, ...],
-    workers: int,
     min_bytes: str,
     max_bytes: str,
     factor: int,
     gradients: str,
-    rounds: int,
     link: str | None,
     delay_ms: float | None,
     json_path: str | None,
     plot: Path | None,
+    **options: int,
 ) -> None:
     """Time and bandwidth of an all-reduce by engine, as nccl-tests print them.
 
@@ -93,37 +90,27 @@ def command(
     """
     if plot is not None:
         require_matplotlib()
-    if delay_ms is not None and link is None:
-        raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
     if algorithms and link is None:
         raise click.UsageError("--algorithm is of workers behind a link; name one, such as --link 1gbit.")
-    setup = all_reduce_bench.Setup(
+    suite = AllReduceBench(
+        engines=tuple(dict.fromkeys(chosen)) or engines(linked=link is not None),
         algorithms=tuple(dict.fromkeys(algorithms)),
-        engines=tuple(dict.fromkeys(engines)) or all_reduce_bench.engines(linked=link is not None),
-        workers=workers,
-        sizes=message.sizes(as_bytes(min_bytes), as_bytes(max_bytes), factor),
+        sizes=sizes(as_bytes(min_bytes), as_bytes(max_bytes), factor),
         gradients=None if gradients == "none" else gradients,
-        rounds=rounds,
-        link=None if link is None else Link(rate=link, delay_ms=delay_ms or 0.0),
+        link=link_of(link, delay_ms),
+        leave_out=not chosen,
+        **options,
     )
     quiet = json_path == "-"
     if not quiet:
-        click.echo("\n".join(table.header(setup)))
+        click.echo("\n".join(header(suite)))
     with unwinding(), Line() as line:
-
-        def show(row: str, engine: str, number: int) -> None:
-            line.update(f"{row}: {engine}, {turn(number, rounds)}")
-
-        def print_row(row: all_reduce_bench.Row) -> None:
-            if not quiet:
-                click.echo("\n".join(table.lines(row, setup)))
-
-        report = all_reduce_bench.run(setup, leave_out=not engines, on_turn=show, on_row=print_row)
+        report = suite.run(line.update, lambda row: None if quiet else click.echo("\n".join(lines(row, suite))))
     if quiet:
         click.echo(report.to_json())
     else:
-        click.echo("\n".join(table.footer(report)))
+        click.echo("\n".join(report.footer()))
         if json_path:
             Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
     if plot is not None:
-        picture.draw(report, plot)
+        report.draw(plot)

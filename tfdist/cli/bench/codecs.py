@@ -4,17 +4,14 @@ from pathlib import Path
 
 import click
 
-from tfdist.bench.codecs import benchmark, choice, picture, race, table
-from tfdist.bench.workers.links import RATES, Link
-from tfdist.cli.bench.output import MODELS, leave, turn
+from tfdist.bench.codecs import codec_choice
+from tfdist.bench.codecs.codec_bench import CodecBench
+from tfdist.bench.codecs.codec_race import CodecRace
+from tfdist.bench.suite import MODELS, Suite
+from tfdist.cli.bench.suite_command import leave, link_of, link_options, measured
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.files import json_option, plot_option
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Line
 from tfdist.measurement.pictures import require_matplotlib
-
-_ROUNDS, _STEPS = 5, 10
-_TRAININGS, _TRAINING_STEPS = 1, 150
 
 
 @click.command(
@@ -27,21 +24,14 @@ _TRAININGS, _TRAINING_STEPS = 1, 150
     },
     page="benchmarks",
 )
-@click.option(
-    "--codec",
-    "codecs",
-    metavar="NAME",
-    multiple=True,
-    help="Such as powersgd:rank=4; repeatable.",
-)
+@click.option("--codec", "codecs", metavar="NAME", multiple=True, help="Such as powersgd:rank=4; repeatable.")
 @click.option("--import", "modules", metavar="MODULE", multiple=True, help="Registers codecs of yours.")
-@click.option("--model", type=click.Choice(MODELS), help="Default: perceptron.")
+@click.option("--model", type=click.Choice(MODELS), help=f"Default: {CodecBench.model}.")
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Of all workers.")
-@click.option("--link", type=click.Choice(list(RATES)), help="Between the workers. As root.")
-@click.option("--delay", "delay_ms", metavar="MS", type=click.FloatRange(0), help="Delay of each packet.")
-@click.option("--steps", type=click.IntRange(1), help=f"At once: {_STEPS}; to train: {_TRAINING_STEPS}.")
-@click.option("--rounds", type=click.IntRange(1), help=f"Of each: {_ROUNDS}; to train: {_TRAININGS}.")
+@link_options
+@click.option("--steps", type=click.IntRange(1), help=f"At once: {CodecBench.steps}; to train: {CodecRace.steps}.")
+@click.option("--rounds", type=click.IntRange(1), help=f"Of each: {CodecBench.rounds}; to train: {CodecRace.rounds}.")
 @click.option("--train", is_flag=True, help="To accuracy, instead of steps.")
 @click.option(
     "--target", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="That accuracy."
@@ -82,65 +72,41 @@ def command(
 
     To accuracy: digits, by a perceptron of 2.2 M parameters; seconds of training, without tracing and tests.
     """
-    if delay_ms is not None and link is None:
-        raise click.UsageError("--delay is of a link; name one, such as --link 100mbit.")
+    between = link_of(link, delay_ms)
     if plot is not None and not train:
         raise click.UsageError("--plot draws accuracy over time; add --train.")
     if train and model is not None:
         raise click.UsageError("--train has a model of its own; leave --model out.")
     if plot is not None:
         require_matplotlib()
-    choice.load(modules)
+    codec_choice.load(modules)
     for codec in codecs:
-        choice.codec_of(codec)
-    names = tuple(dict.fromkeys(codecs)) or choice.DEFAULT
-    between = None if link is None else Link(rate=link, delay_ms=delay_ms or 0.0)
+        codec_choice.codec_of(codec)
+    names = tuple(dict.fromkeys(codecs)) or codec_choice.DEFAULT
     if train:
-        setup = _race(names, modules, workers, batch_size, between, steps, rounds, target)
-        with unwinding(), Line() as line:
-            found = race.run(setup, on_turn=lambda name, number: line.update(f"{name}, {turn(number, setup.rounds)}"))
-        leave(found, json_path, lambda report: click.echo("\n".join(table.race_lines(report))))
-        if plot is not None:
-            picture.draw(found, plot)
-        return
-    measured = benchmark.Setup(
-        codecs=names,
-        model=model or "perceptron",
-        workers=workers,
-        global_batch_size=batch_size,
-        warm_up_steps=min(2, steps or _STEPS),
-        steps=steps or _STEPS,
-        rounds=rounds or _ROUNDS,
-        link=between,
-        modules=modules,
-    )
-    with unwinding(), Line() as line:
-        report = benchmark.run(
-            measured, on_turn=lambda name, number: line.update(f"{name}, {turn(number, measured.rounds)}")
+        from tfdist.testing import digits
+
+        suite: Suite = CodecRace(
+            codecs=names,
+            data=digits.write_digits(),
+            workers=workers,
+            global_batch_size=batch_size,
+            steps=steps or CodecRace.steps,
+            target=target,
+            rounds=rounds or CodecRace.rounds,
+            link=between,
+            modules=modules,
         )
-    leave(report, json_path, lambda report: click.echo("\n".join(table.step_lines(report))))
-
-
-def _race(
-    names: tuple[str, ...],
-    modules: tuple[str, ...],
-    workers: int,
-    batch_size: int,
-    between: Link | None,
-    steps: int | None,
-    rounds: int | None,
-    target: float,
-) -> race.Race:
-    from tfdist.testing import digits
-
-    return race.Race(
-        codecs=names,
-        data=digits.write_digits(),
-        workers=workers,
-        global_batch_size=batch_size,
-        steps=steps or _TRAINING_STEPS,
-        target=target,
-        rounds=rounds or _TRAININGS,
-        link=between,
-        modules=modules,
-    )
+    else:
+        suite = CodecBench(
+            codecs=names,
+            model=model or CodecBench.model,
+            workers=workers,
+            global_batch_size=batch_size,
+            warm_up_steps=min(2, steps or CodecBench.steps),
+            steps=steps or CodecBench.steps,
+            rounds=rounds or CodecBench.rounds,
+            link=between,
+            modules=modules,
+        )
+    leave(measured(suite), json_path, plot)

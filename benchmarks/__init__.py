@@ -1,0 +1,1 @@
+"""Benchmarks of tfdist itself, beside its peers: `python -m benchmarks --help`."""

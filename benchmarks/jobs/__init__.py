@@ -1,0 +1,1 @@
+"""What jobs do beside training: backups, recoveries and the recording of steps."""

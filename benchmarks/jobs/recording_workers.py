@@ -1,0 +1,213 @@
+"""Worker processes that train the same model in `fit`, recorded in parts, or not at all.
+
+A graph keeps the stamps that it was traced with, so an arm with others has a model of its own; those without stamps
+share one. The recorder itself comes and goes between turns.
+
+What the graph adds to a step is measured alone, too: by a function that has the stamps of a step and nothing else of
+it. Where nothing computes, nothing hides a stamp, so what such a function takes longer than one without stamps is at
+least what they add to a step; and noise is that of some hundred microseconds, not of a step.
+"""
+
+import atexit
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from tfdist.bench.workers import measured_strategies, training_loops
+from tfdist.bench.workers.bench_models import MODELS
+from tfdist.monitor.process import step_clock
+from tfdist.monitor.recording import ring
+from tfdist.monitor.recording.graph import Rows, Stamps
+from tfdist.monitor.recording.recorder import Recorder
+from tfdist.monitor.recording.rows import NORM_EVERY, Column
+from tfdist.training import stamping
+from tfdist.training.reduction import norms
+from tfdist.training.stamping import new_rows
+
+__all__ = ["measure", "measure_graphs", "prepare", "prepare_graphs"]
+
+
+class _Timed(Recorder):
+    """Knows for how long it kept the processor busy with writing, and the thread that steps with all it does there."""
+
+    flushing = 0.0
+    inside = 0.0
+
+    def flush(self) -> None:
+        """Write the steps that have ended."""
+        began = time.thread_time()
+        super().flush()
+        self.flushing += time.thread_time() - began
+
+    def on_begin(self, *told: Any) -> None:
+        """Begin a row."""
+        self._for(super().on_begin, told)
+
+    def on_outside(self, *told: Any) -> None:
+        """Note that workers agree on something."""
+        self._for(super().on_outside, told)
+
+    def on_step(self, *told: Any) -> None:
+        """Keep the row, and have those that have gathered written if it is time."""
+        self._for(super().on_step, told)
+
+    def on_done(self, *told: Any) -> None:
+        """Add up what is done between steps."""
+        self._for(super().on_done, told)
+
+    def _for(self, call: Callable[..., None], told: tuple[Any, ...]) -> None:
+        began = time.perf_counter()
+        call(*told)
+        self.inside += time.perf_counter() - began
+
+
+# calls of each function in a turn: as many times the norm is measured
+_NORMS = 5
+
+
+class Graphs:
+    """Functions that stamp the gradients of a model: none, all stamps, and the norm of the gradient as well.
+
+    Args:
+        model: a name from `MODELS`, whose weights say how many gradients there are, and how large.
+        reductions: of a step of this model, as many as are stamped.
+
+    Example:
+        >>> Graphs("small", reductions=1).added()                                        # doctest: +SKIP
+        {'stamps': 2.1e-05, 'everything': 4.2e-05}
+    """
+
+    def __init__(self, model: str, *, reductions: int) -> None:
+        shapes = [tuple(weight.shape) for weight in MODELS[model].build().trainable_variables]
+        gradients = [tf.random.stateless_normal(shape, (number, 1)) for number, shape in enumerate(shapes)]
+        rows = new_rows()
+        self._calls: Mapping[str, Callable[[], Any]] = {
+            "nothing": _function(gradients, reductions, None, has_norm=False),
+            "stamps": _function(gradients, reductions, rows, has_norm=False),
+            "everything": _function(gradients, reductions, rows, has_norm=True),
+        }
+        for call in self._calls.values():
+            call()  # traced
+
+    def added(self) -> dict[str, float]:
+        """Return the seconds that a call takes longer with stamps, and with the norm too, than with none."""
+        taken = {}
+        for arm, call in self._calls.items():
+            began = time.perf_counter()
+            for _ in range(_NORMS * NORM_EVERY):
+                call()
+            taken[arm] = (time.perf_counter() - began) / (_NORMS * NORM_EVERY)
+        return {arm: taken[arm] - taken["nothing"] for arm in taken if arm != "nothing"}
+
+
+def _function(
+    gradients: Sequence[tf.Tensor], reductions: int, rows: Rows | None, *, has_norm: bool
+) -> Callable[[], Any]:
+    loss = tf.constant(1.0)
+
+    def step(stamps: Stamps | None) -> tf.Tensor:
+        found = [tf.identity(one) for one in gradients]
+        if stamps is not None:
+            stamps.loss(loss)
+            stamps.mark(Column.GRADIENTS, found)
+            for bucket in range(reductions):
+                stamps.reduction(found[bucket::reductions], lambda bucket=bucket: found[bucket::reductions])  # type: ignore[misc]
+            stamps.mark(Column.REDUCED, found)
+            if has_norm:
+                stamps.gradient_norm(norms.all_squares, found)
+        return tf.reduce_sum(tf.reshape(found[0], [-1])[:1])
+
+    @tf.function(autograph=False)
+    def stamped() -> tf.Tensor:
+        if rows is None:
+            return step(None)
+        with Stamps(rows) as stamps:
+            returned = step(stamps)
+            stamps.end()
+            return returned
+
+    return stamped
+
+
+# by arm; a worker process keeps what it has built
+_prepared: dict[str, training_loops.Runner] = {}
+_recorders: dict[str, _Timed] = {}
+_graphs: list[Graphs] = []
+
+
+def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: int) -> None:
+    """Build the model of an arm and run it for so many steps, which trace and warm it."""
+    if arm != "nothing":
+        _recorders[arm] = _Timed(Path(_folder(), arm))
+    if arm == "observers":
+        _prepared[arm] = _prepared["nothing"]
+    else:
+        _prepared[arm] = training_loops.fit(measured_strategies.of_tfdist(strategy), model, global_batch_size)
+    without_norm = mock.patch.object(Stamps, "gradient_norm", return_value=None)
+    with without_norm if arm == "stamps" else contextlib.nullcontext(), _recorded(arm):
+        _prepared[arm](steps)
+    if arm in ("stamps", "everything"):
+        stamping.record_with(_recorders[arm])  # a ring of stamps hands them to the recorder that was there first
+
+
+def measure(arm: str, steps: int) -> dict[str, float]:
+    """Return the seconds that this worker needs for so many steps: of time, of its processors, and of writing rows.
+
+    Those of processors are of all threads, and of the whole call of `fit`. "inside" are those in which the thread that
+    steps did what the recorder does; they have no noise of the steps.
+    """
+    with _recorded(arm):
+        flushed, inside = _flushing(arm), _inside(arm)
+        began = time.process_time()
+        seconds = _prepared[arm](steps).seconds
+        return {
+            "seconds": seconds,
+            "processor": time.process_time() - began,
+            "flushing": _flushing(arm) - flushed,
+            "inside": _inside(arm) - inside,
+        }
+
+
+def prepare_graphs(model: str) -> None:
+    """Trace functions that have the stamps of a model's step, which was recorded already, and nothing else."""
+    one = _recorders["everything"]
+    one.flush()
+    _graphs[:] = [Graphs(model, reductions=int(ring.read(one.path)[-1, Column.REDUCTIONS]))]
+
+
+def measure_graphs() -> dict[str, float]:
+    """Return the seconds that stamps, and the norm as well, add to a call of such a function."""
+    return _graphs[0].added()
+
+
+def _flushing(arm: str) -> float:
+    return _recorders[arm].flushing if arm in _recorders else 0.0
+
+
+def _inside(arm: str) -> float:
+    return _recorders[arm].inside if arm in _recorders else 0.0
+
+
+@contextlib.contextmanager
+def _recorded(arm: str) -> Iterator[None]:
+    one, clock = _recorders.get(arm), step_clock()
+    if one is None:
+        yield
+        return
+    clock.attach(one)
+    try:
+        yield
+    finally:
+        clock.detach(one)
+
+
+def _folder() -> str:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name

@@ -1,0 +1,220 @@
+"""A transformer over two processes of one host beside one process, and beside DTensor, in turns.
+
+Each process has one processor. So the efficiency is the time of one process over twice that of two; what two processes
+add up between them bounds it. DTensor has no Keras layers: it runs the blocks without attention, beside the same under
+model parallelism.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tfdist.bench.suite import Report, Suite, Table, Told, option, rounds, turn, untold
+from tfdist.bench.workers import lanes
+from tfdist.cli.bench.suite_command import suite_command
+from tfdist.cluster.strategy_table import MESH_VARIABLE
+from tfdist.errors import ConfigError
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+
+__all__ = ["ARMS", "SHAPE", "ModelParallelBench", "ModelParallelReport", "TransformerSuite", "command", "limit", "sums"]
+
+#: what the worker processes are told of the transformer and its batch
+SHAPE = ("blocks", "width", "heads", "length", "words", "batch_size")
+_WORKERS = 2
+_MESH = f"batch=1,model={_WORKERS}"
+#: arm -> network, lane and number of processes
+ARMS: Mapping[str, tuple[str, str, int]] = {
+    "one process": ("transformer", "tensorflow", 1),
+    "two processes": ("transformer", "model-parallel", _WORKERS),
+    "one process, no attention": ("perceptron", "tensorflow", 1),
+    "two processes, no attention": ("perceptron", "model-parallel", _WORKERS),
+    "DTensor, no attention": ("dtensor", "tensorflow", _WORKERS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSuite(Suite):
+    """A transformer that several benchmarks train."""
+
+    blocks: int = option(8, "Of the transformer.")
+    width: int = option(256, "Of an activation.")
+    heads: int = option(4, "Of an attention.")
+    length: int = option(64, "Places of a text.")
+    words: int = option(64, "That there are.")
+    batch_size: int = option(16, "Texts of a step.")
+    steps: int = option(3, "Steps per measurement.")
+    rounds: int = option(5, "Measurements each.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise ConfigError(f"width is {self.width} for {self.heads} heads. Choose a multiple of the heads.")
+
+    def shape(self) -> dict[str, int]:
+        """Return what the worker processes are told."""
+        return {name: getattr(self, name) for name in SHAPE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParallelBench(TransformerSuite):
+    """A transformer with its weights in parts over two processes, beside one process, in turns.
+
+    Each process has one processor. Efficiency is the time of one process over twice that of two; its limit is what it
+    would be if nothing but the sums of activations came on top of half of the computing, at the speed at which two
+    processes add them up in the same round. DTensor has no Keras layers: it trains the blocks without attention, beside
+    the same network under model-parallel. Speeds over DTensor above 1: tfdist is faster.
+    """
+
+    words: int = option(1024, "That there are.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("heads", "width", "words"):
+            if getattr(self, name) % _WORKERS:
+                raise ConfigError(f"{name} is {getattr(self, name)}; two processes share them. Choose an even number.")
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of an activation between two layers."""
+        return self.batch_size * self.length * self.width
+
+    def run(self, told: Told = untold) -> "ModelParallelReport":
+        """Measure all arms in turns and return the report."""
+        seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        of_sums: list[float] = []
+        with machine.observed() as about, lanes.running({arm: _lane(arm) for arm in ARMS}) as call:
+
+            def slowest(arm: str, function: str, **arguments: Any) -> float:
+                found = call(arm, f"benchmarks.parallel.model_parallel_training:{function}", **arguments)
+                return max(filter(None, found), default=0)
+
+            for arm, (network, lane, _) in ARMS.items():
+                told(f"{arm}, {turn(0, self.rounds)}")
+                mesh = _MESH if lane == "model-parallel" else None
+                slowest(arm, "prepare", network=network, mesh=mesh, steps=2, **self.shape())
+            slowest("two processes", "sum_seconds", count=self.numbers, times=1)
+            for number, order in rounds(list(ARMS), self.rounds):
+                for arm in order:
+                    told(f"{arm}, {turn(number, self.rounds)}")
+                    seconds[arm].append(slowest(arm, "measure", steps=self.steps) / self.steps)
+                of_sums.append(slowest("two processes", "sum_seconds", count=self.numbers, times=2))
+        return ModelParallelReport(setup=self, seconds=seconds, sum_seconds=of_sums, machine=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParallelReport(Report):
+    """What came of it.
+
+    Attributes:
+        seconds: arm -> seconds per step, one per round; the slowest process's.
+        sum_seconds: of the sum of an activation over two processes, one per round.
+    """
+
+    setup: ModelParallelBench
+    seconds: Mapping[str, Sequence[float]]
+    sum_seconds: Sequence[float]
+
+    def efficiency(self, kind: str = "") -> Quartiles:
+        """Return the time of one process over twice that of two.
+
+        Args:
+            kind: ", no attention", or nothing.
+        """
+        one, two = self.seconds[f"one process{kind}"], self.seconds[f"two processes{kind}"]
+        return ratio(one, [_WORKERS * each for each in two])
+
+    def limit(self, kind: str = "") -> Quartiles:
+        """Return the efficiency if nothing but the sums came on top of half of the computing."""
+        count = sums(self.setup.blocks, attention=not kind)
+        pairs = zip(self.seconds[f"one process{kind}"], self.sum_seconds, strict=True)
+        return quartiles([limit(seconds, count * one) for seconds, one in pairs])
+
+    @property
+    def over_dtensor(self) -> Quartiles:
+        """The speed beside DTensor: its time over that of model parallelism."""
+        return ratio(self.seconds["DTensor, no attention"], self.seconds["two processes, no attention"])
+
+    def derived(self) -> dict[str, Any]:
+        """Return efficiencies and limits."""
+        kinds = ("", ", no attention")
+        return {
+            "efficiency": {kind or "transformer": self.efficiency(kind) for kind in kinds},
+            "limit": {kind or "transformer": self.limit(kind) for kind in kinds},
+            "median_ms": {arm: 1000 * median(self.seconds[arm]) for arm in self.seconds},
+            "speed_over_dtensor": self.over_dtensor,
+        }
+
+    def shown(self) -> Iterator[Table | str]:
+        """Yield the table and what was run."""
+        setup, kinds = self.setup, ("", ", no attention")
+
+        def milliseconds(arm: str) -> str:
+            return f"{1000 * median(self.seconds[arm]):.1f}"
+
+        yield Table(
+            ("", "transformer", "without attention"),
+            [
+                *(
+                    [f"{name}, ms per step", *(milliseconds(f"{name}{kind}") for kind in kinds)]
+                    for name in ("one process", "two processes")
+                ),
+                ["DTensor, two processes, ms per step", "-", milliseconds("DTensor, no attention")],
+                ["parallel efficiency", *(str(self.efficiency(kind)) for kind in kinds)],
+                ["  its limit by the sums", *(str(self.limit(kind)) for kind in kinds)],
+                ["speed over DTensor", "-", str(self.over_dtensor)],
+            ],
+        )
+        counts = [sums(setup.blocks, attention=attention) for attention in (True, False)]
+        yield (
+            f"{setup.blocks} blocks of width {setup.width}, {setup.batch_size} texts of {setup.length} words; "
+            f"{counts[0]} and {counts[1]} sums of {4 * setup.numbers / 1e6:.2f} MB in a step, "
+            f"{1000 * median(self.sum_seconds):.2f} ms each; {setup.rounds} rounds of {setup.steps} steps; median "
+            f"[lower-upper quartile]; {self.ran_on()}"
+        )
+
+
+def sums(blocks: int, *, attention: bool) -> int:
+    """Return how many activations two processes add up in a step.
+
+    The outputs of a layer by rows in the forward pass, and in the backward pass the gradients by what a layer by
+    columns takes; an attention takes two, query and value, and words and logits are one each.
+
+    Example:
+        >>> sums(8, attention=True), sums(8, attention=False)
+        (42, 16)
+    """
+    return 5 * blocks + 2 if attention else 2 * blocks
+
+
+def limit(seconds: float, sums_seconds: float) -> float:
+    """Return the parallel efficiency of two processes that share all computing and wait for their sums.
+
+    Args:
+        seconds: of one process.
+        sums_seconds: of what two add up in a step.
+
+    Example:
+        >>> limit(1.0, 0.0), limit(1.0, 0.5)
+        (1.0, 0.5)
+    """
+    return seconds / (_WORKERS * (seconds / _WORKERS + sums_seconds))
+
+
+def _lane(arm: str) -> lanes.Lane:
+    _, name, workers = ARMS[arm]
+    environment = {MESH_VARIABLE: _MESH} if name == "model-parallel" else {}
+    return lanes.Lane(name, workers=workers, environment=environment)
+
+
+command = suite_command(
+    "model-parallel",
+    ModelParallelBench,
+    examples={
+        "python -m benchmarks model-parallel": "8 blocks: minutes",
+        "python -m benchmarks model-parallel --width 512 --batch-size 8": "wider",
+        "python -m benchmarks model-parallel --blocks 2 --rounds 3": "a glance",
+    },
+    page="model-parallel",
+)

@@ -1,0 +1,180 @@
+"""A transformer in two stages on two processes of one host, by several schedules, beside one process, in turns.
+
+Each process has one processor. If stages are balanced and nothing but the bubble came on top, a step would take half of
+the time of one process, and the bubble: that is the ideal, of which a schedule has a part. Micro-batches are smaller
+matrices, with which a processor does less in a second: so one process that computes micro-batch after micro-batch, by
+the same strategy with one stage, is measured too. And what processors share, such as memory, makes two processes slower
+than one: so are two that train the whole model each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.parallel.model_parallel_race import TransformerSuite
+from tfdist.bench.suite import Report, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.workers import lanes
+from tfdist.cli.bench.suite_command import suite_command
+from tfdist.errors import ConfigError
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, ratio
+from tfdist.parallel import schedules
+
+__all__ = ["ALONE", "BESIDE", "IN_PARTS", "SCHEDULES", "PipelineBench", "PipelineReport", "command", "ideal"]
+
+_STAGES = 2
+ALONE = "one process"
+#: two processes that each train the whole model, and have nothing to do with each other but the machine
+BESIDE = "two at once"
+#: one process that computes one micro-batch after the other
+IN_PARTS = "in micro-batches"
+SCHEDULES = ("1f1b", "eager-1f1b", "gpipe")
+
+
+_TRAINING = "benchmarks.parallel.pipeline_training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineBench(TransformerSuite):
+    """A transformer in two stages over two processes, by three schedules, beside one process, in turns.
+
+    Each process has one processor. The ideal step takes half of the time of one process, and the bubble of the
+    schedule; what is printed is the ideal over the step that was measured. One process that computes micro-batch after
+    micro-batch shows what smaller matrices cost; two that each train the whole model at once show what the machine
+    leaves: memory is shared. Memory is what a process took at its peak, less what it had without a model.
+    """
+
+    batch_size: int = option(32, "Texts of a step.")
+    microbatches: int = option(8, "Of a batch.")
+    steps: int = option(2, "Steps per measurement.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size % self.microbatches:
+            raise ConfigError(
+                f"batch_size is {self.batch_size} for {self.microbatches} micro-batches, which would differ in size. "
+                "Choose a multiple of the micro-batches."
+            )
+        if self.blocks % _STAGES:
+            raise ConfigError(f"blocks is {self.blocks}; two stages share them. Choose an even number.")
+
+    def run(self, told: Told = untold) -> "PipelineReport":
+        """Measure all arms in turns and return the report."""
+        order = [ALONE, BESIDE, IN_PARTS, *SCHEDULES]
+        with machine.observed() as about, lanes.running({arm: _lane(arm) for arm in order}) as call:
+
+            def measure(arm: str, number: int) -> float:
+                return max(call(arm, f"{_TRAINING}:measure", steps=self.steps)) / self.steps
+
+            for arm in order:
+                told(f"{arm}, {turn(0, self.rounds)}")
+                how = {
+                    "schedule": arm if arm in SCHEDULES else SCHEDULES[0] if arm == IN_PARTS else None,
+                    "stages": 1 if arm == IN_PARTS else _STAGES,
+                    "microbatches": self.microbatches,
+                }
+                call(arm, f"{_TRAINING}:prepare", **how, steps=2, **self.shape())
+            seconds = in_turns(order, measure, count=self.rounds, told=told)
+            grown = {arm: call(arm, f"{_TRAINING}:grown_bytes") for arm in order}
+        return PipelineReport(setup=self, seconds=seconds, grown_bytes=grown, machine=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineReport(Report):
+    """What came of it.
+
+    Attributes:
+        seconds: arm -> seconds per step, one per round; the slowest process's.
+        grown_bytes: arm -> of each process, by how much it was larger at its peak than without a model.
+    """
+
+    setup: PipelineBench
+    seconds: Mapping[str, Sequence[float]]
+    grown_bytes: Mapping[str, Sequence[int]]
+
+    def bubble(self, schedule: str) -> float:
+        """Return the part of the time in which stages wait for each other, by the schedule."""
+        return schedules.bubble(schedules.named(schedule, stages=_STAGES, microbatches=self.setup.microbatches))
+
+    def of_ideal(self, schedule: str) -> Quartiles:
+        """Return the ideal step's time over that of a schedule."""
+        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[ALONE]]
+        return ratio(wanted, self.seconds[schedule])
+
+    def of_machine(self, schedule: str) -> Quartiles:
+        """Return the same where one process takes as long as beside another one, with which it shares the machine."""
+        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[BESIDE]]
+        return ratio(wanted, self.seconds[schedule])
+
+    def of_microbatches(self, schedule: str) -> Quartiles:
+        """Return the same where one process computes the same micro-batches, one after another."""
+        wanted = [ideal(each, _STAGES, self.bubble(schedule)) for each in self.seconds[IN_PARTS]]
+        return ratio(wanted, self.seconds[schedule])
+
+    def derived(self) -> dict[str, Any]:
+        """Return the parts of the ideal."""
+        return {
+            "of_ideal": {one: self.of_ideal(one) for one in SCHEDULES},
+            "of_microbatches": {one: self.of_microbatches(one) for one in SCHEDULES},
+            "of_machine": {one: self.of_machine(one) for one in SCHEDULES},
+            "median_ms": {arm: 1000 * median(each) for arm, each in self.seconds.items()},
+        }
+
+    def shown(self) -> Iterator[Table | str]:
+        """Yield the table and what was run."""
+        setup, arms, none = self.setup, (ALONE, BESIDE, IN_PARTS, *SCHEDULES), ("", "", "")
+        parts = (
+            ("of the ideal", self.of_ideal),
+            ("  of the same micro-batches", self.of_microbatches),
+            ("  at the speed of two at once", self.of_machine),
+        )
+        yield Table(
+            ("", *arms),
+            [
+                ["ms per step", *(f"{1000 * median(self.seconds[arm]):.0f}" for arm in arms)],
+                ["bubble of the schedule", *none, *(f"{self.bubble(one):.1%}" for one in SCHEDULES)],
+                *([title, *none, *(str(part(one)) for one in SCHEDULES)] for title, part in parts),
+                [
+                    "memory of each process, MB",
+                    *(", ".join(f"{one / 1e6:.0f}" for one in self.grown_bytes[arm]) for arm in arms),
+                ],
+            ],
+        )
+        yield (
+            f"{setup.blocks} blocks of width {setup.width}, {setup.batch_size} texts of {setup.length} words in "
+            f"{setup.microbatches} micro-batches; {setup.rounds} rounds of {setup.steps} steps; median [lower-upper "
+            f"quartile]; {self.ran_on()}"
+        )
+
+
+def ideal(seconds: float, stages: int, bubble: float) -> float:
+    """Return how long a step takes in stages that share all computing and wait for each other in the bubble alone.
+
+    Args:
+        seconds: of a step on one process.
+        stages: how many.
+        bubble: the part of the step in which a stage waits.
+
+    Example:
+        >>> ideal(1.0, 2, 0.0), ideal(1.0, 2, 0.5)
+        (0.5, 1.0)
+    """
+    return seconds / stages / (1 - bubble)
+
+
+def _lane(arm: str) -> lanes.Lane:
+    name = "pipeline" if arm in (IN_PARTS, *SCHEDULES) else "tensorflow"
+    return lanes.Lane(name, workers=1 if arm in (ALONE, IN_PARTS) else _STAGES)
+
+
+command = suite_command(
+    "pipeline",
+    PipelineBench,
+    examples={
+        "python -m benchmarks pipeline": "8 blocks: minutes",
+        "python -m benchmarks pipeline --microbatches 16": "a smaller bubble",
+        "python -m benchmarks pipeline --blocks 2 --rounds 3": "a glance",
+    },
+    page="pipeline",
+)

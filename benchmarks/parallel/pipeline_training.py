@@ -1,0 +1,62 @@
+"""What the worker processes of this benchmark run: the same transformer and texts, whole or in stages.
+
+Each process computes on one processor, so that one process has half of what two have.
+"""
+
+import resource
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.parallel.parallel_networks import bind, transformer
+from tfdist.bench.workers.training_loops import Clock
+from tfdist.strategies import PipelineStrategy
+
+_RATE = 1e-2
+_prepared: dict[str, Any] = {}
+
+
+def prepare(schedule: str | None, stages: int, microbatches: int, steps: int, **shape: int) -> None:
+    """Build the transformer and train it for some steps.
+
+    Args:
+        schedule: of the stages; None: one process, without a strategy.
+        stages: how many.
+        microbatches: of a batch.
+        steps: to train.
+        **shape: of the transformer and its batch, see `pipeline_race.PipelineBench`.
+    """
+    bind()
+    _prepared["before"] = _peak_bytes()
+    strategy: Any = tf.distribute.get_strategy()
+    if schedule is not None:
+        strategy = PipelineStrategy(stages=stages, microbatches=microbatches, schedule=schedule)
+    with strategy.scope():
+        keras.utils.set_random_seed(7)
+        model = transformer(
+            shape["width"], shape["blocks"], heads=shape["heads"], length=shape["length"], words=shape["words"]
+        )
+        model.compile(keras.optimizers.SGD(_RATE), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    draw = np.random.default_rng(7)
+    texts = draw.integers(shape["words"], size=(shape["batch_size"], shape["length"] + 1)).astype(np.int32)
+    _prepared["model"] = model
+    _prepared["batches"] = tf.data.Dataset.from_tensors((texts[:, :-1], texts[:, 1:])).repeat()
+    measure(steps)
+
+
+def measure(steps: int) -> float:
+    """Return the seconds of so many steps."""
+    clock = Clock()
+    _prepared["model"].fit(_prepared["batches"], steps_per_epoch=steps, verbose=0, callbacks=[clock])
+    return clock.seconds
+
+
+def grown_bytes() -> int:
+    """Return by how much the process's memory was larger at its peak than before there was a model."""
+    return _peak_bytes() - int(_prepared["before"])
+
+
+def _peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

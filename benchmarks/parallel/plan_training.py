@@ -1,0 +1,79 @@
+"""What the worker processes of this benchmark run: a model as a plan has it, its profile, the line between them.
+
+Each process computes on one processor, which is the device of the profile.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+import tfdist.strategies
+from benchmarks.parallel.parallel_networks import planned
+from tfdist import cluster as clusters
+from tfdist.collectives import buckets
+from tfdist.parallel.partition.measuring import profile, step_seconds
+
+_trained: dict[tuple[str, str], Any] = {}
+
+
+def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds: float) -> str:
+    """Return the profile of a model, as JSON.
+
+    Args:
+        name: of the model.
+        divisors: into how many parts plans cut a batch.
+        in_scope: whether its steps are tfdist's, of a job of one worker, as in plans of several; else Keras' own.
+        seconds: that layers are measured for.
+    """
+    keras.utils.clear_session()  # names of layers are those of the plans
+    scope: Any = contextlib.nullcontext()
+    if in_scope:
+        scope = tfdist.strategies.MultiWorkerMirroredStrategy(clusters.Cluster()).scope()
+    with scope:
+        model, x, y = planned(name)
+
+    def in_fit(batch: Any, steps: int) -> float:
+        return step_seconds(model, batch, steps)
+
+    sizes = [len(x) // one for one in divisors]
+    return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit, seconds=seconds).to_json()
+
+
+def line(sizes: Sequence[int], seconds: float) -> list[float]:
+    """Return the seconds of an all_reduce of so many bytes, for each size, repeated for so long."""
+    collective = tfdist.strategies.from_environment().workers.collective
+    return [buckets.measured_seconds(collective, size, seconds=seconds) for size in sizes]
+
+
+def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:
+    """Train a model one step, as a plan has it.
+
+    Args:
+        name: of the model.
+        plan: its name.
+        stages: the names of the layers that begin stages; None: whole, by the strategy of this process if it has one.
+        microbatches: of stages.
+    """
+    keras.utils.clear_session()
+    strategy: Any = contextlib.nullcontext()
+    if stages is not None:
+        strategy = tfdist.strategies.PipelineStrategy(stages=tuple(stages), microbatches=microbatches).scope()
+    elif clusters.from_environment().num_workers > 1:
+        strategy = tfdist.strategies.from_environment().scope()
+    with strategy:
+        model, x, y = planned(name)
+    _trained[name, plan] = model, (x, y)
+    step_seconds(model, (x, y), 1)
+
+
+def measure(name: str, plan: str, warm_up: int, steps: int) -> float:
+    """Return the seconds of a step, of so many that come after so many others.
+
+    Others have had the machine for a minute: what this process needs is in no cache, and where the machine is a virtual
+    one, its host may move it to other processors meanwhile.
+    """
+    model, batch = _trained[name, plan]
+    step_seconds(model, batch, warm_up)
+    return step_seconds(model, batch, steps)

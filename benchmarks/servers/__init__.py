@@ -1,0 +1,1 @@
+"""Parameter servers: a slow worker, and a large table in parts."""

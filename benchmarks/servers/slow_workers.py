@@ -1,0 +1,134 @@
+"""Workers of which one is slow: what waiting for it costs, and what not waiting gains."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.servers.throttle import Throttle
+from tfdist.bench.suite import Told, in_turns, untold
+from tfdist.bench.workers import lanes
+from tfdist.coordination.staleness import Distribution
+from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+
+__all__ = ["MODES", "SERVERS", "Crowd", "bounds", "measured"]
+
+MODES = ("synchronous", "bounded", "asynchronous")
+SERVERS = 2
+
+_CHIEF = "benchmarks.servers.slow_workers_chief"
+_WARM_UP_BATCHES_PER_WORKER = 4
+_MEASUREMENTS_ALONE = 3
+# One thread for each process: the slow worker is then slower by what it is held up, and others have their own core.
+_ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
+
+
+def bounds(workers: int) -> dict[str, int | None]:
+    """Return the `max_staleness` of each mode.
+
+    Bounded is one more than the number of workers: each has a batch, and two more updates may come between.
+
+    Example:
+        >>> bounds(3)
+        {'synchronous': 0, 'bounded': 4, 'asynchronous': None}
+    """
+    return {"synchronous": 0, "bounded": workers + 1, "asynchronous": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crowd:
+    """So many workers, one of them slow, in every mode.
+
+    Attributes:
+        workers: how many.
+        slow_down: how many times slower the slow one was by itself; None where none is slow.
+        examples: in one measurement of each mode.
+        updates: mode -> updates of the weights in one measurement.
+        seconds: mode -> seconds of a measurement, one per round.
+        staleness: mode -> staleness -> how many gradients of all rounds had it.
+    """
+
+    workers: int
+    slow_down: float | None
+    examples: int
+    updates: Mapping[str, int]
+    seconds: Mapping[str, Sequence[float]]
+    staleness: Mapping[str, Mapping[int, int]]
+
+    def examples_per_second(self, mode: str) -> Quartiles:
+        """Return how many examples all workers together trained on per second."""
+        return quartiles([self.examples / seconds for seconds in self.seconds[mode]])
+
+    def steps_per_second(self, mode: str) -> Quartiles:
+        """Return how many updates of the weights there were per second."""
+        return quartiles([self.updates[mode] / seconds for seconds in self.seconds[mode]])
+
+    def speed(self, mode: str) -> Quartiles:
+        """Return examples per second over those of the synchronous mode in the same round."""
+        return ratio(self.seconds["synchronous"], self.seconds[mode])
+
+    def distribution(self, mode: str) -> Distribution:
+        """Return how stale the gradients were."""
+        return Distribution(Counter(self.staleness[mode]))
+
+
+def measured(
+    workers: int, *, slow_factor: float, rounds: int, steps: int, batch_size: int, told: Told = untold
+) -> Crowd:
+    """Train in all modes in turns over the same workers, and return what was measured.
+
+    Args:
+        workers: how many workers.
+        slow_factor: how many times slower one of several workers is, at least 1.
+        rounds: measurements of each mode.
+        steps: of each worker per measurement, in the mean.
+        batch_size: examples in a worker's step.
+        told: told what is measured next.
+    Raises:
+        TfdistError: the chief failed, or a worker was lost; the message has its traceback.
+    """
+    slow_down = None
+    # the synchronous mode gives a step to every worker at once, the others a batch to one
+    steps_of = {mode: steps * (1 if mode == "synchronous" else workers) for mode in MODES}
+    with contextlib.ExitStack() as stack:
+        lane = stack.enter_context(lanes.Lane("chief", workers=1, environment=_ONE_THREAD))
+        told("starting")
+        (pids,) = lane.call(f"{_CHIEF}:start", workers=workers, servers=SERVERS, bounds=bounds(workers))
+        for mode in MODES:
+            told(f"{mode}, warming up")
+            warm_up = _WARM_UP_BATCHES_PER_WORKER * (1 if mode == "synchronous" else workers)
+            lane.call(f"{_CHIEF}:prepare", mode=mode, batch_size=batch_size, steps=warm_up)
+        if workers > 1:
+            told("the slow worker alone")
+            slow_down = _slow_down(lane, stack, workers - 1, pids[-1], slow_factor)
+
+        def measure(mode: str, number: int) -> dict[str, Any]:
+            return dict(lane.call(f"{_CHIEF}:measure", mode=mode, steps=steps_of[mode])[0])
+
+        found = in_turns(MODES, measure, count=rounds, told=told)
+        lane.call(f"{_CHIEF}:end")
+    staleness: dict[str, Counter[int]] = {mode: Counter() for mode in MODES}
+    for mode, measurements in found.items():
+        for one in measurements:
+            staleness[mode].update({int(each): count for each, count in one["staleness"].items()})
+    return Crowd(
+        workers=workers,
+        slow_down=slow_down,
+        examples=steps * workers * batch_size,
+        updates=steps_of,
+        seconds={mode: [one["seconds"] for one in measurements] for mode, measurements in found.items()},
+        staleness={mode: dict(sorted(counts.items())) for mode, counts in staleness.items()},
+    )
+
+
+def _slow_down(lane: lanes.Lane, stack: contextlib.ExitStack, worker: int, pid: int, factor: float) -> float:
+    """Make a worker slow as long as the stack is there; return how many times slower it computes."""
+
+    def alone() -> float:
+        return median(lane.call(f"{_CHIEF}:alone", worker=worker)[0] for _ in range(_MEASUREMENTS_ALONE))
+
+    before = alone()
+    stack.enter_context(Throttle(pid, factor))
+    return alone() / before

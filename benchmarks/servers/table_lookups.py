@@ -1,0 +1,187 @@
+"""A large table of embeddings in parts on parameter servers: rows looked up, steps of training, and memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.bench.suite import Told, in_turns, untold
+from tfdist.bench.workers import lanes
+from tfdist.measurement.ratio import Quartiles, quartiles
+from tfdist.validation import integer
+
+__all__ = ["DRAWS", "MOMENTS", "WORK", "LookupArm", "ServerMemory", "TableLookups", "TableResult", "draw", "resident"]
+
+#: what is done with the table, and how the ids of its rows are drawn
+WORK = ("lookups", "sgd", "adagrad")
+DRAWS = ("uniform", "power law")
+#: when the servers' memory is looked at
+MOMENTS = ("before", "with the table", "after training")
+
+_CHIEF = "benchmarks.servers.table_lookups_chief"
+_WARM_UP_STEPS = 4
+# a prime that spreads the popular rows over the table, as hashing does
+_SPREAD = 2_654_435_761
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLookups:
+    """What is measured.
+
+    Attributes:
+        rows: of the table.
+        dim: float32 numbers in a row.
+        workers: how many.
+        servers: how many, each with one part.
+        batch_size: ids in a batch.
+        steps: batches per measurement.
+        rounds: measurements of everything.
+    """
+
+    rows: int
+    dim: int
+    rounds: int
+    steps: int
+    workers: int = 2
+    servers: int = 2
+    batch_size: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "rounds", "steps", "workers", "servers", "batch_size"):
+            integer(name, getattr(self, name), minimum=1)
+        integer("rows", self.rows, minimum=self.servers, maximum=2**31 - 1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the table."""
+        return 4 * self.rows * self.dim
+
+    def run(self, told: Told = untold) -> "TableResult":
+        """Make a table, do everything with it in turns, and return what was measured.
+
+        Raises:
+            TfdistError: the chief failed, or a worker was lost; the message has its traceback.
+        """
+        kinds = {f"{work}, {draw} ids": (work, draw) for work in WORK for draw in DRAWS}
+        memory, batch = {}, {"batch_size": self.batch_size}
+        with lanes.Lane("chief", workers=1) as lane:
+
+            def look(moment: str) -> None:
+                memory[moment] = [ServerMemory(**server) for server in lane.call(f"{_CHIEF}:memory")[0]]
+
+            def measure(arm: str, number: int) -> float:
+                work, ids = kinds[arm]
+                (took,) = lane.call(f"{_CHIEF}:measure", what=work, ids=ids, steps=self.steps, **batch)
+                return float(took) / self.steps
+
+            told("starting")
+            lane.call(f"{_CHIEF}:start", workers=self.workers, servers=self.servers)
+            look("before")
+            told(f"making {self.rows:,} rows")
+            (create_seconds,) = lane.call(f"{_CHIEF}:create", rows=self.rows, dim=self.dim)
+            look("with the table")
+            for work in WORK:
+                told(f"{work}, warming up")
+                lane.call(f"{_CHIEF}:prepare", what=work, steps=_WARM_UP_STEPS, **batch)
+            seconds = in_turns(list(kinds), measure, count=self.rounds, told=told)
+            look("after training")
+            lane.call(f"{_CHIEF}:end")
+        arms = [
+            LookupArm(work=kinds[arm][0], draw=kinds[arm][1], seconds=took, **batch) for arm, took in seconds.items()
+        ]
+        return TableResult(setup=self, create_seconds=create_seconds, memory=memory, arms=arms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMemory:
+    """The memory of a parameter server at one moment.
+
+    Attributes:
+        placed: bytes of the models' variables on it; what optimizers keep for each is not among them.
+        resident: bytes that its process has in memory, TensorFlow itself included.
+        most: the most it ever had until then.
+    """
+
+    placed: int
+    resident: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupArm:
+    """One kind of work on ids that were drawn in one way.
+
+    Attributes:
+        work: a name from `WORK`.
+        draw: a name from `DRAWS`.
+        batch_size: ids in a batch.
+        seconds: seconds per batch, one per round.
+    """
+
+    work: str
+    draw: str
+    batch_size: int
+    seconds: Sequence[float]
+
+    @property
+    def rows_per_second(self) -> Quartiles:
+        """Ids per second over all workers, each counted as often as it comes."""
+        return quartiles([self.batch_size / seconds for seconds in self.seconds])
+
+    @property
+    def steps_per_second(self) -> Quartiles:
+        """Batches per second over all workers."""
+        return quartiles([1 / seconds for seconds in self.seconds])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableResult:
+    """What was measured on one table.
+
+    Attributes:
+        setup: what was measured.
+        create_seconds: from asking for the table until its first and its last row could be read.
+        memory: a moment from `MOMENTS` -> each server.
+        arms: every work on every draw of ids.
+    """
+
+    setup: TableLookups
+    create_seconds: float
+    memory: Mapping[str, Sequence[ServerMemory]]
+    arms: Sequence[LookupArm]
+
+
+def draw(how: str, count: int, rows: int, *, seed: int = 11) -> NDArray[np.int32]:
+    """Return ids of rows.
+
+    Args:
+        how: "uniform"; or "power law": the row of rank r in proportion to 1 / r, popular rows spread over the table.
+        count: how many ids.
+        rows: of the table; ids are below.
+        seed: of the random numbers.
+
+    Example:
+        >>> draw("power law", 8192, 1000).shape
+        (8192,)
+    """
+    uniform = np.random.default_rng(seed).random(count)
+    if how == "uniform":
+        return (uniform * rows).astype(np.int32)
+    ranks = np.minimum(((rows + 1.0) ** uniform).astype(np.int64) - 1, rows - 1)
+    return (ranks * _SPREAD % rows).astype(np.int32)
+
+
+def resident(status: str) -> tuple[int, int]:
+    """Return the bytes that a process has in memory, and the most that it ever had.
+
+    Args:
+        status: the text of /proc/PID/status.
+
+    Example:
+        >>> resident("Name: python\\nVmHWM:    20 kB\\nVmRSS:    10 kB")
+        (10240, 20480)
+    """
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    now, most = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return now, most

@@ -1,0 +1,32 @@
+"""The data benchmark with real files: every side is measured; never how fast any was."""
+
+import json
+from pathlib import Path
+
+from benchmarks.files.data_race import TARGETS, DataBench
+
+
+def test_every_side_is_measured(tmp_path: Path) -> None:
+    few = {"written_rows": 40, "written_images": 8, "rounds": 1}
+    report = DataBench(rows=4096, images=256, **few, directory=str(tmp_path)).run()
+    ways = {(row.subject, row.kind, row.way) for row in report.rows}
+    assert set(TARGETS) <= ways
+    assert {way for _, _, way in ways if "later epochs" in way} == {
+        "generic, numpy, later epochs",
+        "fixed, numpy, later epochs",
+        "extent, numpy, later epochs",
+    }
+    for row in report.rows:
+        assert len(row.seconds) == len(row.cpu_seconds) == 1
+        assert min(row.seconds) > 0
+        assert min(row.cpu_seconds) > 0
+    assert 0 < report.state_bytes["tfdist"] < 1024 < report.state_bytes["tf.data"]
+    results = json.loads(report.to_json())["results"]
+    assert len(results) == len(report.rows)
+    assert all(each[name]["median"] > 0 for each in results for name in ("speed", "time", "cpu"))
+    # what was made stays, and is what is read
+    assert {json.loads((tmp_path / kind / "manifest.json").read_text())["layout"] for kind in ("rows", "images")} == {
+        "fixed",
+        "extent",
+    }
+    assert json.loads((tmp_path / "rows-examples" / "manifest.json").read_text())["layout"] == "generic"

@@ -1,0 +1,67 @@
+"""What recording adds to a step: the figures of a report; nothing runs here."""
+
+import json
+import random
+
+import pytest
+
+from benchmarks.jobs.recording_cost import ARMS, RecordingBench, RecordingReport, both_ways, interval
+from tfdist.errors import ConfigError
+
+
+def report() -> RecordingReport:
+    seconds = {
+        "nothing": [1.0, 2.0, 4.0],
+        "observers": [1.1, 2.2, 4.0],
+        "stamps": [1.2, 2.2, 4.2],
+        "everything": [1.5, 2.2, 5.0],
+    }
+    nothing = {arm: [0.0] * 3 for arm in ARMS}
+    inside = nothing | {"everything": [0.01, 0.03, 0.02]}
+    return RecordingReport(
+        setup=RecordingBench(), seconds=seconds, processor=seconds, flushing=nothing, inside=inside, machine={}
+    )
+
+
+def test_each_arm_is_compared_with_the_step_of_the_same_round() -> None:
+    assert report().added("everything") == pytest.approx([0.5, 0.1, 0.25])
+
+
+def test_what_is_added_at_most_is_a_part_of_the_usual_step() -> None:
+    assert report().most("everything") == pytest.approx([0.005, 0.015, 0.01])
+    assert json.loads(report().to_json())["added_at_most"]["everything"]["median"] == pytest.approx(0.01)
+
+
+def test_what_an_arm_adds_is_beside_the_one_before_it() -> None:
+    found = report().added_seconds()
+    assert list(found) == ["observers", "stamps", "everything"]
+    assert found["stamps"].median == pytest.approx(0.1)
+    assert found["everything"].median == pytest.approx(0.3)
+    assert json.loads(report().to_json())["added"]["seconds"]["everything"]["median"] == pytest.approx(0.25)
+
+
+def test_the_median_of_all_lies_in_the_interval_in_95_of_100() -> None:
+    chance = random.Random(3)
+    for count in (6, 7, 20, 41):
+        found = [interval([chance.random() for _ in range(count)]) for _ in range(2000)]
+        assert sum(low <= 0.5 <= high for low, high in found) >= 0.94 * 2000
+    low, high = interval([chance.random() for _ in range(10_000)])
+    assert high - low < 0.05
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, 2.0], [3.0, 1.0, 2.0]])
+def test_of_few_values_all_lie_in_the_interval(values: list[float]) -> None:
+    assert interval(values) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("wrong", [{"strategy": "mirrored"}, {"rounds": 0}, {"steps": "many"}])
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises((ConfigError, TypeError)):
+        RecordingBench(**wrong)  # type: ignore[arg-type]
+
+
+def test_each_arm_is_as_often_before_another_one_as_behind_it() -> None:
+    orders = [both_ways(ARMS, number) for number in range(8)]
+    for one in ARMS:
+        for other in set(ARMS) - {one}:
+            assert sum(order.index(one) < order.index(other) for order in orders) == 4

@@ -1,0 +1,278 @@
+"""The benchmark of parameter servers without any: turns, figures, ids, memory and files."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.servers import slow_workers, table_lookups
+from benchmarks.servers.parameter_server_race import ParameterServerBench, ParameterServerReport
+from benchmarks.servers.slow_workers import Crowd
+from benchmarks.servers.table_lookups import LookupArm, ServerMemory, TableLookups, TableResult
+from tfdist.bench.workers import lanes
+from tfdist.errors import ConfigError
+from tfdist.measurement.ratio import Quartiles
+
+SECONDS = {"synchronous": 3.0, "bounded": 2.0, "asynchronous": 1.5}
+
+
+class Chief:
+    """Stands for the process of a chief: notes what it is asked, and answers with fixed figures."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.alone = iter([1.0, 1.1, 0.9, 3.0, 3.3, 2.7])
+
+    def __enter__(self) -> "Chief":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, target: str, **arguments: Any) -> list[Any]:
+        function = target.rpartition(":")[2]
+        self.calls.append((function, arguments))
+        match function:
+            case "start":
+                return [[101, 102][: arguments["workers"]]]
+            case "alone":
+                return [next(self.alone)]
+            case "measure" if "mode" in arguments:
+                return [{"seconds": SECONDS[arguments["mode"]], "staleness": {"1": 2, "0": 1}}]
+            case "memory":
+                return [[{"placed": 1_000_000, "resident": 2_000_000, "most": 3_000_000}] * 2]
+        return [0.5]
+
+
+class Recorded:
+    """Stands for a throttle; notes which process was slow, and until when."""
+
+    slowed: list[tuple[int, float]] = []  # noqa: RUF012 - emptied by the fixture
+    running = False
+
+    def __init__(self, pid: int, factor: float) -> None:
+        self.slowed.append((pid, factor))
+
+    def __enter__(self) -> None:
+        Recorded.running = True
+
+    def __exit__(self, *_: object) -> None:
+        Recorded.running = False
+
+
+@pytest.fixture
+def chief(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chief]:
+    found = Chief()
+    Recorded.slowed.clear()
+    monkeypatch.setattr(lanes, "Lane", lambda name, workers, environment=None: found)
+    monkeypatch.setattr(slow_workers, "Throttle", Recorded)
+    yield found
+    assert not Recorded.running
+
+
+def setup(**changes: Any) -> ParameterServerBench:
+    given = {"workers": "1,2", "slow_factor": 3.0, "rounds": 4, "steps": 10, "batch_size": 8}
+    return ParameterServerBench(**{**given, **changes})
+
+
+def measured(workers: int) -> Crowd:
+    return slow_workers.measured(workers, slow_factor=3.0, rounds=4, steps=10, batch_size=8)
+
+
+def report(*, table: bool = True) -> ParameterServerReport:
+    def crowd(workers: int) -> Crowd:
+        return Crowd(
+            workers=workers,
+            slow_down=None if workers == 1 else 2.875,
+            examples=10 * workers * 8,
+            updates={mode: 10 if mode == "synchronous" else 10 * workers for mode in SECONDS},
+            seconds={mode: [seconds, seconds, 2 * seconds] for mode, seconds in SECONDS.items()},
+            staleness={mode: {0: 9, 4: 1} for mode in SECONDS},
+        )
+
+    made = TableLookups(rows=1000, dim=4, rounds=2, steps=3)
+    server = ServerMemory(placed=8000, resident=700_000_000, most=900_000_000)
+    result = TableResult(
+        setup=made,
+        create_seconds=1.25,
+        memory={moment: [server, server] for moment in table_lookups.MOMENTS},
+        arms=[
+            LookupArm(work=work, draw=draw, batch_size=8192, seconds=[0.5, 0.25])
+            for work in table_lookups.WORK
+            for draw in table_lookups.DRAWS
+        ],
+    )
+    about = dict.fromkeys(("processor", "cores", "tensorflow", "python", "time"), "x")
+    machine = {**about, "load average": "0.1", "load average at the end": "1.9"}
+    return ParameterServerReport(
+        setup=setup(), crowds=[crowd(1), crowd(2)], table=result if table else None, machine=machine
+    )
+
+
+def test_modes_take_turns_and_another_one_begins_each_round(chief: Chief) -> None:
+    measured(2)
+    turns = [arguments["mode"] for function, arguments in chief.calls if function == "measure"]
+    rounds = [turns[first : first + 3] for first in range(0, 12, 3)]
+    assert [sorted(each) for each in rounds] == [sorted(SECONDS)] * 4
+    assert [each[0] for each in rounds] == ["synchronous", "bounded", "asynchronous", "synchronous"]
+    assert chief.calls[-1][0] == "end"
+
+
+def test_every_mode_trains_on_the_same_number_of_examples(chief: Chief) -> None:
+    found = measured(2)
+    steps = {a["mode"]: a["steps"] for function, a in chief.calls if function == "measure"}
+    # a step of the synchronous mode is a batch for both workers, of the others for one
+    assert steps == {"synchronous": 10, "bounded": 20, "asynchronous": 20} == found.updates
+    assert found.examples == 10 * 2 * 8
+
+
+def test_the_last_of_several_workers_is_slow_and_measured_alone(chief: Chief) -> None:
+    assert measured(2).slow_down == pytest.approx(3.0)
+    assert Recorded.slowed == [(102, 3.0)]
+    assert measured(1).slow_down is None
+    assert Recorded.slowed == [(102, 3.0)]
+
+
+def test_a_worker_is_let_go_when_a_measurement_fails(chief: Chief, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = chief.call
+
+    def failing(target: str, **arguments: Any) -> list[Any]:
+        if target.endswith(":measure"):
+            assert Recorded.running
+            raise KeyboardInterrupt
+        return call(target, **arguments)
+
+    monkeypatch.setattr(chief, "call", failing)
+    with pytest.raises(KeyboardInterrupt):
+        measured(2)
+    assert not Recorded.running
+
+
+def test_staleness_is_added_up_over_rounds(chief: Chief) -> None:
+    found = measured(2)
+    assert found.staleness["bounded"] == {0: 4, 1: 8}
+    assert found.distribution("bounded").quantile(0.5) == 1
+
+
+def test_figures_are_paired_by_round() -> None:
+    one, two = report().crowds
+    assert two.examples_per_second("asynchronous").median == pytest.approx(160 / 1.5)
+    assert two.steps_per_second("asynchronous").median == pytest.approx(20 / 1.5)
+    assert two.steps_per_second("synchronous").median == pytest.approx(10 / 3)
+    assert two.speed("asynchronous") == Quartiles(2.0, 2.0, 2.0)
+    assert one.speed("synchronous").median == 1.0
+
+
+def test_the_bound_lets_every_worker_be_busy() -> None:
+    for workers in (1, 2, 3, 8):
+        found = slow_workers.bounds(workers)
+        assert found["synchronous"] == 0
+        assert found["bounded"] == workers + 1
+        assert found["asynchronous"] is None
+
+
+def test_everything_is_done_with_the_table_in_turns(chief: Chief) -> None:
+    found = TableLookups(rows=1000, dim=4, rounds=2, steps=5).run()
+    order = [function for function, _ in chief.calls]
+    assert order[:4] == ["start", "memory", "create", "memory"]
+    assert order[-2:] == ["memory", "end"]
+    turns = [(a["what"], a["ids"]) for function, a in chief.calls if function == "measure"]
+    assert (
+        sorted(turns[:6])
+        == sorted(turns[6:])
+        == sorted((w, d) for w in table_lookups.WORK for d in table_lookups.DRAWS)
+    )
+    assert turns[6] == turns[1]
+    assert [(arm.work, arm.draw) for arm in found.arms] == turns[:6]
+    assert list(found.arms[0].seconds) == [0.1, 0.1]
+    assert found.arms[0].rows_per_second.median == pytest.approx(81920)
+    assert list(found.memory) == list(table_lookups.MOMENTS)
+    assert found.setup.bytes == 16_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"workers": ""}, "workers is ''"),
+        ({"workers": "2,2"}, "each once"),
+        ({"workers": "0"}, "workers is '0'"),
+        ({"slow_factor": 0.5}, "slow_factor is 0.5"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"steps": True}, "steps is True"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        setup(**changes)
+
+
+def test_a_table_has_a_row_for_each_part() -> None:
+    with pytest.raises(ConfigError, match="rows is 1"):
+        TableLookups(rows=1, dim=4, rounds=1, steps=1)
+
+
+@pytest.mark.parametrize("how", table_lookups.DRAWS)
+@pytest.mark.parametrize("rows", [2, 1000, 10_000_000])
+def test_ids_are_rows_of_the_table(how: str, rows: int) -> None:
+    drawn = table_lookups.draw(how, 50_000, rows)
+    assert drawn.dtype == np.int32
+    assert drawn.min() >= 0
+    assert drawn.max() < rows
+    assert 0.4 < (drawn < rows / 2).mean() < 0.8  # both servers have something to do
+
+
+def test_a_power_law_is_one() -> None:
+    rows = 100_000
+    drawn = np.sort(np.unique(table_lookups.draw("power law", 200_000, rows), return_counts=True)[1])[::-1]
+    # rank r has the share log(1 + 1 / r) / log(1 + rows)
+    for rank in (1, 2, 10):
+        share = np.log1p(1 / rank) / np.log1p(rows)
+        assert drawn[rank - 1] / 200_000 == pytest.approx(share, rel=0.1)
+    assert len(np.unique(table_lookups.draw("uniform", 200_000, rows))) > 2 * len(drawn)
+
+
+def test_memory_is_read_as_linux_writes_it() -> None:
+    now, most = table_lookups.resident(Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8"))
+    assert 1 << 20 < now <= most
+
+
+def test_a_chief_is_told_of_no_strategy_and_keeps_its_variables() -> None:
+    (environment,) = lanes.Lane("chief", workers=1, environment={"TF_NUM_INTEROP_THREADS": "1"})._environments()
+    assert environment["TF_NUM_INTEROP_THREADS"] == "1"
+    assert "TFDIST_STRATEGY" not in environment
+
+
+def test_the_report_is_json_with_its_figures() -> None:
+    read = json.loads(report().to_json())
+    found = {(each["workers"], each["mode"]): each for each in read["results"]}
+    assert found[2, "bounded"]["speed"]["median"] == pytest.approx(1.5)
+    assert found[2, "bounded"]["staleness"] == {"median": 0, "mean": 0.4, "max": 4}
+    assert read["crowds"][1]["staleness"]["bounded"] == {"0": 9, "4": 1}
+    assert len(read["table_results"]) == 6
+    assert read["table"]["memory"]["before"][0]["most"] == 900_000_000
+    assert json.loads(report(table=False).to_json())["table"] is None
+
+
+def test_the_command_runs_both_writes_and_draws(chief: Chief, tmp_path: Path) -> None:
+    path, picture = tmp_path / "report.json", tmp_path / "servers.png"
+    arguments = ["--workers", "1,2", "--rounds", "2", "--steps", "2", "--json", str(path), "--plot", str(picture)]
+    done = CliRunner().invoke(main, ["parameter-server", *arguments])
+    assert done.exit_code == 0, done.output
+    assert picture.is_file()
+    read = json.loads(path.read_text())
+    assert [crowd["workers"] for crowd in read["crowds"]] == [1, 2]
+    assert read["table"]["setup"]["rows"] == 10_000_000
+
+
+def test_the_table_can_be_left_out(chief: Chief) -> None:
+    done = CliRunner().invoke(main, ["parameter-server", "--workers", "1", "--no-lookups", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["table"] is None
+    assert "create" not in [function for function, _ in chief.calls]

@@ -1,0 +1,139 @@
+"""The benchmark of recoveries without TensorFlow: what is computed from what jobs have noted, its table and JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.jobs import recovery_jobs
+from benchmarks.jobs.recovery_jobs import Job, of_events, of_notes
+from benchmarks.jobs.recovery_race import PEER, STRATEGIES, RecoveryBench, RecoveryReport, Way
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.monitor.fault_plan import Fault, FaultPlan
+
+KILL = Fault(kind="kill", worker=1, step=11)
+HAPPENED = [{"fault": KILL.as_json(), "step": 11, "clock": 100.0}]
+SIZE = {"event": "size", "clock": 89.0, "variables": 50, "bytes": 1000}
+
+
+def job(*recovered: float, workers: int = 2, size: int = 1000) -> Job:
+    noticed = [0.01] * len(recovered)
+    repeated = list(range(len(recovered)))
+    return Job(
+        noticed=noticed,
+        recovered=recovered,
+        repeated=repeated,
+        workers=workers,
+        step_seconds=0.02,
+        variables=50,
+        bytes=size,
+    )
+
+
+def report(why_not: str = "") -> RecoveryReport:
+    ways = [
+        Way(name=PEER, jobs=[] if why_not else [job(1.0, workers=1), job(3.0, workers=1)], why_not=why_not),
+        Way(name="multi-worker", jobs=[job(0.5, 2.0, 0.5), job(1.0, 1.0, 1.5)]),
+        Way(name="ring", jobs=[job(2.0, 2.0, 2.0), job(3.0, 3.0, 3.0)]),
+    ]
+    about = {
+        **dict.fromkeys(("processor", "cores", "tensorflow", "python", "time"), "some"),
+        "load average": "0.1",
+        "load average at the end": "1.9",
+    }
+    return RecoveryReport(setup=RecoveryBench(rounds=2), ways=ways, machine=about)
+
+
+def test_what_a_job_of_tfdist_has_shown() -> None:
+    events: list[dict[str, Any]] = [
+        {"event": "started", "start": 0, "clock": 80.0},
+        {"event": "stepping", "start": 0, "clock": 99.0, "workers": 2, "lost": 0},
+        {"event": "failed", "start": 0, "clock": 100.25, "text": "worker 1 failed"},
+        {"event": "stepping", "start": 1, "clock": 101.5, "workers": 2, "lost": 1},
+    ]
+    plan = FaultPlan(faults=(KILL,))
+    assert of_events(plan, HAPPENED, events, [SIZE]) == Job(
+        noticed=[0.25], recovered=[1.5], repeated=[1], workers=2, step_seconds=0.1, variables=50, bytes=1000
+    )
+    with pytest.raises(TfdistError, match="did not recover from every kill"):
+        of_events(plan, HAPPENED, events[:-1], [SIZE])
+    with pytest.raises(TfdistError, match="did not recover from every kill"):
+        of_events(plan, [], events, [SIZE])
+
+
+def test_what_a_job_of_horovod_has_shown() -> None:
+    notes = [
+        SIZE,
+        {"event": "stepping", "clock": 98.0, "workers": 2, "step": 0, "rank": 0},
+        {"event": "stepping", "clock": 99.0, "workers": 2, "step": 0, "rank": 1},
+        {"event": "noticed", "clock": 100.5},
+        {"event": "stepping", "clock": 102.0, "workers": 1, "step": 10, "rank": 0},
+    ]
+    assert of_notes(HAPPENED, notes) == Job(
+        noticed=[0.5], recovered=[2.0], repeated=[1], workers=1, step_seconds=0.1, variables=50, bytes=1000
+    )
+    with pytest.raises(TfdistError, match="no worker of Horovod's job stepped again"):
+        of_notes(HAPPENED, notes[:-1])
+    with pytest.raises(TfdistError, match="no worker was killed"):
+        of_notes([], notes)
+    with pytest.raises(TfdistError, match="how large its state is"):
+        of_notes(HAPPENED, notes[1:])
+
+
+def test_ratios_are_those_of_the_same_round() -> None:
+    found = report()
+    times = found.times_of_peer(found.way("multi-worker"))
+    assert times is not None
+    assert (times.lower, times.median, times.upper) == (2.25, 2.5, 2.75)  # 1.0 / 0.5 and 3.0 / 1.0
+    assert found.way("multi-worker").repeated == [0, 1, 2, 0, 1, 2]
+    assert report("it cannot").times_of_peer(found.way("ring")) is None
+
+
+def test_the_report_as_json() -> None:
+    results = json.loads(report("it cannot").to_json())["results"]
+    assert results[0] == {"way": PEER, "why not": "it cannot"}
+    assert results[1]["recovered"]["median"] == 1.0
+    assert results[1]["recovered at most"] == 2.0
+    assert results[1]["recovery of the peer / this"] is None
+    assert json.loads(report().to_json())["results"][2]["recovery of the peer / this"]["median"] == 0.75
+
+
+def test_a_peer_that_fails_is_left_out_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    def horovod_job(asked: object, folder: Path) -> Job:
+        raise TfdistError("it cannot")
+
+    def tfdist_job(asked: object, strategy: str, folder: Path) -> Job:
+        turns.append(strategy)
+        return job(1.0)
+
+    monkeypatch.setattr(recovery_jobs, "has_horovod", lambda: True)
+    monkeypatch.setattr(recovery_jobs, "horovod_job", horovod_job)
+    monkeypatch.setattr(recovery_jobs, "tfdist_job", tfdist_job)
+    found = RecoveryBench(rounds=2).run()
+    assert found.way(PEER).why_not == "it cannot"
+    assert turns == [*STRATEGIES] * 2
+    monkeypatch.setattr(recovery_jobs, "horovod_job", lambda setup, folder: job(1.0, workers=1, size=999))
+    with pytest.raises(TfdistError, match="the states differ"):
+        RecoveryBench(rounds=1).run()
+    monkeypatch.setattr(recovery_jobs, "has_horovod", lambda: False)
+    assert [bool(way.why_not) for way in RecoveryBench(rounds=1).run().ways] == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("arguments", [["--megabytes", "0"], ["--kills", "0"], ["--first", "0"], ["--rounds", "x"]])
+def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, ["recovery", *arguments])
+    assert done.exit_code == 2
+    assert arguments[0] in done.output
+
+
+@pytest.mark.parametrize(
+    "setup", [{"megabytes": 0.0}, {"kills": 0}, {"strategies": ["mirrored"]}, {"batch_size": 1}, {"rounds": True}]
+)
+def test_a_setup_that_makes_no_sense(setup: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RecoveryBench(**setup)

@@ -1,0 +1,303 @@
+"""All-reduce, engine beside engine, by the conventions of nccl-tests."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.bench.all_reduce import all_reduce_picture, bare, reduced_message
+from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
+from tfdist.bench.suite import Report, Suite, Told, in_turns, option, turn, untold
+from tfdist.bench.workers import lanes
+from tfdist.bench.workers.slow_network import Link, Network, network
+from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.measurement.sizes import shown
+from tfdist.native.engine import ALGORITHM_VARIABLE
+
+__all__ = ["ENGINES", "LIMITS", "PEERS", "AllReduceBench", "AllReduceReport", "Row", "engines", "header", "lines"]
+
+# Each has worker processes of its own: two multi-worker strategies cannot share a process, and the ring starts Horovod
+# with settings that are good for it and not for others.
+ENGINES = ("tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "bare", "memcpy")
+LIMITS = ("tcp", "bare", "memcpy")
+_OPEN_MPI, _BARE = "open-mpi", "bare"
+_ONE_HOST = (_OPEN_MPI, _BARE)  # not between hosts, and so not behind links
+PEERS = ("tensorflow", "horovod", _OPEN_MPI)
+_MOST_WARM_UP_CALLS = 5
+_COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<24}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}  {:>17}"
+_WORKER = "tfdist.bench.all_reduce.reducing_workers"
+_MODULES = {
+    **dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"),
+    _OPEN_MPI: "tfdist.bench.all_reduce.open_mpi",
+    _BARE: "tfdist.bench.all_reduce.bare",
+}
+
+
+def engines(*, linked: bool) -> tuple[str, ...]:
+    """Return all that can be measured between workers of one host, or between workers behind links.
+
+    Example:
+        >>> sorted(set(engines(linked=False)) - set(engines(linked=True)))
+        ['bare', 'open-mpi']
+    """
+    return tuple(engine for engine in ENGINES if not (linked and engine in _ONE_HOST))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceBench(Suite):
+    """All-reduces of single tensors and of a model's gradients, by every engine.
+
+    Attributes:
+        engines: names from `ENGINES`.
+        sizes: bytes of one float32 tensor, each a row.
+        gradients: a model from `tfdist.bench.suite.MODELS`, whose gradients are one more row; None for none.
+        link: what connects the workers; None: they share this host.
+        algorithms: from `tfdist.native.engine.ALGORITHMS`: each is one more engine, the native one by this algorithm.
+            Only over a link: workers of one host need none.
+        leave_out: whether to go on without an engine that is not installed.
+    """
+
+    engines: Sequence[str]
+    sizes: Sequence[int]
+    gradients: str | None = None
+    link: Link | None = None
+    algorithms: Sequence[str] = ()
+    leave_out: bool = True
+    workers: int = option(2, "Workers of each engine.", minimum=2)
+    rounds: int = option(7, "Measurements each.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [engine for engine in self.engines if engine not in ENGINES]
+        if unknown or not self.engines:
+            raise ConfigError(f"engines is {list(self.engines)}; name some of {', '.join(ENGINES)}.")
+        here = [engine for engine in self.engines if engine in _ONE_HOST]
+        if here and self.link is not None:
+            raise ConfigError(
+                f"engines is {list(self.engines)}, and the workers are behind links; processes of {' and '.join(here)} "
+                f"are all on this host. Leave {' and '.join(here)} out, or the link."
+            )
+        if self.algorithms and self.link is None:
+            raise ConfigError(
+                f"algorithms is {list(self.algorithms)}, of hosts that are connected by a link, and there is none. "
+                "Name one, such as 1gbit, or no algorithm."
+            )
+
+    def arms(self) -> list[str]:
+        """Return the names of all engines, with the algorithm behind a colon where one is named."""
+        return [*self.engines, *(f"native:{algorithm}" for algorithm in self.algorithms)]
+
+    def run(self, told: Told = untold, on_row: Callable[["Row"], None] = lambda row: None) -> "AllReduceReport":
+        """Measure all engines in turns and return the report.
+
+        Args:
+            told: told of each row, engine and round before it is measured.
+            on_row: told of each row that is done.
+        Raises:
+            MissingDependencyError: an engine is not installed, and is not to be left out.
+            TfdistError: a worker failed; the message has its traceback.
+
+        Example:
+            >>> AllReduceBench(engines=["ring"], sizes=[4096], rounds=3).run().rows              # doctest: +SKIP
+        """
+        rows = []
+        with machine.observed() as about, contextlib.ExitStack() as stack:
+            joined = stack.enter_context(network(self.link, self.workers)) if self.link else None
+            found = {engine: _lane(engine, self.workers, joined, stack) for engine in self.arms()}
+            call = stack.enter_context(lanes.running(found))
+            left_out = self._start(call)
+            running = [engine for engine in found if engine not in left_out]
+            for name, elements in self._messages(running, call) if running else ():
+                rows.append(self._row(running, call, name, elements, told))
+                on_row(rows[-1])
+        return AllReduceReport(setup=self, rows=rows, left_out=left_out, machine=about)
+
+    def _start(self, call: lanes.Call) -> dict[str, str]:
+        """Start every engine; return those that cannot run, and why."""
+        left_out = {}
+        for engine in self.arms():
+            try:
+                call(engine, f"{_module(engine)}:start", engine=engine)
+            except MissingDependencyError as error:
+                if not self.leave_out:
+                    raise
+                left_out[engine] = str(error)
+        return left_out
+
+    def _messages(self, running: Sequence[str], call: lanes.Call) -> Iterator[tuple[str, list[int]]]:
+        for size in self.sizes:
+            yield shown(size), [size // 4]
+        if self.gradients is not None:
+            yield self.gradients, call(running[0], f"{_WORKER}:gradients", model=self.gradients)[0]
+
+    def _row(self, running: Sequence[str], call: lanes.Call, name: str, elements: Sequence[int], told: Told) -> "Row":
+        calls = reduced_message.calls(4 * sum(elements))
+        warm_up, wrong = min(calls + 1, _MOST_WARM_UP_CALLS), {}
+        for engine in running:
+            told(f"{name}: {engine}, {turn(0, self.rounds)}")
+            target = f"{_module(engine)}:prepare"
+            wrong[engine] = sum(call(engine, target, engine=engine, elements=elements, warm_up=warm_up))
+
+        def measure(engine: str, number: int) -> float:
+            return reduced_message.seconds(call(engine, f"{_module(engine)}:measure", engine=engine, calls=calls))
+
+        seconds = in_turns(running, measure, count=self.rounds, told=told, subject=f"{name}: ")
+        return Row(name=name, elements=elements, calls=calls, seconds=seconds, wrong=wrong)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One message, reduced by every engine.
+
+    Attributes:
+        name: the size, or whose gradients.
+        elements: of each float32 tensor in it.
+        calls: all-reduces in one measurement.
+        seconds: engine -> seconds per all-reduce, one per round; see `reduced_message.seconds`.
+        wrong: engine -> wrong elements of a result, over all workers.
+    """
+
+    name: str
+    elements: Sequence[int]
+    calls: int
+    seconds: Mapping[str, Sequence[float]]
+    wrong: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that each worker contributes."""
+        return 4 * sum(self.elements)
+
+    def time(self, engine: str) -> Quartiles:
+        """Return the seconds of an all-reduce."""
+        return quartiles(self.seconds[engine])
+
+    def algorithm_bandwidth(self, engine: str) -> Quartiles:
+        """Return S / t, in bytes per second."""
+        return quartiles([self.bytes / seconds for seconds in self.seconds[engine]])
+
+    def bus_bandwidth(self, engine: str, workers: int) -> Quartiles:
+        """Return the bytes per second of each link in a perfect all-reduce; see `reduced_message.bus_bandwidth`."""
+        return quartiles(
+            [reduced_message.bus_bandwidth(self.bytes, seconds, workers) for seconds in self.seconds[engine]]
+        )
+
+    def speed(self, engine: str, peer: str) -> Quartiles | None:
+        """Return how many times as fast as the peer an engine was in the same round; None without the peer."""
+        if peer not in self.seconds or engine == peer:
+            return None
+        return ratio(self.seconds[peer], self.seconds[engine])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceReport(Report):
+    """All rows.
+
+    Attributes:
+        rows: one per message.
+        left_out: engine -> why it could not run.
+    """
+
+    setup: AllReduceBench
+    rows: Sequence[Row]
+    left_out: Mapping[str, str]
+
+    def derived(self) -> dict[str, Any]:
+        """Return bandwidths and ratios."""
+        return {
+            "results": [
+                {
+                    "name": row.name,
+                    "engine": engine,
+                    "bytes": row.bytes,
+                    "seconds": row.time(engine),
+                    "algorithm_bandwidth": row.algorithm_bandwidth(engine),
+                    "bus_bandwidth": row.bus_bandwidth(engine, self.setup.workers),
+                    "wrong": row.wrong[engine],
+                    "speed": {peer: q for peer in PEERS if (q := row.speed(engine, peer)) is not None},
+                }
+                for row in self.rows
+                for engine in row.seconds
+            ]
+        }
+
+    def shown(self) -> Iterator[str]:
+        """Yield the columns of nccl-tests and two more for the peers, then what was summed and what was left out."""
+        yield from header(self.setup)
+        for row in self.rows:
+            yield from lines(row, self.setup)
+        yield from self.footer()
+
+    def footer(self) -> Iterator[str]:
+        """Yield the lines below the table: what was summed in one go, what was left out, and the machine."""
+        yield ""
+        for row in self.rows:
+            if len(row.elements) > 1:
+                size = f"{len(row.elements)} tensors, {row.bytes / 1e6:.1f} MB in one step."
+                yield f"{row.name}: the gradients of the model, {size}"
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = [engine for engine, why in self.left_out.items() if why == reason]
+            yield f"{', '.join(names)} left out: {reason}"
+        yield self.ran_on()
+
+    def draw(self, path: Path) -> None:
+        """Draw bus bandwidth over size, and the times of gradients."""
+        all_reduce_picture.draw(self, path)
+
+
+def header(setup: AllReduceBench) -> list[str]:
+    """Return the lines above the table."""
+    link = f", each behind a link of {setup.link}" if setup.link else ""
+    return [
+        f"{setup.workers} workers on this machine{link}; {setup.rounds} rounds in which the engines take turns; "
+        "time from the last worker's tensors to its sums;",
+        "median [lower-upper quartile]; the last columns are the peer's time over the engine's in the same round.",
+        "",
+        _COLUMNS.format(
+            "size", "count", "type", "redop", "engine", "time", "algbw", "busbw", "#wrong", *(f"vs {p}" for p in PEERS)
+        ).rstrip(),
+        _COLUMNS.format("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", *("(times)" for _ in PEERS)),
+    ]
+
+
+def lines(row: Row, setup: AllReduceBench) -> Iterator[str]:
+    """Yield a line for each engine of a row.
+
+    Example:
+        >>> setup = AllReduceBench(engines=["ring"], sizes=[4096])
+        >>> row = Row(name="4K", elements=[1024], calls=1, seconds={"ring": [0.002]}, wrong={"ring": 0})
+        >>> next(lines(row, setup)).split()
+        ['4K', '1024', 'float', 'sum', 'ring', '2000', '[2000-2000]', '0.002', '0.002', '0', '-', '-', '-']
+    """
+    for engine in row.seconds:
+        time = row.time(engine)
+        microseconds = f"{1e6 * time.median:.0f} [{1e6 * time.lower:.0f}-{1e6 * time.upper:.0f}]"
+        yield _COLUMNS.format(
+            row.name,
+            sum(row.elements),
+            "float",
+            "sum",
+            engine,
+            microseconds,
+            f"{row.algorithm_bandwidth(engine).median / 1e9:.3f}",
+            f"{row.bus_bandwidth(engine, setup.workers).median / 1e9:.3f}",
+            row.wrong[engine],
+            *(str(row.speed(engine, peer) or "-") for peer in PEERS),
+        )
+
+
+def _lane(engine: str, workers: int, joined: Network | None, stack: contextlib.ExitStack) -> lanes.Lane:
+    if engine == _OPEN_MPI:  # one worker asks as many ranks
+        return lanes.Lane(engine, workers=1, environment={RANKS_VARIABLE: str(workers)})
+    name, _, algorithm = engine.partition(":")
+    environment = {ALGORITHM_VARIABLE: algorithm} if algorithm else {}
+    if engine == _BARE:
+        environment = {bare.MEMORY_VARIABLE: stack.enter_context(bare.memory())}
+    return lanes.Lane(name, workers=workers, environment=environment, network=joined)
+
+
+def _module(engine: str) -> str:
+    return _MODULES.get(engine, _WORKER)

@@ -1,0 +1,153 @@
+"""What the worker processes of an all-reduce benchmark run: one engine each, on tensors whose sum is known.
+
+- ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy as it is, all tensors of a call in one pack;
+- ``horovod``: an `allreduce` of Horovod for each tensor, as its users write it;
+- ``multi-worker`` and ``ring``: tfdist's strategies, one `all_reduce` of a list of tensors in a replica;
+- ``native``: tfdist's own collectives, one `all_reduce` of the list; behind links each worker is a host. A name
+  behind a colon is the algorithm between hosts.
+
+As in a step, the tensors are written anew before each all-reduce, by an op whose results nobody else needs. The clock
+runs in the graph, from the last tensor that is written to the last sum.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist.bench.all_reduce.reduced_message import values
+from tfdist.bench.workers import measured_strategies
+from tfdist.bench.workers.bench_models import MODELS
+from tfdist.cluster.values import split_address
+from tfdist.collectives import native
+from tfdist.collectives.base import Collective
+
+#: sums, and when the tensors were there and when the sums were, in seconds since 1970
+Timed = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]
+
+# engine -> one all-reduce of what was prepared last; what was prepared before is let go of
+_prepared: dict[str, Callable[[], Timed]] = {}
+
+
+def start(engine: str) -> None:
+    """Bring the workers of an engine together.
+
+    Raises:
+        MissingDependencyError: the engine is not installed.
+    """
+    if engine == "horovod":
+        measured_strategies.horovod()
+    elif engine.startswith("native"):
+        _native()
+    else:
+        _strategy_of(engine)
+
+
+def gradients(model: str) -> list[int]:
+    """Return the numbers of elements of a model's gradients, in the order of its variables."""
+    return [int(np.prod(variable.shape)) for variable in MODELS[model].build().trainable_variables]
+
+
+def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
+    """Trace an all-reduce of float32 tensors, run it until it is warm, and return how many elements of it are wrong.
+
+    Args:
+        engine: see the head of this file.
+        elements: of each tensor.
+        warm_up: calls, at least 1; the last one's result is looked at.
+    """
+    _prepared.pop(engine, None)
+    _one()  # outside of any graph
+    workers = clusters.from_environment()
+    tensors = [
+        tf.Variable(values(count, tensor=tensor, worker=workers.worker_index)) for tensor, count in enumerate(elements)
+    ]
+    if engine == "horovod":
+        _prepared[engine] = _horovod(tensors)
+    elif engine.startswith("native"):
+        _prepared[engine] = _through_collective(_native(), tensors)
+    else:
+        _prepared[engine] = _through_strategy(_strategy_of(engine), tensors)
+    for _ in range(warm_up):
+        sums, _, _ = _prepared[engine]()
+    wrong = 0
+    for tensor, (count, total) in enumerate(zip(elements, sums, strict=True)):
+        expected = sum(values(count, tensor=tensor, worker=worker) for worker in range(workers.num_workers))
+        wrong += int(np.count_nonzero(total.numpy() != expected))
+    return wrong
+
+
+def measure(engine: str, calls: int) -> list[tuple[float, float]]:
+    """Return when each call had its tensors and when it had the sums, after one call that is not counted."""
+    reduce = _prepared[engine]
+    times = [reduce()[1:] for _ in range(calls + 1)][1:]
+    return [(float(began), float(ended)) for began, ended in times]
+
+
+def _strategy_of(engine: str) -> tf.distribute.Strategy:
+    if engine == "tensorflow":
+        return measured_strategies.of_tensorflow("multi-worker")
+    return measured_strategies.of_tfdist(engine, "tensorflow" if engine == "multi-worker" else None)
+
+
+@functools.cache
+def _native() -> Collective:
+    carrier = _strategy_of("multi-worker").workers.collective
+    workers = clusters.from_environment()
+    mine, _ = split_address("address", workers.require_addresses()[workers.worker_index])
+    device = f"/job:worker/replica:0/task:{workers.worker_index}/device:CPU:0"
+    return native.of_workers(carrier, device=device, address=mine)
+
+
+@functools.cache
+def _one() -> tf.Variable:
+    """Return what no graph can know to be 1."""
+    return tf.Variable(1.0)
+
+
+def _timed(tensors: list[tf.Variable], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> Timed:
+    written = [tensor * _one() for tensor in tensors]
+    with tf.control_dependencies(written):
+        began = tf.timestamp()
+    with tf.control_dependencies([began]):
+        sums = reduce([tf.identity(tensor) for tensor in written])
+    with tf.control_dependencies(sums):
+        ended = tf.timestamp()
+    return sums, began, ended
+
+
+def _through_collective(collective: Collective, tensors: list[tf.Variable]) -> Callable[[], Timed]:
+    @tf.function
+    def timed() -> Timed:
+        return _timed(tensors, lambda written: collective.all_reduce(written, key="benchmark"))
+
+    return timed
+
+
+def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[], Timed]:
+    def reduce(written: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, written)
+
+    @tf.function
+    def timed() -> Timed:
+        found = strategy.run(lambda: _timed(tensors, reduce))
+        return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], found)
+
+    return timed
+
+
+def _horovod(tensors: list[tf.Variable]) -> Callable[[], Timed]:
+    hvd = measured_strategies.horovod()
+    names = [f"benchmark_{index}_{tensor.shape.num_elements()}" for index, tensor in enumerate(tensors)]
+
+    def reduce(written: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [hvd.allreduce(tensor, op=hvd.Sum, name=name) for tensor, name in zip(written, names, strict=True)]
+
+    @tf.function
+    def timed() -> Timed:
+        return _timed(tensors, reduce)
+
+    return timed

@@ -1,1 +1,0 @@
-"""What a backup costs training, beside Keras' callback."""

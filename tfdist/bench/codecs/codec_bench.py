@@ -1,0 +1,230 @@
+"""Gradient compression beside Horovod and beside none: bytes, the time of a step, and the error of a gradient."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from tfdist.bench.codecs.codec_choice import (
+    AUTO,
+    HOROVOD,
+    NONE,
+    NOOP,
+    compared,
+    linked_lanes,
+    parsed,
+    require_equal_parts,
+    where,
+)
+from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.workers.interface import Sent
+from tfdist.bench.workers.slow_network import Link
+from tfdist.errors import ConfigError
+from tfdist.measurement import machine
+from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+
+__all__ = ["CodecBench", "CodecReport", "Row"]
+
+_PACKAGE = "tfdist.bench.codecs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecBench(Suite):
+    """Steps of a model with each codec.
+
+    Attributes:
+        codecs: names with options, see `codec_choice.parsed`.
+        warm_up_steps: of each arm before the first measurement.
+        link: what connects the workers; None: they share this host.
+        modules: that register codecs of the user's.
+    """
+
+    codecs: Sequence[str]
+    warm_up_steps: int = 2
+    link: Link | None = None
+    modules: Sequence[str] = ()
+    model: str = option("perceptron", "Of steps, not of --train.", choices=MODELS)
+    workers: int = option(2, "Processes.", minimum=2)
+    global_batch_size: int = option(64, "Of all workers.", flag="--batch-size")
+    steps: int = option(10, "Steps per measurement.")
+    rounds: int = option(5, "Measurements each.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_equal_parts(self.global_batch_size, self.workers)
+        if not self.codecs:
+            raise ConfigError("codecs is empty; name some, such as powersgd.")
+
+    def run(self, told: Told = untold) -> "CodecReport":
+        """Measure all ways in turns and return the report.
+
+        Raises:
+            TfdistError: a worker failed; the message has its traceback.
+
+        Example:
+            >>> CodecBench(codecs=["powersgd"], model="small", steps=5, rounds=3).run().rows       # doctest: +SKIP
+        """
+        found = compared(self.codecs, bound=True)
+        what = {"model": self.model, "global_batch_size": self.global_batch_size, "modules": list(self.modules)}
+        with machine.observed() as about, linked_lanes(found, self.workers, self.link) as call:
+            studies = {}
+            for name in found.lanes:  # the first call makes the strategy, before which TensorFlow may do nothing
+                told(f"{name}, {turn(0, self.rounds)}")
+                call(name, f"{_PACKAGE}.codec_training:prepare", arm=name, steps=self.warm_up_steps, **what)
+                if name not in (NOOP, HOROVOD):
+                    studies[name] = call(name, f"{_PACKAGE}.codec_study:study", codec=name, times=self.rounds, **what)
+
+            def measure(name: str, number: int) -> list[Any]:
+                return call(name, f"{_PACKAGE}.codec_training:measure", arm=name, steps=self.steps)
+
+            measured = in_turns(list(found.lanes), measure, count=self.rounds, told=told)
+        rows = [_row(name, self, measured[name], studies.get(name), studies[NONE]) for name in found.lanes]
+        return CodecReport(setup=self, rows=rows, left_out=found.left_out, machine=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to reduce gradients.
+
+    Attributes:
+        name: of a codec with its options, or `HOROVOD`, or `NOOP`.
+        seconds: per step, one per round; the slowest worker's.
+        sent_bytes: per step and worker, one per round, by the counter of the worker's interface, the mean over workers;
+            empty without a link.
+        payload_bytes: those without the headers of packets.
+        wire_bytes: that a worker sends for the gradients of a step, by the formulas; None where nothing is said.
+        computing: seconds until the first messages leave, and from then on, one pair per round; the slowest worker's.
+        error: |total - exact| / |exact| of the gradients of one batch; None of what is no codec.
+    """
+
+    name: str
+    seconds: Sequence[float]
+    sent_bytes: Sequence[float] = ()
+    payload_bytes: Sequence[float] = ()
+    wire_bytes: float | None = None
+    computing: Sequence[tuple[float, float]] = ()
+    error: float | None = None
+
+    @property
+    def sent(self) -> float | None:
+        """The median of the bytes that a worker has sent in a step."""
+        return quartiles(self.sent_bytes).median if self.sent_bytes else None
+
+    @property
+    def payload(self) -> float | None:
+        """The median of the bytes that a worker has sent in a step, without the headers of packets."""
+        return quartiles(self.payload_bytes).median if self.payload_bytes else None
+
+    @property
+    def payload_over_formula(self) -> float | None:
+        """How many times the bytes of the formula have left."""
+        return self.payload / self.wire_bytes if self.payload is not None and self.wire_bytes else None
+
+    @property
+    def encode(self) -> float | None:
+        """The median seconds of computing until the first messages leave."""
+        return quartiles([first for first, _ in self.computing]).median if self.computing else None
+
+    @property
+    def decode(self) -> float | None:
+        """The median seconds of computing from then on."""
+        return quartiles([rest for _, rest in self.computing]).median if self.computing else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecReport(Report):
+    """All rows.
+
+    Attributes:
+        rows: one for each way.
+        left_out: name -> why it could not run.
+    """
+
+    setup: CodecBench
+    rows: Sequence[Row]
+    left_out: Mapping[str, str]
+
+    def speed(self, row: Row, peer: str) -> Quartiles | None:
+        """Return the time of the peer's step over that of a row's in the same round; None without the peer."""
+        found = [one for one in self.rows if one.name == peer]
+        return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
+
+    def regrets(self) -> dict[str, tuple[str, Quartiles]]:
+        """Return for each "auto" the fixed codec whose step was shortest, and how many times that its own step took."""
+        own = [row for row in self.rows if parsed(row.name)[0] == AUTO]
+        fixed = [row for row in self.rows if row not in own and row.name not in (NOOP, HOROVOD)]
+        best = min(fixed, key=lambda row: quartiles(row.seconds).median)
+        return {row.name: (best.name, ratio(row.seconds, best.seconds)) for row in own}
+
+    def derived(self) -> dict[str, Any]:
+        """Return medians, ratios and regrets."""
+        results = [
+            {
+                "name": row.name,
+                "seconds": quartiles(row.seconds),
+                "sent_bytes": row.sent,
+                "payload_bytes": row.payload,
+                "payload_over_formula": row.payload_over_formula,
+                "encode": row.encode,
+                "decode": row.decode,
+                "speed": {peer: q for peer in (NONE, HOROVOD) if (q := self.speed(row, peer)) is not None},
+            }
+            for row in self.rows
+        ]
+        regrets = {name: {"best": best, **asdict(times)} for name, (best, times) in self.regrets().items()}
+        return {"results": results, "regrets": regrets}
+
+    def shown(self) -> Iterator[Table | str]:
+        """Yield a table with a row for each way."""
+        setup = self.setup
+        head = ("codec", "sent, bytes", "payload, bytes", "formula, bytes", "payl./form.", "encode, ms", "decode, ms")
+        rows = [
+            [
+                row.name,
+                *(_number(value, ",.0f") for value in (row.sent, row.payload, row.wire_bytes)),
+                _number(row.payload_over_formula, ".3f"),
+                *("-" if value is None else f"{1e3 * value:.1f}" for value in (row.encode, row.decode)),
+                "{:.1f} [{:.1f}-{:.1f}]".format(*astuple(quartiles([1e3 * seconds for seconds in row.seconds]))),
+                *(str(self.speed(row, peer) or "-") for peer in (NONE, HOROVOD)),
+                _number(row.error, ".3g"),
+            ]
+            for row in self.rows
+        ]
+        yield Table([*head, "step, ms", f"vs {NONE}", f"vs {HOROVOD}", "error"], rows)
+        yield (
+            f"{setup.model}, {setup.workers} workers {where(setup.link)}, global batch {setup.global_batch_size}; "
+            f"{setup.rounds} rounds of {setup.steps} steps; median [lower-upper quartile]."
+        )
+        for name, (best, times) in self.regrets().items():
+            yield f"{name}: {times} times the step of {best}, the best fixed choice."
+        yield from (f"{name} left out: {why}" for name, why in self.left_out.items())
+        yield self.ran_on()
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _row(name: str, setup: CodecBench, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:
+    """Return a row of what all workers have measured in each round, and what each has found of the codec."""
+    seconds = [max(seconds for seconds, _ in workers) / setup.steps for workers in rounds]
+    sent = [[Sent(*sent) for _, sent in workers] for workers in rounds] if setup.link else []
+    sent_bytes = [sum(one.bytes for one in workers) / setup.workers / setup.steps for workers in sent]
+    payload_bytes = [sum(one.payload for one in workers) / setup.workers / setup.steps for workers in sent]
+    if study is None:
+        return Row(
+            name=name,
+            seconds=seconds,
+            sent_bytes=sent_bytes,
+            payload_bytes=payload_bytes,
+            wire_bytes=None if name == NOOP else whole[0]["wire_bytes"],
+        )
+    slowest = [max(turn, key=sum) for turn in zip(*(worker["seconds"] for worker in study), strict=True)]
+    return Row(
+        name=name,
+        seconds=seconds,
+        sent_bytes=sent_bytes,
+        payload_bytes=payload_bytes,
+        wire_bytes=study[0]["wire_bytes"],
+        computing=[tuple(turn) for turn in slowest],
+        error=study[0]["error"],
+    )

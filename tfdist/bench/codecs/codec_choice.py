@@ -1,0 +1,164 @@
+"""The codecs that are measured: names with options behind a colon, what they are compared with, and their workers."""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfdist.bench.workers import lanes
+from tfdist.bench.workers.slow_network import Link, network
+from tfdist.cluster import strategy_table
+from tfdist.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from tfdist.compression.codec import Codec
+
+__all__ = [
+    *("AUTO", "DEFAULT", "HOROVOD", "NONE", "NOOP", "Compared"),
+    *("codec_of", "compared", "linked_lanes", "load", "parsed", "require_equal_parts", "where"),
+]
+
+AUTO, NONE = "auto", "none"
+#: the peer, and what an infinitely good codec would give
+HOROVOD, NOOP = "horovod", "noop"
+
+DEFAULT = (
+    *(NONE, "float16", "bfloat16", "natural", "qsgd-8", "qsgd-4", "terngrad"),
+    *("onebit", "topk", "dgc", "randomk", "powersgd"),
+)
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import modules that register codecs of the user's, also out of the current folder.
+
+    Raises:
+        MissingDependencyError: there is no such module.
+    """
+    for module in modules:
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"{module!r} cannot be imported ({error}). Name a module in this folder or on PYTHONPATH."
+            ) from error
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a codec as it is written on the command line.
+
+    Raises:
+        ConfigError: an option without a value.
+
+    Example:
+        >>> parsed("powersgd:rank=4,min_saving=1.5")
+        ('powersgd', {'rank': 4, 'min_saving': 1.5})
+        >>> parsed("auto:within=unbiased")
+        ('auto', {'within': 'unbiased'})
+    """
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, sign, value = part.partition("=")
+        if not sign or not value.strip():
+            raise ConfigError(f"a codec is {text!r}, whose option {part!r} is none; write NAME=VALUE, such as rank=4.")
+        try:
+            options[key.strip()] = json.loads(value)
+        except ValueError:
+            options[key.strip()] = value.strip()
+    return name.strip(), options
+
+
+def codec_of(text: str) -> "Codec":
+    """Return a codec by its name and options; loads TensorFlow.
+
+    Raises:
+        ConfigError: no such codec, or it has no such option.
+
+    Example:
+        >>> codec_of("powersgd:rank=4").codec.rank
+        4
+    """
+    from tfdist.compression.registry import codec_of as registered
+
+    name, options = parsed(text)
+    named = registered(name)
+    if not options:
+        return named
+    inner = getattr(named, "codec", named) if named.name == "errorfeedback" else named
+    known = [field.name for field in dataclasses.fields(inner)]
+    if unknown := [option for option in options if option not in known]:
+        raise ConfigError(f"codec {name!r} has no option {unknown[0]!r}; it has {', '.join(known)}.")
+    return registered(dataclasses.replace(inner, **options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Ways to reduce gradients.
+
+    Attributes:
+        lanes: name of each -> whose processes run it.
+        left_out: name -> why it cannot run.
+    """
+
+    lanes: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+
+def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None) -> Compared:
+    """Return what is measured.
+
+    Args:
+        codecs: names with options; "none" is added where it is missing, since others are compared with it.
+        bound: whether `NOOP` is measured too.
+        horovod: whether it is installed; None: look.
+
+    Example:
+        >>> compared(["powersgd"], bound=True, horovod=True).lanes
+        {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
+    """
+    if horovod is None:
+        horovod = strategy_table.get("ring").is_installed
+    names = [*([NOOP] if bound else []), *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]
+    return Compared(
+        lanes={name: "horovod" if name == HOROVOD else "multi-worker" for name in names},
+        left_out={} if horovod else {HOROVOD: "it is not installed. Install it: tfdist build horovod"},
+    )
+
+
+def require_equal_parts(global_batch_size: int, workers: int) -> None:
+    """Raise unless every worker has as many examples.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if global_batch_size % workers:
+        raise ConfigError(
+            f"the global batch has {global_batch_size} examples for {workers} workers; Horovod's loop takes as many on "
+            f"each. Choose a multiple of {workers}."
+        )
+
+
+@contextlib.contextmanager
+def linked_lanes(found: Compared, workers: int, link: Link | None) -> Iterator[lanes.Call]:
+    """Yield a `lanes.Call` for everything that is compared; all processes end with the ``with`` block.
+
+    Args:
+        found: what is compared.
+        workers: number of processes of each lane.
+        link: what connects the workers; None: they share this host.
+    """
+    with contextlib.ExitStack() as stack:
+        joined = stack.enter_context(network(link, workers)) if link else None
+        lane = {name: lanes.Lane(name, workers=workers, network=joined) for name in dict.fromkeys(found.lanes.values())}
+        yield stack.enter_context(lanes.running({name: lane[one] for name, one in found.lanes.items()}))
+
+
+def where(link: Link | None) -> str:
+    """Return where the workers are."""
+    return f"behind links of {link}" if link else "on this machine"

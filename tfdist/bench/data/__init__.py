@@ -1,1 +1,0 @@
-"""Writing, reading and resuming data, beside TensorFlow's own tools and grain."""

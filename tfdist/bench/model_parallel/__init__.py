@@ -1,1 +1,0 @@
-"""Model parallelism over two processes beside one, and beside TensorFlow's DTensor."""

@@ -1,1 +1,0 @@
-"""What recording adds to a step, and what that is made of."""

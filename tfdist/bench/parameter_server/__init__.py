@@ -1,1 +1,0 @@
-"""Parameter servers: workers of which one is slow, and a large table in parts."""

@@ -1,1 +1,0 @@
-"""The plan of a model's division, beside what its steps take: how far predictions are off, and what a choice costs."""

@@ -1,0 +1,215 @@
+"""The harness of the benchmarks: options, arms that are measured in turns, tables, and a report with its machine.
+
+A benchmark is a `Suite`: a frozen dataclass whose fields are its options, and whose `run` measures its arms in turns
+and returns a `Report`. The command line is made of both: `tfdist.cli.bench.suite_command`.
+"""
+
+import abc
+import dataclasses
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tfdist.validation import integer, number, one_of
+
+__all__ = ["MODELS", "Report", "Suite", "Table", "Told", "in_turns", "option", "rotated", "rounds", "turn", "untold"]
+
+#: the names in `tfdist.bench.workers.bench_models.MODELS`, which loads Keras
+MODELS = ("perceptron", "convolutional", "small", "resnet50")
+
+#: Receives what is measured next, as a line for the terminal.
+Told = Callable[[str], None]
+
+_Arm = TypeVar("_Arm", bound=Hashable)
+_Measured = TypeVar("_Measured")
+
+
+def untold(text: str) -> None:
+    """Ignore what is measured next."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    minimum: float | None = 1,
+    choices: Sequence[str] = (),
+    flag: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """Return a field of a `Suite`, which is an option of its command.
+
+    Args:
+        default: its value and its type; a tuple can be given several times, False makes a flag.
+        text: its help.
+        minimum: of a number.
+        choices: the texts that are allowed.
+        flag: its name on the command line, where that is not the field's.
+        metavar: what stands for its value in the help.
+    """
+    told = {"text": text, "minimum": minimum, "choices": choices, "flag": flag, "metavar": metavar}
+    return field(default=default, metadata=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(abc.ABC):
+    """A benchmark with its options: the fields that `option` makes, which are checked."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            for each in value if isinstance(one.default, tuple) else (value,):
+                _check(one, each)
+
+    @abc.abstractmethod
+    def run(self, told: Told = untold) -> "Report":
+        """Measure all arms in turns and return the report.
+
+        Raises:
+            TfdistError: a process failed; the message has its traceback.
+        """
+
+
+def _check(one: "dataclasses.Field[Any]", value: Any) -> None:
+    known, default = one.metadata, one.default[0] if isinstance(one.default, tuple) and one.default else one.default
+    if "text" not in known:
+        return
+    if known["choices"]:
+        if value is not None:
+            one_of(one.name, value, known["choices"])
+    elif isinstance(default, int) and not isinstance(default, bool):
+        integer(one.name, value, minimum=None if known["minimum"] is None else int(known["minimum"]))
+    elif isinstance(default, float):
+        number(one.name, value, minimum=known["minimum"])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Attributes:
+        head: the titles of its columns.
+        rows: the cells of each row.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(abc.ABC):
+    """What a benchmark has measured.
+
+    Attributes:
+        setup: the benchmark with its options.
+        machine: processor, cores, versions, time and load; see `tfdist.measurement.machine.observed`.
+    """
+
+    setup: Suite
+    machine: Mapping[str, str]
+
+    @abc.abstractmethod
+    def derived(self) -> Mapping[str, Any]:
+        """Return what follows from the measurements: ratios and quartiles, by their names in the JSON."""
+
+    @abc.abstractmethod
+    def shown(self) -> Iterator[Table | str]:
+        """Yield the tables for a terminal, and the sentences between them."""
+
+    def draw(self, path: Path) -> None:
+        """Draw the report as a PNG, where the benchmark has a picture.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
+
+    def to_json(self) -> str:
+        """Return the measurements and what follows from them as JSON."""
+        return json.dumps({**dataclasses.asdict(self), **self.derived()}, indent=2, default=_plain)
+
+    def ran_on(self) -> str:
+        """Return the machine, the versions, the time and the load as a sentence."""
+        about = self.machine
+        return (
+            f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}, Horovod "
+            f"{about['horovod']}, Python {about['python']}; {about['time']}; load {about['load average']} before, "
+            f"{about['load average at the end']} after."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def turn(number: int, count: int) -> str:
+    """Return which round it is; 0 is the one that is not counted.
+
+    Example:
+        >>> turn(0, 7), turn(3, 7)
+        ('warming up', 'round 3 of 7')
+    """
+    return f"round {number} of {count}" if number else "warming up"
+
+
+def rotated(arms: Sequence[_Arm], number: int) -> list[_Arm]:
+    """Return the arms in their order, beginning with another one each round.
+
+    Example:
+        >>> rotated("abc", 1), rotated("abc", 5)
+        (['b', 'c', 'a'], ['c', 'a', 'b'])
+    """
+    first = number % len(arms)
+    return [*arms[first:], *arms[:first]]
+
+
+def rounds(
+    arms: Sequence[_Arm], count: int, *, first: int = 0, order: Callable[[Sequence[_Arm], int], list[_Arm]] = rotated
+) -> Iterator[tuple[int, list[_Arm]]]:
+    """Yield the number of each round, from 1 on, and the order in which it measures the arms.
+
+    Args:
+        arms: what takes turns.
+        count: how many rounds.
+        first: how far the first round is rotated.
+        order: returns the arms in the order of a round, whose number counts from 0.
+
+    Example:
+        >>> list(rounds("ab", 2))
+        [(1, ['a', 'b']), (2, ['b', 'a'])]
+    """
+    for index in range(count):
+        yield index + 1, order(arms, index + first)
+
+
+def in_turns(
+    arms: Sequence[_Arm],
+    measure: Callable[[_Arm, int], _Measured],
+    *,
+    count: int,
+    told: Told = untold,
+    subject: str = "",
+    first: int = 0,
+) -> dict[_Arm, list[_Measured]]:
+    """Measure every arm once a round, each round in another order, and return what each arm's rounds have given.
+
+    Args:
+        arms: what takes turns.
+        measure: measures an arm in a round, whose number counts from 1.
+        count: how many rounds.
+        told: told of each arm and round before it is measured.
+        subject: of what is told.
+        first: see `rounds`.
+
+    Example:
+        >>> in_turns("ab", lambda arm, number: f"{arm}{number}", count=2)
+        {'a': ['a1', 'a2'], 'b': ['b1', 'b2']}
+    """
+    found: dict[_Arm, list[_Measured]] = {arm: [] for arm in arms}
+    for index, order in rounds(arms, count, first=first):
+        for arm in order:
+            told(f"{subject}{arm}, {turn(index, count)}")
+            found[arm].append(measure(arm, index))
+    return found

@@ -1,0 +1,141 @@
+"""Commands of benchmarks: options from the fields of a `Suite`, a run, and its report as tables, JSON and picture."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from tfdist.bench.suite import Report, Suite, Table
+from tfdist.bench.workers.slow_network import RATES, Link
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.files import json_option, plot_option
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import Line
+from tfdist.measurement.pictures import require_matplotlib
+
+__all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command", "suite_options"]
+
+_WIDTH_IN_FILES = 160
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def suite_options(suite: type[Suite]) -> Callable[[_Function], _Function]:
+    """Return a decorator that gives a command an option for each field of a suite that `option` has made."""
+
+    def decorated(function: _Function) -> _Function:
+        for one in reversed(fields(suite)):
+            if known := one.metadata.get("text"):
+                flag = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
+                function = click.option(flag, one.name, help=known, **_kind(one.default, one.metadata))(function)
+        return function
+
+    return decorated
+
+
+def _kind(default: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what click is told of an option."""
+    if isinstance(default, bool):
+        return {"is_flag": True}
+    several = isinstance(default, tuple)
+    example = default[0] if several and default else default
+    kind: Any = str
+    if known["choices"]:
+        kind = click.Choice(list(known["choices"]))
+    elif isinstance(example, int):
+        kind = click.IntRange(known["minimum"])
+    elif isinstance(example, float):
+        kind = click.FloatRange(known["minimum"])
+    elif known["metavar"] == "FOLDER":
+        kind = click.Path(file_okay=False)
+    told = {"type": kind, "default": default, "multiple": several, "show_default": default not in (None, ())}
+    return told if known["metavar"] is None else {**told, "metavar": known["metavar"]}
+
+
+def link_options(function: _Function) -> _Function:
+    """Give a command the options of the link between the workers."""
+    delay = click.option("--delay", "delay_ms", metavar="MS", type=click.FloatRange(0), help="Delay of each packet.")
+    link = click.option("--link", type=click.Choice(list(RATES)), help="Network between the workers. As root.")
+    return link(delay(function))
+
+
+def link_of(link: str | None, delay_ms: float | None) -> Link | None:
+    """Return the link that the options name, or None.
+
+    Raises:
+        click.UsageError: a delay without a link.
+    """
+    if delay_ms is not None and link is None:
+        raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
+    return None if link is None else Link(rate=link, delay_ms=delay_ms or 0.0)
+
+
+def suite_command(
+    name: str,
+    suite: type[Suite],
+    *,
+    examples: Mapping[str, str],
+    page: str,
+    has_picture: bool = False,
+    build: Callable[..., Suite] | None = None,
+    options: Sequence[Callable[[_Function], _Function]] = (),
+) -> click.Command:
+    """Return the command of a suite, whose docstring is its help.
+
+    Args:
+        name: of the command.
+        suite: the benchmark.
+        examples: see `Command`.
+        page: see `Command`.
+        has_picture: whether its report can be drawn.
+        build: makes the suite from the values of all options; None: the suite itself does.
+        options: decorators of options that are no fields.
+    """
+
+    def command(json_path: str | None, plot: Path | None = None, **values: Any) -> None:
+        if plot is not None:
+            require_matplotlib()
+        leave(measured((build or suite)(**values)), json_path, plot)
+
+    decorators: list[Callable[[Any], Any]] = [*options, suite_options(suite), json_option]
+    for decorator in reversed([*decorators, plot_option] if has_picture else decorators):
+        command = decorator(command)
+    made = click.command(name, cls=Command, examples=examples, page=page, help=inspect.getdoc(suite))
+    return made(command)
+
+
+def measured(suite: Suite) -> Any:
+    """Run a suite, with a line on the terminal that says what is measured, and return its report."""
+    with unwinding(), Line() as line:
+        return suite.run(line.update)
+
+
+def leave(report: Report, json_path: str | None, plot: Path | None = None) -> None:
+    """Print a report: as JSON alone where the path is ``-``, else as tables. Write it into the files that are named."""
+    if json_path == "-":
+        click.echo(report.to_json())
+    else:
+        show(report.shown())
+        if json_path:
+            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    if plot is not None:
+        report.draw(plot)
+
+
+def show(parts: Iterable[Table | str]) -> None:
+    """Print tables and sentences."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, markup=False)
+            continue
+        table = RichTable(*part.head, box=None)
+        for row in part.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
