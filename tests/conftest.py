@@ -37,6 +37,7 @@ LONGEST = (
     "test_training_pipeline_cuts.py",
     "test_training_model_parallel.py",
     "test_training_ring.py",
+    "test_benchmarks.py",
     "test_bench.py",
     "test_recipes.py",
     "test_training_multi_worker.py",

@@ -166,7 +166,7 @@ class CheckpointReport(Report):
                 "way": way.name,
                 "bytes": way.bytes,
                 "stop per save": quartiles(way.stops),
-                "stop for the peer's / this": self.times_of_peer(way),
+                "peer over this": self.times_of_peer(way),
                 "added per save": self.added(way),
                 "share of training": self.share(way),
                 "restore": self.restore(way),

@@ -157,7 +157,7 @@ class RecoveryReport(Report):
                     "recovered": quartiles(way.recovered),
                     "recovered at most": max(way.recovered),
                     "repeated": quartiles(way.repeated),
-                    "recovery of the peer / this": self.times_of_peer(way),
+                    "peer over this": self.times_of_peer(way),
                 }
             )
         return {"results": results}

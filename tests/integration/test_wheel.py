@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 800
-COPIED = ("*.*", "LICENSE", "Makefile", "tfdist", "strategies", "notebooks", "docs")
+COPIED = ("*.*", "LICENSE", "Makefile", "tfdist", "benchmarks", "strategies", "notebooks", "docs")
 
 pytestmark = pytest.mark.quick
 
@@ -65,6 +65,7 @@ def test_the_source_has_what_the_guides_need(packed: Path) -> None:
     assert {
         "CHANGELOG.md",
         "mkdocs.yml",
+        "benchmarks/__main__.py",
         "docs/hooks.py",
         "strategies/mirrored/train.py",
         "notebooks/README.md",

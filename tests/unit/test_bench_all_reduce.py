@@ -107,7 +107,7 @@ def test_each_algorithm_between_hosts_is_one_more_engine(monkeypatch: pytest.Mon
     (row,) = setup(engines=("native",), algorithms=("ring",), link=Link(rate="1gbit")).run().rows
     assert started == [("native", {}), ("native", {"TFDIST_ALL_REDUCE_ALGORITHM": "ring"})]
     assert list(row.seconds) == ["native", "native:ring"]
-    with pytest.raises(ConfigError, match="Name one, such as 1gbit, or no algorithm"):
+    with pytest.raises(ConfigError, match="such as 1gbit"):
         setup(algorithms=("ring",))
 
 
@@ -155,7 +155,7 @@ def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.Monk
     assert started == [{"name": "open-mpi", "workers": 1, "environment": {"TFDIST_BENCH_RANKS": "3"}}]
     assert list(row.seconds) == ["open-mpi"]
     assert "open-mpi" not in all_reduce_bench.engines(linked=True)
-    with pytest.raises(ConfigError, match="Leave open-mpi out, or the link"):
+    with pytest.raises(ConfigError, match="Leave open-mpi out"):
         setup(engines=("open-mpi",), link=Link(rate="1gbit"))
 
 
@@ -172,7 +172,7 @@ def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert list(row.seconds) == ["bare"]
     assert "bare" not in all_reduce_bench.engines(linked=True)
-    with pytest.raises(ConfigError, match="Leave bare out, or the link"):
+    with pytest.raises(ConfigError, match="Leave bare out"):
         setup(engines=("bare",), link=Link(rate="1gbit"))
 
 

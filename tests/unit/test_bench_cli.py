@@ -45,9 +45,9 @@ def test_help_fits_on_a_screen(name: str, columns: int) -> None:
         (["step", "--strategy", "ring", "--batch-size", "7"], "7 examples for 2 replicas"),
         (["step", "--strategy", "parameter-server"], "--strategy"),
         (["step", "--warm-up-steps", "0"], "--warm-up-steps"),
-        (["step", "--json", "none/report.json"], "there is no folder 'none'"),
+        (["step", "--json", "none/report.json"], "no folder 'none'"),
         (["step", "--json", "."], "is a directory"),
-        (["all-reduce", "--plot", "none/all-reduce.png"], "there is no folder 'none'"),
+        (["all-reduce", "--plot", "none/all-reduce.png"], "no folder 'none'"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:
@@ -68,7 +68,7 @@ def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: s
         (["sharded", "--workers", "1"], "--workers"),
         (["model-parallel", "--width", "15", "--heads", "5"], "heads is 5"),
         (["model-parallel", "--width", "6"], "width is 6 for 4 heads"),
-        (["pipeline", "--blocks", "3"], "blocks is 3; two stages share them"),
+        (["pipeline", "--blocks", "3"], "blocks is 3"),
         (["pipeline", "--batch-size", "12"], "batch_size is 12 for 8 micro-batches"),
     ],
 )

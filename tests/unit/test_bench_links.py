@@ -38,7 +38,8 @@ def test_what_a_worker_sends_waits_before_it_comes_to_the_bridge() -> None:
     commands = made(Link(rate="10gbit", delay_ms=0.5))
     hub = f"ip -n {NETWORK.hub} link"
     for worker in range(NETWORK.workers):
-        assert f"{hub} add wire{worker} type veth peer name late{worker}" in commands
+        pair = ("type", "veth", "peer", "name")
+        assert " ".join((hub, "add", f"wire{worker}", *pair, f"late{worker}")) in commands
         assert f"{hub} set late{worker} master bridge0 up" in commands
         assert f"{hub} set port{worker} master bridge0 up" not in commands
         assert f"{hub} set port{worker} master bridge0 up" in made(Link(rate="10gbit"))

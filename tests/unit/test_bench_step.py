@@ -124,9 +124,9 @@ def test_what_was_measured_is_there_when_another_strategy_fails(
     path = tmp_path / "report.json"
     done = CliRunner().invoke(main, ["bench", "step", "--json", str(path)])
     assert done.exit_code == 1
-    assert "multi-worker left out: there is none" in done.output
+    assert "multi-worker left out" in done.output
     assert "ring: worker 1 exited" in done.output
-    assert "tfdist fit, ms per step" in done.output
+    assert "tfdist fit, ms" in done.output
     assert [each["setup"]["strategy"] for each in json.loads(path.read_text())] == ["mirrored"]
     path.unlink()
     assert CliRunner().invoke(main, ["bench", "step", "--strategy", "ring", "--json", str(path)]).exit_code == 1

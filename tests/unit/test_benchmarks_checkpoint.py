@@ -53,7 +53,7 @@ def test_the_report_as_json() -> None:
     assert [each["way"] for each in results] == [name for name in WAYS if name != NONE]
     assert results[0]["bytes"] == 12_345_678
     assert results[-1]["stop per save"]["median"] == 0.1
-    assert results[-1]["stop for the peer's / this"]["median"] == 15.0
+    assert results[-1]["peer over this"]["median"] == 15.0
     assert results[-1]["added per save"]["median"] == 0.5
 
 

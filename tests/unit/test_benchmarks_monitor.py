@@ -45,8 +45,8 @@ def test_the_median_of_all_lies_in_the_interval_in_95_of_100() -> None:
     for count in (6, 7, 20, 41):
         found = [interval([chance.random() for _ in range(count)]) for _ in range(2000)]
         assert sum(low <= 0.5 <= high for low, high in found) >= 0.94 * 2000
-    low, high = interval([chance.random() for _ in range(10_000)])
-    assert high - low < 0.05
+    low, high = interval([chance.random() for _ in range(1000)])
+    assert high - low < 0.1
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 2.0], [3.0, 1.0, 2.0]])

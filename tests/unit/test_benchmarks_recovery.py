@@ -58,9 +58,9 @@ def test_what_a_job_of_tfdist_has_shown() -> None:
     assert of_events(plan, HAPPENED, events, [SIZE]) == Job(
         noticed=[0.25], recovered=[1.5], repeated=[1], workers=2, step_seconds=0.1, variables=50, bytes=1000
     )
-    with pytest.raises(TfdistError, match="did not recover from every kill"):
+    with pytest.raises(TfdistError, match="did not recover"):
         of_events(plan, HAPPENED, events[:-1], [SIZE])
-    with pytest.raises(TfdistError, match="did not recover from every kill"):
+    with pytest.raises(TfdistError, match="did not recover"):
         of_events(plan, [], events, [SIZE])
 
 
@@ -75,11 +75,11 @@ def test_what_a_job_of_horovod_has_shown() -> None:
     assert of_notes(HAPPENED, notes) == Job(
         noticed=[0.5], recovered=[2.0], repeated=[1], workers=1, step_seconds=0.1, variables=50, bytes=1000
     )
-    with pytest.raises(TfdistError, match="no worker of Horovod's job stepped again"):
+    with pytest.raises(TfdistError, match="stepped again"):
         of_notes(HAPPENED, notes[:-1])
     with pytest.raises(TfdistError, match="no worker was killed"):
         of_notes([], notes)
-    with pytest.raises(TfdistError, match="how large its state is"):
+    with pytest.raises(TfdistError, match="its state is"):
         of_notes(HAPPENED, notes[1:])
 
 
@@ -97,8 +97,8 @@ def test_the_report_as_json() -> None:
     assert results[0] == {"way": PEER, "why not": "it cannot"}
     assert results[1]["recovered"]["median"] == 1.0
     assert results[1]["recovered at most"] == 2.0
-    assert results[1]["recovery of the peer / this"] is None
-    assert json.loads(report().to_json())["results"][2]["recovery of the peer / this"]["median"] == 0.75
+    assert results[1]["peer over this"] is None
+    assert json.loads(report().to_json())["results"][2]["peer over this"]["median"] == 0.75
 
 
 def test_a_peer_that_fails_is_left_out_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ TESTS = Path(__file__).parents[1]
 FEWEST_WORDS = 5
 #: the only place for whole messages
 GOLDEN = "unit/test_messages.py"
-BENCH = ("unit/test_bench_", "integration/test_bench")
 #: files that still hold sentences
 LEFT = frozenset(
     [
@@ -193,7 +192,7 @@ def test_only_golden_messages_are_compared_whole() -> None:
     wrong = [
         f"tests/{name}:{line}: {text!r}"
         for path in sorted(TESTS.rglob("*.py"))
-        if (name := path.relative_to(TESTS).as_posix()) not in LEFT | {GOLDEN} and not name.startswith(BENCH)
+        if (name := path.relative_to(TESTS).as_posix()) not in LEFT | {GOLDEN}
         for line, text in sentences(path.read_text(encoding="utf-8"))
     ]
     assert not wrong, "compare fields and facts, or add a golden message:\n" + "\n".join(wrong)

@@ -25,14 +25,20 @@ class _Benchmarks(LazyGroup):
 def moved(name: str) -> click.Command:
     """Return a command that says where a benchmark is now, and ends with 2."""
 
-    @click.command(name, hidden=True, context_settings={**PASSES_ARGUMENTS, "ignore_unknown_options": True})
+    there = f"python -m benchmarks {name}"
+
+    @click.command(
+        name,
+        hidden=True,
+        help=f"Moved: in a clone of the repository, {there}.",
+        context_settings={**PASSES_ARGUMENTS, "ignore_unknown_options": True},
+    )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
     def command(context: click.Context, arguments: tuple[str, ...]) -> None:
-        """Say where this benchmark is now."""
         click.echo(
             f"Warning: `tfdist bench {name}` measures tfdist itself and is no longer installed with it.\n"
-            f"In a clone of the repository: {' '.join(['python -m benchmarks', name, *arguments])}",
+            f"In a clone of the repository: {' '.join([there, *arguments])}",
             err=True,
         )
         context.exit(2)

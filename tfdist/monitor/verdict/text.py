@@ -14,23 +14,23 @@ _WHAT = {
     Part.PYTHON: "is in Python between steps",
 }
 _NEXT_OF_PART = {
-    Part.INPUT: "tfdist bench data: what reading costs; then look at the disk and the input of that worker",
+    Part.INPUT: "look at the input and the disk of that worker: tfdist doctor, on its machine",
     Part.FORWARD: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
     Part.BACKWARD: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
     Part.COMPUTE: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
     Part.COMMUNICATION: "ping from that worker's machine to the servers', and what else sends there: tfdist doctor",
     Part.UPDATE: "look at what that worker alone does in its optimizer, and at its memory: tfdist doctor",
-    Part.CHECKPOINT: "save less often, or to a faster disk: tfdist bench checkpoint",
+    Part.CHECKPOINT: "save less often, or to a faster disk",
     Part.PYTHON: "look at the callbacks of that worker: py-spy dump --pid PID",
 }
 _NEXT = {
     Bound.UNKNOWN: "let it run for more steps",
     Bound.UNEVEN: "look for other programs on the machines, or fewer threads for each worker: tfdist doctor",
-    Bound.INPUT: "tfdist bench data: what reading costs; then cache, batch before map, or write TFRecord files",
+    Bound.INPUT: "cache, batch before map, prefetch, or write TFRecord files: tfdist data write",
     Bound.COMPUTING: "tfdist tune: a larger batch; or mixed precision, or more workers",
     Bound.COMMUNICATION: 'tfdist bench all-reduce; then DistributedOptimizer(compression="auto"), or a larger batch',
     Bound.UPDATE: "tfdist run --strategy sharded-data-parallel: each worker updates its part of the weights",
-    Bound.CHECKPOINT: "save less often, or to a faster disk: tfdist bench checkpoint",
+    Bound.CHECKPOINT: "save less often, or to a faster disk",
     Bound.PYTHON: "model.compile(steps_per_execution=20), or less work in callbacks",
 }
 _NEXT_WITH_SERVERS = {
