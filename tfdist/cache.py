@@ -1,4 +1,4 @@
-"""The user's folder for what is made once and kept, and locks over all processes of this machine.
+"""The user's cache folder, and locks across all processes of this machine.
 
 Example:
     >>> folder({"TFDIST_CACHE_DIR": "/data/tfdist"})

@@ -1,4 +1,4 @@
-"""Where the recipes and the pages of documentation are: in the wheel beside the code, in a clone at its top.
+"""Locate the recipes and the documentation, in the wheel or in a clone.
 
 Example:
     >>> (root() / "strategies" / "mirrored" / "train.py").is_file()

@@ -1,4 +1,4 @@
-"""Where wheels and logs are kept in the cache.
+"""Folders of the cache in which wheels of Horovod and build logs are kept.
 
 Example:
     >>> Cache(Path("/data/tfdist")).log("key")

@@ -1,4 +1,4 @@
-"""Which Horovod is installed, what it was built for, and whether it works: asked in a child process.
+"""Inspect the installed Horovod in a child process: its version, what it was built for, and whether it works.
 
 Example:
     >>> Record(tensorflow="2.21.0", python_tag="cp311", built_in=("gloo",), revision=1).to_json()[:14]

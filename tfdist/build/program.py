@@ -1,4 +1,4 @@
-"""Run the programs of a build: every line goes into the log and to whoever shows progress; nothing outlives the build.
+"""Run the programs of a build: each line goes to the log and to the progress display; nothing outlives the build.
 
 A program and all that it starts end when the build is interrupted, when the deadline passes, and when this process is
 killed: then the guardian of the build ends them.

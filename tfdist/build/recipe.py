@@ -1,4 +1,4 @@
-"""What is built and how, as values and pure functions: versions, the key of the cache, the environment of the build.
+"""The recipe of a build as values and pure functions: versions, cache key and environment.
 
 Example:
     >>> Options().built_in

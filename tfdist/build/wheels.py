@@ -1,4 +1,4 @@
-"""Put a file into a wheel, beside its metadata."""
+"""Add a file to a wheel, next to its metadata."""
 
 import base64
 import hashlib

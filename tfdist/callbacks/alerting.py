@@ -1,4 +1,4 @@
-"""Looks for what is wrong with a training that records its steps, in a thread beside it."""
+"""Check a training that records its steps for problems, in a background thread."""
 
 import logging
 import threading

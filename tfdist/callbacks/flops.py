@@ -1,4 +1,4 @@
-"""How many floating-point operations a model needs for an example, counted in the graph of its forward pass.
+"""Count the floating-point operations of a model per example, from the graph of its forward pass.
 
 Counted are the products of matrices and the convolutions, two for each multiplication and addition, as it is usual for
 the utilization of a model's FLOPs; what is done to single elements is left out. A training step counts three forward

@@ -1,4 +1,4 @@
-"""How large a batch may be before it stops to pay, measured while training."""
+"""Estimate, during training, the batch size beyond which a larger batch stops paying."""
 
 import contextlib
 import sys

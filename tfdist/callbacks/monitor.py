@@ -1,4 +1,4 @@
-"""What `tfdist run --monitor` does, for scripts that are started without it: record, judge, export, draw."""
+"""`tfdist run --monitor` for scripts that are started without it: record, judge, export, draw."""
 
 import atexit
 import contextlib

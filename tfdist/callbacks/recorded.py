@@ -1,4 +1,4 @@
-"""The job of a process that nobody has launched: the files of one, so that others may look at it as at any other.
+"""The job files of a process that no launcher started, so that `tfdist watch` can read them like any other.
 
 `tfdist run` makes the same for its workers: a status table, a folder for records of steps, and the events. What a
 process that was killed has left is removed by the next job.

@@ -1,4 +1,4 @@
-"""Arrays in a safetensors file: written from where they lie in memory, read from where they lie in the file.
+"""Arrays in a safetensors file, written and read without an intermediate copy.
 
 Wider types come first, so every array lies aligned in a map of the file. The safetensors library reads it.
 

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: one JSON file with exactly one spelling, so that no byte of it can change unseen.
+"""The manifest of a checkpoint: one JSON file with exactly one spelling, so that every changed byte is noticed.
 
 Example:
     >>> made = Manifest(step=3, state={"epoch": 1}, files=(File(name="a.safetensors", bytes=9, crc32c=7),))

@@ -1,4 +1,4 @@
-"""How checkpoints and their files are called: `step-000000000123`, so that names sort as steps do."""
+"""Names of checkpoints and their files, such as `step-000000000123`: they sort as steps do."""
 
 import re
 

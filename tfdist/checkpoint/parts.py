@@ -1,4 +1,4 @@
-"""What several processes save together: each writes its own part, and one of them the manifest that makes them count.
+"""A checkpoint of several processes: each writes its part, and one writes the manifest that commits them.
 
 Nobody waits for the others but that one: who has written a part leaves a receipt beside it, which says what was
 written. All processes know a save by the same mark, so that a part of another save, which a killed process left, is

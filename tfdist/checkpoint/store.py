@@ -1,4 +1,4 @@
-"""Where a training's checkpoints are kept: saved whole or not at all, and handed out only when every byte is right."""
+"""The store of a training's checkpoints: saved whole or not at all, and returned only if every byte is right."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""`tfdist cache`: what is kept between runs, and how to remove it."""
+"""`tfdist cache`: show what is kept between runs, and remove it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""``tfdist health``: look at the pages of progress, say what stands still."""
+"""``tfdist health``: report the jobs of this machine that make no progress."""
 
 import time
 

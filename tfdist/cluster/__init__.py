@@ -1,4 +1,4 @@
-"""Who this process is in a cluster, and ports for local workers; loads no TensorFlow.
+"""The identity of this process in a cluster, and ports for local workers; loads no TensorFlow.
 
 Example:
     >>> from_environment({}).num_workers

@@ -1,4 +1,4 @@
-"""Which environment describes this process: the first of an explicit order that knows it.
+"""Find the environment that describes this process: the first match in an explicit order.
 
     1. tfdist run    TFDIST_WORKER_INDEX, TFDIST_WORKERS
     2. TF_CONFIG     what a person or the Kubernetes training operator wrote for TensorFlow

@@ -1,4 +1,4 @@
-"""The files of a job on a host: what its folders are called, and what lies in them; pure paths.
+"""Names of a job's folders and files on a host; pure paths.
 
 A job has a directory, and another one in memory, for what its processes tell each other while it runs. The launcher
 makes both; callbacks and programs that look at a job from outside find the files by these names.

@@ -1,4 +1,4 @@
-"""The key of a job: known to its workers and to nobody else, so that no stranger can join what they do together.
+"""The secret key of a job, which only its workers know and strangers cannot join without.
 
 A launcher of tfdist draws it and hands it to the workers in their environment, which other users cannot read. It is
 never on a command line, in a log, or in what `tfdist run --dry-run` prints.

@@ -1,4 +1,4 @@
-"""What this process is in its cluster, as frozen values that are valid once they exist."""
+"""The cluster and this process in it, as frozen values that are valid once they exist."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

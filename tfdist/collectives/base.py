@@ -1,4 +1,4 @@
-"""What carries tensors between the members of a group, whichever engine does it."""
+"""The `Collective` protocol: moves tensors between the members of a group, whatever the backend."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Which tensors are reduced together: buckets that fill in the order in which a backward pass makes gradients."""
+"""Group tensors into buckets that fill in the order of the backward pass and are reduced together."""
 
 import logging
 import math

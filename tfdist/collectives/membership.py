@@ -1,4 +1,4 @@
-"""Who of a job's workers is still there: each writes into the store once a second, and who stops has gone.
+"""Liveness of a job's workers: each writes to the store once a second, and silence means it is lost.
 
 The first worker that finds out what broke the job writes that too, and the others read it with their next beat: all
 name the same cause, and not each the worker that happened to end next.

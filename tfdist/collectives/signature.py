@@ -1,4 +1,4 @@
-"""What a function reduces, in order, so that workers whose functions differ can be told before they wait in vain."""
+"""The sequence of a function's reductions, compared before workers with different functions wait in vain."""
 
 import hashlib
 

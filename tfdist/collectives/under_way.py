@@ -1,4 +1,4 @@
-"""The collectives that this process is in, noted beside them, for engines that do not say in what they wait.
+"""Record collectives in flight, for backends that cannot report what they wait for.
 
 Beside an operation of a graph stand two others, compiled ones: the first notes that what it is given is there, the
 second that its result is. They take and return nothing, so nothing of the step waits for them, and a condition or a

@@ -1,4 +1,4 @@
-"""Whether anything of TensorFlow or Keras has been made in this process already.
+"""Detect whether this process has used TensorFlow or Keras already.
 
 Private names, read in TensorFlow 2.21.0 and Keras 3.15.1: `context()._context_handle`, which is there once an operation
 has run, a variable or a strategy was made; the attribute "object_name_uids" of `keras.src.backend.common.global_state`,

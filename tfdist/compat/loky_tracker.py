@@ -1,4 +1,4 @@
-"""loky's tracker, a process that outlives the pools of whoever used them; here it ends with the last of them.
+"""End loky's tracker process with the last pool that uses it.
 
 Private names, read in loky 3.7: `_resource_tracker` of `loky.backend.resource_tracker`, its `_pid`, None while it has
 no process, and `_stop`, which ends that; `_call_queue` of an executor and its `_thread`, which feeds that queue. loky

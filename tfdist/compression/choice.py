@@ -1,4 +1,4 @@
-"""Which codec makes a step shortest: pure functions of what was measured."""
+"""Choose the codec with the shortest step: pure functions of measurements."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What a codec is: how a gradient is made smaller, what travels of it, and what that stands for."""
+"""The `Codec` base class: how a gradient is encoded, what travels, and what it decodes to."""
 
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a codec asks of the members of a group, and what it is answered.
+"""Requests of a codec to the members of a group, and their answers.
 
 A codec's `exchange` is a generator that yields these and is sent the answers. So it says what travels and in which
 order, and whoever drives it decides how: many tensors at once in buckets, or all members in one process for a test.

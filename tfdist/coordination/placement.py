@@ -1,4 +1,4 @@
-"""Which parameter server keeps which variable: by bytes, the largest first, each where least lies so far."""
+"""Assign variables to parameter servers: the largest first, each to the server with the fewest bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

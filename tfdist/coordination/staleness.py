@@ -1,4 +1,4 @@
-"""How old a gradient may be when it is applied, and how old those were that were applied.
+"""Bound and record the staleness of gradients.
 
 The version of the weights is the number of updates that have been applied to them. A gradient that was asked for at
 version p and is applied at version v has staleness v - p: so many updates have changed the weights since its worker

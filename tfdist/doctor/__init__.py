@@ -1,4 +1,4 @@
-"""What this machine has, what works, what is missing, and the command that cures it; loads no TensorFlow itself.
+"""Diagnose this machine: what it has, what works, what is missing, and the fix; loads no TensorFlow itself.
 
 Each file looks at one subject: a function observes, a pure function judges what was observed.
 

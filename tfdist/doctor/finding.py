@@ -1,4 +1,4 @@
-"""What a check of the doctor says, and the report in which all findings stand.
+"""A finding of the doctor, and the report of all findings.
 
 Example:
     >>> finding = ok("python", "3.11.7")

@@ -1,4 +1,4 @@
-"""What TensorFlow says about itself, asked in a child process: the doctor neither waits for a driver nor opens a GPU.
+"""Query TensorFlow in a child process, so that the doctor neither waits for a driver nor opens a GPU.
 
 Example:
     >>> Framework(error="it did not load").gpus

@@ -1,1 +1,1 @@
-"""Hands what is known of a job to TensorBoard, Prometheus and MLflow, beside the job and never in it."""
+"""Export a job's figures to TensorBoard, Prometheus and MLflow, from outside the job."""

@@ -1,4 +1,4 @@
-"""What an exporter is: it is given updates of a job, each of which has what has become known since the one before.
+"""The `Exporter` protocol: receives updates of a job, each with what is new since the previous one.
 
 An exporter is called in a thread of its own, in a process of its own: it may block and it may raise, and no worker
 learns of it. Alerts are events of the job, as those that fail and restart are.

@@ -1,4 +1,4 @@
-"""An exporter in a thread of its own, behind a queue of fixed size: whoever hands over an update never waits for it."""
+"""Run an exporter in a thread behind a bounded queue, so that producers never wait for it."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""Describe the machine of a measurement."""
 
 import contextlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What pictures of measurements have in common."""
+"""The common style of measurement plots."""
 
 from collections.abc import Mapping
 from typing import Any

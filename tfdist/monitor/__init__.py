@@ -1,4 +1,4 @@
-"""What happens inside the steps of a worker, and who is told: one clock, its observers, the table the agent reads.
+"""Observe the steps of a worker: one clock, its observers, and the table that the agent reads.
 
 Loads no TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""What became of the faults of a plan, from the job's events and the faults' own log, as pure functions."""
+"""Judge what followed each planned fault, from the job's events and the faults' log. Pure functions."""
 
 import json
 from collections.abc import Sequence

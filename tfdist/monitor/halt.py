@@ -1,4 +1,4 @@
-"""How workers that step together are stopped before the same step, as a pure function.
+"""Stop workers that step together before the same step, as a pure function.
 
 The agent asks; every worker that is about to start a step sees the request and holds, or had looked a moment before and
 starts it. So what a worker will do is known once it is HELD before a step or RUNNING one, and nothing is known of one

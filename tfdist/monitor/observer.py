@@ -1,4 +1,4 @@
-"""What may be told about steps: override what is of interest, and attach it to the `StepClock`.
+"""The base class of observers: override the hooks of interest, and attach it to the `StepClock`.
 
 An observer cannot break a step: one that raises is detached, and named once in the log. It is told in the thread that
 steps, so its time is the step's; it must not block. Times are nanoseconds of the machine's monotonic clock. A script

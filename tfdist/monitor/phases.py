@@ -1,4 +1,4 @@
-"""What a worker does, in two vocabularies: phases, which are measured, and activities, which the agent judges.
+"""The vocabulary of a worker's time: phases, which are measured, and activities, which the agent judges.
 
 A step is always in exactly one phase, so the phases of a step add up to it. Times are the host's: on a GPU the call
 that `EXECUTE` measures may return before its kernels have ended, and the wait for them falls into the phase that needs

@@ -1,4 +1,4 @@
-"""The step clock of this process, and who observes it, in which order."""
+"""The step clock of this process, and its observers in their order."""
 
 import functools
 import os

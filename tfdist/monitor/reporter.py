@@ -1,4 +1,4 @@
-"""How a worker tells the agent: its record in the status table, written as its steps go on."""
+"""Report a worker's progress to the agent, through its record in the status table."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The libraries of our ops: compiled in seconds, kept in the user's cache, and whole whenever they are found there.
+"""Compiled op libraries: built in seconds, cached per user, and verified before use.
 
 A library that is cut short would end the process that maps it. So a kept one carries its own digest behind its last
 byte, where the loader does not look, and one whose digest does not fit counts for none.

@@ -1,4 +1,4 @@
-"""A library of ops, compiled where it is not kept, and loaded into TensorFlow."""
+"""Load a library of ops into TensorFlow, compiling it if necessary."""
 
 import logging
 import os

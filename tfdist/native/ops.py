@@ -1,4 +1,4 @@
-"""What Python calls: the ops of the library, or None with the reason in the log."""
+"""The Python side of native ops: the loaded ops, or None with the reason in the log."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""What native parts are built for: this Python, and the TensorFlow installed in it; which compiler there is.
+"""The target of native builds: this Python, the installed TensorFlow, and the compiler.
 
 Example:
     >>> Target.example().include

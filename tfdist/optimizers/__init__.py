@@ -1,4 +1,4 @@
-"""Optimizers and learning rates for large batches, and what may stand between gradients and an update.
+"""Optimizers and learning rates for large batches, and the wrapper around any optimizer.
 
 Example:
     >>> from tfdist.optimizers import scale_learning_rate

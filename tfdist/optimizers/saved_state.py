@@ -1,4 +1,4 @@
-"""What every replica or worker has by itself, in a saved model: its file is that of one device.
+"""State of each replica or worker in a saved model, stored as one device has it.
 
 A file that was written on any number of replicas is loaded on any other one: what is saved is what the rule of the
 state makes of it for a single shard, and what is loaded is what the rule makes of that for each of the shards.

@@ -1,4 +1,4 @@
-"""What travels along the axes of a mesh, under keys that follow from the function that is being traced.
+"""Collectives along the axes of a mesh, under keys that follow from the function being traced.
 
 A process has one place of the mesh, or several: then each of its replicas has axes of its own, and what lies along an
 axis inside of the process is reached by collectives in functions, in which replicas are traced side by side.

@@ -1,4 +1,4 @@
-"""What lies where: the weights of a model, their layouts, and the bytes of them on each device."""
+"""Describe a model's layouts: its weights, where they are, and their bytes on each device."""
 
 import math
 import sys

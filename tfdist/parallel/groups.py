@@ -1,4 +1,4 @@
-"""Collectives of the groups in which a mesh lies along its axes."""
+"""Collectives of the groups along a mesh's axes."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Which axis of a mesh each dim of a weight is cut along: by the weight's path. Loads no TensorFlow.
+"""Map weights to layouts by their paths: the mesh axis along which each dim is cut. Loads no TensorFlow.
 
 A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of
 the mesh, or None, for each dim of the weight. A weight that no pattern matches lies whole on every process.

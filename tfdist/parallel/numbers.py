@@ -1,4 +1,4 @@
-"""What an initializer computes, stretch by stretch: the numbers of one device, bit for bit, without the whole of them.
+"""Initializers computed in pieces: one device's numbers, bit for bit, without the whole tensor.
 
 TensorFlow's stateless random numbers are counted: number i of a tensor follows from a key and from a counter that is
 i / 4 steps ahead. So any stretch of them can be made by itself. What an initializer does with them (scale, shift, cast)

@@ -1,4 +1,4 @@
-"""Which activations lie in parts of their sequence: by the path of the layer that returns them. Loads no TensorFlow.
+"""Select activations that are cut along their sequence, by the path of their layer. Loads no TensorFlow.
 
 Keras' `LayoutMap` names an activation as its layer's path with ``/output`` behind it, and gives it a layout as it does
 a weight: here the axis of the examples or None, then the axis along which the sequence is cut.

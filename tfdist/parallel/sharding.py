@@ -1,4 +1,4 @@
-"""How one weight lies on a mesh: the whole of the parts, the part of a whole, and their gradients.
+"""The sharding of one weight over a mesh: whole from parts, part from whole, and their gradients.
 
 The rule for gradients. Members that differ along an axis which is not the examples' compute with the same rows. What
 each of them computes from whole weights is the same on all, and so is the gradient that comes back to a whole weight:

@@ -1,4 +1,4 @@
-"""How a weight lies under stage 3 of sharded data parallelism: each worker has a stretch of its elements.
+"""The sharding of a weight under ZeRO stage 3: each worker has a range of its elements.
 
 Its gradient is that of the whole: the reduction of gradients cuts it and adds it up, as where weights are whole. So
 nothing is summed here.

@@ -1,4 +1,4 @@
-"""Where data lies: one protocol for a local folder and for any store that fsspec reaches.
+"""The `Storage` protocol, for local folders and for any store that fsspec reaches.
 
 A storage is one flat directory. It has files with plain names (`tfdist.storage.filenames`), made whole or not at all.
 

@@ -1,4 +1,4 @@
-"""What a failure of a local disk means to its reader: which path, how much space is left, what to do."""
+"""Explain failures of a local disk: the path, the space left, and the fix."""
 
 import errno
 import os

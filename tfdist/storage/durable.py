@@ -1,4 +1,4 @@
-"""What makes local files and folders last: brought to the disk, and told from what killed processes left behind.
+"""Make local files and folders durable, and recognize what killed processes left behind.
 
 Whoever makes a file or a folder under a hidden name holds a lock on it, which the system frees however the maker ends.
 """

@@ -1,4 +1,4 @@
-"""Which names of files are taken from manifests and callers: plain ones, that cannot lead out of a directory."""
+"""Accept only plain file names from manifests and callers, which cannot leave a directory."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""Which requests fetch many ranges of bytes: neighbours together, none too large; and how the answers are cut up.
+"""Plan requests for many byte ranges, joining neighbours up to a limit, and cut up the answers.
 
 Example:
     >>> plan = coalesce([("a", 10, 5), ("a", 0, 4), ("b", 7, 2)], gap=8, largest=100)

@@ -1,4 +1,4 @@
-"""Which engine carries the tensors of a strategy's workers: chosen alike on all of them, and brought up."""
+"""Select and start the collective backend of a strategy's workers, equal on all of them."""
 
 import json
 import logging

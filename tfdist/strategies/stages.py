@@ -1,4 +1,4 @@
-"""What can be sharded, and where. Loads no TensorFlow."""
+"""Sharding stages, and which strategies support them. Loads no TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

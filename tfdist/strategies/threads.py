@@ -1,4 +1,4 @@
-"""How many threads TensorFlow needs for the replicas of a process."""
+"""The number of threads that TensorFlow needs for the replicas of a process."""
 
 import os
 

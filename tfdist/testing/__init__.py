@@ -1,4 +1,4 @@
-"""What tests of distributed training need: functions run in real worker processes, under deadlines; faults on purpose.
+"""Tools for tests of distributed training: real worker processes under deadlines, and planned faults.
 
 Example:
     >>> from tfdist.testing import FaultPlan, pool

@@ -1,4 +1,4 @@
-"""What a recipe leaves: a summary in a few lines, the same as JSON, and a picture of the loss curves.
+"""The report of a recipe: a short summary, the same as JSON, and a plot of the loss curves.
 
 Example:
     >>> summary = Summary(strategy="single device", accuracy=0.98, loss=0.07, steps=400, workers=1, replicas=1)

@@ -1,4 +1,4 @@
-"""How the input of a step is laid out: the slices of a batch that this process's replicas have, as flat tensors."""
+"""The input of a step: the slices of a batch for this process' replicas, as flat tensors."""
 
 from collections.abc import Sequence
 from typing import Any

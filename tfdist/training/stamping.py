@@ -1,4 +1,4 @@
-"""Stamps of a step's parts, where somebody records the steps of this process; see `tfdist.monitor.recording.graph`."""
+"""Timestamps of a step's parts, if this process records them; see `tfdist.monitor.recording.graph`."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a `tf.distribute.Strategy` needs for Keras' `fit` to be right under it: a mix-in for tfdist's strategies."""
+"""A mix-in that makes Keras' `fit` correct under tfdist's strategies."""
 
 import secrets
 from collections.abc import Callable, Sequence

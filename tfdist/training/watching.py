@@ -1,4 +1,4 @@
-"""Whether a callback can only watch: read off its code, before it runs.
+"""Detect callbacks that can only watch, by reading their code before they run.
 
 What a callback decides, it does to its model. It comes to the model by `self.model`, or by something that its script
 has left within its reach. One whose code names no such way, and which reaches nothing but plain values, libraries and

@@ -1,4 +1,4 @@
-"""What batch a machine can take and which one pays: behind ``tfdist tune``.
+"""Find the batch that a machine can take, and the one that pays: behind ``tfdist tune``.
 
 Example:
     >>> import tfdist

@@ -1,4 +1,4 @@
-"""Which batch to try next, as a pure function of what was tried: doubling, bisection, and a closer look at the best."""
+"""The next batch to try, as a pure function of earlier trials: doubling, bisection, refinement."""
 
 import math
 from collections.abc import Sequence

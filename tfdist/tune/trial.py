@@ -1,4 +1,4 @@
-"""One batch tried in processes of its own: start the job, wait for its end, judge what it left."""
+"""Try one batch in separate processes: start the job, wait for its end, judge the result."""
 
 import contextlib
 import os

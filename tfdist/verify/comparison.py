@@ -1,4 +1,4 @@
-"""How two outcomes differ: pure functions on flat dicts of arrays."""
+"""Compare two outcomes: pure functions on flat dicts of arrays."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a feature is told about where it runs."""
+"""The context of a feature: where it runs."""
 
 import contextlib
 import time

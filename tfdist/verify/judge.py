@@ -1,4 +1,4 @@
-"""What a cell is, from the workers' replies and the two outcomes: pure functions."""
+"""Judge a cell of the matrix from the workers' replies and the two outcomes: pure functions."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Rows beside the matrix in which every two choices meet: of optimizer and what is around it, model, step, loop, data.
+"""Rows that combine every two choices of optimizer, wrapper, model, step, loop and data.
 
 The matrix has a row for each feature. What goes wrong only where two meet is found here: `FACTORS` are the choices, the
 rows are made by `tfdist.verify.covering`, and each trains a small model as any feature does. `tfdist verify --pairs`

@@ -1,4 +1,4 @@
-"""What a run of the matrix found: frozen values, and their texts."""
+"""Results of a run of the matrix: frozen values, and their texts."""
 
 import json
 import math

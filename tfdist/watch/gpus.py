@@ -1,4 +1,4 @@
-"""What processes use of NVIDIA's GPUs, as NVML, the library of the driver, counts it.
+"""GPU usage by process, from NVIDIA's NVML.
 
 NVML tells in which part of the last moments some kernel was resident on a device. That is no part of what the device
 could compute: one small kernel after the other fills it. So it has that name here; what a model achieves is

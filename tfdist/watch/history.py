@@ -1,4 +1,4 @@
-"""What a page draws of the time before it was opened: the steps that a job has recorded, as points of curves."""
+"""The recorded steps of a job before a page was opened, as points of curves."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is known of a job at one moment: values, and the way to JSON."""
+"""The known state of a job at one moment, as values and as JSON."""
 
 import math
 from collections.abc import Mapping, Sequence

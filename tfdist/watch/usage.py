@@ -1,4 +1,4 @@
-"""What a process uses of the machine: at the moment, and in a second since it was looked at last."""
+"""The resource usage of a process, now and over the last interval."""
 
 import time
 from collections.abc import Mapping

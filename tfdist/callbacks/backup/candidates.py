@@ -1,4 +1,4 @@
-"""Which saved state is restored: the newest that is sound, the same on all workers.
+"""Choose the saved state to restore: the newest sound one, the same on all workers.
 
 The chief decides, unless another host holds a newer state. Workers that can read what is chosen do so; else who has it
 hands out the bytes.

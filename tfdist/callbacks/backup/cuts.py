@@ -1,4 +1,4 @@
-"""The weights that lie in parts on a mesh: each worker's part of a backup has its own, under a name that says where.
+"""Weights that are cut over a mesh: each worker saves its part under a name that says where it was cut.
 
 An array is named after the whole's shape, the part's bounds and the variable, as in
 ``cut/4,6/0:4,3:6/variable/dense/kernel``; one pair of bounds is of the flattened whole, and a pair behind an @, as in

@@ -1,4 +1,4 @@
-"""What a training goes on from, by names that do not depend on what else the process has made, and that differ."""
+"""Names for the state of a training that are unique and do not depend on other models of the process."""
 
 from collections import Counter
 from collections.abc import Sequence

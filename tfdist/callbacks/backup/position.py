@@ -1,4 +1,4 @@
-"""Where in its data a `fit` stands, and how another process gets there.
+"""The position of a `fit` in its data, and how another process restores it.
 
 Of what `tfdist.data.read` returned, the position is a few numbers. Any other input is replayed: the same program makes
 the same input again, and what was trained on is taken from it once more, or only the iterators are made where that

@@ -1,4 +1,4 @@
-"""What `BackupAndRestore` does during one call of `fit`: when to save, what to go on from, when to end."""
+"""`BackupAndRestore` during one call of `fit`: when to save, what to restore, when to end."""
 
 import functools
 import logging

@@ -1,4 +1,4 @@
-"""How the workers of a training save one state of which each has a part.
+"""Save one state jointly, when each worker has a part of it.
 
 All come to the same decisions at the same steps, so that they submit the same saves. Each writes its own part to where
 the chief writes; where a worker does not see that place, because disks are not shared, parts travel to the chief.

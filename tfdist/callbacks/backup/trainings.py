@@ -1,4 +1,4 @@
-"""Which training a backup is of, where several calls of `fit`, or several jobs, share one backup directory.
+"""Identify the training of a backup where several calls of `fit`, or several jobs, share one directory.
 
 This process counts the trainings that have come to their end and have removed their backup. A script that is started
 again counts anew: its first `fit` would take for its own what a later one has saved. Another job at the same time is

@@ -1,1 +1,1 @@
-"""What several subcommands share: groups of commands, options, progress, signals, completion."""
+"""Shared parts of subcommands: command groups, options, progress, signals, completion."""

@@ -1,4 +1,4 @@
-"""What the shell offers behind an option when Tab is pressed."""
+"""Shell completion of option values."""
 
 from collections.abc import Iterable
 

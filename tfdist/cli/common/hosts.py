@@ -1,4 +1,4 @@
-"""What `tfdist run` makes of its options about other hosts, and of jobs that wait in a queue."""
+"""Translate the options of `tfdist run` about other hosts and about queued jobs."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What `tfdist run --engine kubernetes` makes of its options: a job that is printed or submitted, or a pod's part."""
+"""Translate `tfdist run --engine kubernetes`: print or submit a job, or play a pod's part."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

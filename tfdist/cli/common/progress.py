@@ -1,4 +1,4 @@
-"""How far a command is, on standard error: bars on a terminal, and elsewhere what a command says itself."""
+"""Progress of a command on standard error: bars on a terminal, the command's own lines elsewhere."""
 
 from typing import Self
 

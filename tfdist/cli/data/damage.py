@@ -1,4 +1,4 @@
-"""What looking for damage shows: how much was read, and the lines of a report."""
+"""Output of a damage check: how much was read, and the lines of the report."""
 
 import click
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn

@@ -1,4 +1,4 @@
-"""What examples consist of, as a table on the terminal: shown by whatever tells it from examples."""
+"""The schema of examples as a table for the terminal."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,1 +1,1 @@
-"""What each launcher tells a process of its cluster by variables: a file for each, and how the variables are read."""
+"""Cluster descriptions in environment variables: one file per launcher, and the shared readers."""

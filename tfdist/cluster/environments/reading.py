@@ -1,4 +1,4 @@
-"""How the readers of environments take a variable: the message says which was read, what it held, what to set."""
+"""Read environment variables of launchers; errors name the variable, its value, and the fix."""
 
 from collections.abc import Mapping
 

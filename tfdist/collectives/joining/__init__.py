@@ -1,1 +1,1 @@
-"""How the members of a job come to know each other, before an engine carries their tensors."""
+"""Rendezvous of a job's members, before a collective backend starts."""

@@ -1,4 +1,4 @@
-"""How members tell each other bytes before their own engine runs: each gives some, and all get those of all.
+"""Exchange bytes between members before their collective backend runs: each sends some and receives all.
 
 Over notes (TensorFlow's coordination service has them) a round takes milliseconds, and nothing is traced or compiled.
 Over another collective it takes what that one's `all_gather` does, which under TensorFlow is traced anew for each

@@ -1,4 +1,4 @@
-"""What Horovod's gloo is told of the workers of a cluster, where no launcher of Horovod's brings them together."""
+"""Describe the workers of a cluster to Horovod's gloo where no Horovod launcher did."""
 
 import socket
 

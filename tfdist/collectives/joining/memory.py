@@ -1,4 +1,4 @@
-"""Which members share a host, and the memory that they share there: proved in the memory itself."""
+"""Find the members that share a host, and the memory they share, by a proof in that memory."""
 
 import contextlib
 import logging

@@ -1,1 +1,1 @@
-"""What of Horovod is private."""
+"""Private names of Horovod."""

@@ -1,1 +1,1 @@
-"""What of Keras is private: its trainer, and what it calls in a step."""
+"""Private names of Keras: its trainer, and what it calls in a step."""

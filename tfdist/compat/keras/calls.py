@@ -1,4 +1,4 @@
-"""Calls that come out of Keras' own code, told apart from those of the user's code.
+"""Tell calls from Keras' own code apart from calls of the user's code.
 
 A loop of the user's own may call a strategy as it likes. A `fit`, `evaluate` or `predict` of Keras must be one that
 tfdist has recognised: unrecognised, it would train as under TensorFlow's strategies, to other weights, without a word.

@@ -1,4 +1,4 @@
-"""Keras' layers with statistics, random numbers or a table: methods that one object can be given of its own.
+"""Keras layers with statistics, random numbers or a table: methods that can be replaced on one object.
 
 Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
 (`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not

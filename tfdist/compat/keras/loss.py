@@ -1,4 +1,4 @@
-"""What a Keras loss computes before it reduces: weighted values per element, and their number.
+"""The values of a Keras loss before reduction: weighted, per element, and their number.
 
 Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
 in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,

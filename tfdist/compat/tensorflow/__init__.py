@@ -1,1 +1,1 @@
-"""What of TensorFlow is private: strategies, devices, variables, sparse gradients, `tf.data`."""
+"""Private names of TensorFlow: strategies, devices, variables, sparse gradients, `tf.data`."""

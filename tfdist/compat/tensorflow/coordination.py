@@ -1,4 +1,4 @@
-"""Notes between workers, kept by TensorFlow's coordination service.
+"""Key-value notes between workers, in TensorFlow's coordination service.
 
 Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value` of
 `tensorflow.python.eager.context`. TensorFlow has no public way for one worker to wait for another without a

@@ -1,4 +1,4 @@
-"""How the rows of a sparse gradient come to replicas: with examples, on every replica, or distinct on each of them.
+"""Classify rows of a sparse gradient: one per example, equal on all replicas, or distinct on each.
 
 A table of positions is looked up by `arange(length)`, whatever the batch is. On one device the gradient has one row
 for each position, over all examples; on N replicas there are N of each, which belong together. Indices that examples

@@ -1,4 +1,4 @@
-"""What the function that is being traced does with variables, and whether it is a branch of another.
+"""The variables that the function being traced uses, and whether it is a branch of another.
 
 Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops;
 `get_read_write_resource_inputs`, what an operation reads and what it writes;

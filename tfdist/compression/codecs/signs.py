@@ -1,4 +1,4 @@
-"""One bit for each number: its sign, and what the positive and the negative ones of a group stand for."""
+"""One bit per number: its sign, with one magnitude per group for positive and negative numbers."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,1 +1,1 @@
-"""Whether a directory is what its manifest says, and how a damaged one is repaired."""
+"""Verify a directory against its manifest, and repair a damaged one."""

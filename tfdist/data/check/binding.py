@@ -1,4 +1,4 @@
-"""What a reader is bound to: the manifest that it opened, and the files that this describes. Nothing else is returned.
+"""Bind a reader to the manifest that it opened and to the files described there.
 
 What was read is looked at afterwards: whoever writes puts the manifest in place before he removes or replaces a file
 that an older one names, so a manifest that is still the same tells that the file was, too.

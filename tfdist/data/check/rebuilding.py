@@ -1,4 +1,4 @@
-"""What a manifest would say of shards whose manifest is lost."""
+"""Rebuild a lost manifest from its shards."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

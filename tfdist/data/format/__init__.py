@@ -1,1 +1,1 @@
-"""What is on the disk: records, shards, their indices, the manifest, and the schema of the examples."""
+"""The format on disk: records, shards, indices, manifest, and the schema of examples."""

@@ -1,4 +1,4 @@
-"""Whether payloads are examples of a schema, and what an index says of each: to write an index, and to doubt one.
+"""Check payloads against a schema, and derive what an index says of them.
 
 Example:
     >>> from tfdist.data.format.schema import Feature

@@ -1,4 +1,4 @@
-"""How much of a record's structure is known before it is read, which decides how it is read.
+"""How much of a record's structure is known in advance, which decides how it is read.
 
 fixed     all records have the same length and each value its place: NumPy reads whole batches, nothing is parsed
 extent    the index knows where the bytes and texts of a record stand, and has its few other values: nothing is parsed

@@ -1,4 +1,4 @@
-"""What a directory of examples holds: schema, shards, sizes, checksums. Written last, and read as a stranger's.
+"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last and not trusted.
 
 Example:
     >>> from tfdist.data.format.schema import Feature

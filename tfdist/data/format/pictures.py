@@ -1,4 +1,4 @@
-"""Whether TensorFlow decodes a picture, which is what training will do with it.
+"""Check whether TensorFlow can decode an image.
 
 TensorFlow decodes in processes of their own: it would start in the one that asks, where a strategy has to come first.
 """

@@ -1,4 +1,4 @@
-"""What a file of records holds, whatever became of it: the records whose checksums fit, and the stretches between them.
+"""Scan a possibly damaged file of records: records with valid checksums, and the gaps between them.
 
 A file is read once, from its beginning to its end, a window of it at a time.
 

@@ -1,4 +1,4 @@
-"""What an example consists of: features with a name, a dtype, a shape, and how they stand in a tf.train.Example.
+"""The schema of an example: features with name, dtype and shape, and their encoding in a tf.train.Example.
 
 A feature is stored in one of four encodings:
 

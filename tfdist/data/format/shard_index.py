@@ -1,4 +1,4 @@
-"""Where the records of a shard stand, and what is known of them without reading them: safetensors beside the shard.
+"""The index of a shard: offsets of its records and facts about them, as safetensors next to the shard.
 
 offset        int64 ``[records + 1]``: first byte of each record's frame, and the end of the last
 start:NAME    uint32 ``[records]``: first byte of a text within the payload (layout extent)

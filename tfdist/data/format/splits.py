@@ -1,4 +1,4 @@
-"""Splits of a data set that lie in one folder: train, validation and test, told by the names of folders or files.
+"""Find the splits of a data set (train, validation, test) by the names of folders or files.
 
     photos/train/cat/1.jpg, photos/test/cat/9.jpg         a folder per split
     data/train-00000-of-00002.parquet, data/test.parquet  a word in the names of files

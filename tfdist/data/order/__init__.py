@@ -1,1 +1,1 @@
-"""Which examples a batch consists of: pure functions of seed, epoch and position."""
+"""The examples of each batch, as pure functions of seed, epoch and position."""

@@ -1,4 +1,4 @@
-"""Which examples stand in consecutive batches, for many batches at once: every call of Python has its price."""
+"""Compute the examples of many consecutive batches in one call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which example stands at which position of an epoch: a pure function of seed, epoch and position.
+"""The example at each position of an epoch, as a pure function of seed, epoch and position.
 
 No order keeps a list of all examples: a position is computed alone, in constant time and memory. What this file
 computes is pinned for ever by tests; another algorithm would be another `VERSION`.

@@ -1,4 +1,4 @@
-"""Where reading stands, in a few numbers: what to save, and what to go on from."""
+"""The reading position as a few numbers, to save and to resume from."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which positions of an epoch make which global batch, and which part of it: arithmetic that every worker agrees on.
+"""The positions of each global batch and of each worker's part: arithmetic that all workers agree on.
 
 Example:
     >>> cut = Batches(examples=10, global_batch_size=4, tail="keep")

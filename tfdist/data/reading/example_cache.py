@@ -1,4 +1,4 @@
-"""Decoded examples, kept in memory or in files on a local disk, found again by their numbers whatever the order is."""
+"""A cache of decoded examples, in memory or in local files, found by number in any order."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What Python raised inside of TensorFlow, which hands on its text alone; here the error itself is found again."""
+"""Recover the Python error behind a TensorFlow error, which carries only its text."""
 
 import functools
 import threading

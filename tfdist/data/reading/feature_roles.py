@@ -1,4 +1,4 @@
-"""Which features are x, which one is y, and which one the weight."""
+"""Roles of features: inputs, label and sample weight."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a directory of examples holds, told from its manifest and its indices."""
+"""Describe a directory of examples from its manifest and indices."""
 
 import os
 from collections.abc import Mapping

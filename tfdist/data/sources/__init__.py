@@ -1,4 +1,4 @@
-"""Where examples come from: arrays, streams, `tf.data`, files and folders, all behind one protocol.
+"""Sources of examples: arrays, streams, `tf.data`, files and folders, behind one protocol.
 
 Example:
     >>> import numpy as np

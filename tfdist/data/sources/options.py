@@ -1,4 +1,4 @@
-"""How sources are read: what their names and their first values do not say, and a caller has to.
+"""Options for reading sources, for what names and first values do not reveal.
 
 Example:
     >>> Options(nulls={"age": -1}, delimiter=";").delimiter

@@ -1,4 +1,4 @@
-"""Which kind of source a path is: by the endings of files, their first bytes, and by what a folder holds.
+"""Detect the kind of a source path from file endings, first bytes and folder contents.
 
 Example:
     >>> kind_of("train.csv.gz"), kind_of("a.tfrecord-00000-of-00016"), kind_of("README.md")

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS and git-annex: small files that stand where a version control system did not fetch the real ones.
+"""Detect pointer files of Git LFS and git-annex in place of real data.
 
 Example:
     >>> is_pointer(b"version https://git-lfs.github.com/spec/v1\\noid sha256:4d7a"), is_pointer(b"version,date")

@@ -1,4 +1,4 @@
-"""What examples are read from when they are written: one protocol for arrays, files and streams."""
+"""The `Source` protocol: what examples are read from when a directory is written."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol

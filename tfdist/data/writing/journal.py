@@ -1,4 +1,4 @@
-"""Which shards of a directory that is being written are finished, so that an interrupted run resumes after them.
+"""The journal of finished shards, from which an interrupted write resumes.
 
 A file of JSON lines: what is being written, then each shard that is whole. It is removed when the manifest is there.
 """

@@ -1,4 +1,4 @@
-"""How examples are divided into shards: contiguous stretches of as equal bytes as whole examples allow."""
+"""Divide examples into shards: contiguous ranges with nearly equal bytes."""
 
 from typing import Any
 

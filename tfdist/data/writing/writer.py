@@ -1,4 +1,4 @@
-"""Examples become a directory of TFRecord shards, with an index and a manifest beside them."""
+"""Write examples as a directory of TFRecord shards with index and manifest."""
 
 import contextlib
 import logging

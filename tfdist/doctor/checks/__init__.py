@@ -1,1 +1,1 @@
-"""What is checked on a machine: each file observes one thing, and judges it in a pure function."""
+"""Checks of a machine: each file observes one thing, and judges it in a pure function."""

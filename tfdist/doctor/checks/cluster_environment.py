@@ -1,4 +1,4 @@
-"""What the environment says about the cluster, read as a worker would read it.
+"""Check what the environment says about the cluster, as a worker would read it.
 
 Example:
     >>> judge({})[0].level.name

@@ -1,4 +1,4 @@
-"""What carries tensors between the workers of `multi-worker`, where nobody chooses: which engine `auto` takes here.
+"""Check which collective backend `auto` selects for `multi-worker` on this machine.
 
 Example:
     >>> judge(Engines(), gpus=()).seen

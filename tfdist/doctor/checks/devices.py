@@ -1,4 +1,4 @@
-"""GPUs and NCCL: what the driver lists, what TensorFlow can use, and what lies between.
+"""Check GPUs and NCCL: what the driver lists, what TensorFlow can use, and why they differ.
 
 Example:
     >>> judge_gpus(Framework(), Driver(), {})[0].seen

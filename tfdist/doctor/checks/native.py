@@ -1,4 +1,4 @@
-"""The ops that tfdist compiles for itself: whether they are kept, or can be compiled, or others do their work.
+"""Check tfdist's native ops: compiled already, compilable here, or replaced by TensorFlow's.
 
 Example:
     >>> judge(Native(missing=("records",), compiler="/usr/bin/g++")).level.name

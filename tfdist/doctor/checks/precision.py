@@ -1,4 +1,4 @@
-"""Which mixed precision policy this machine profits from: by the least capable GPU, or by the processor without one.
+"""Recommend a mixed precision policy, by the least capable GPU or by the processor.
 
 Example:
     >>> recommended([(8, 0), (9, 0)], [])

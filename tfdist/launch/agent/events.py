@@ -1,4 +1,4 @@
-"""What happens to a job, as lines of JSON in a file that others may follow: `tfdist run --event-file PATH`.
+"""The event file of a job, one JSON object per line: `tfdist run --event-file PATH`.
 
 docs/run.md has all events and their keys, for users; a test compares it with what is written.
 """

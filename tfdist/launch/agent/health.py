@@ -1,4 +1,4 @@
-"""Whether the jobs of `tfdist run` on this machine go on, by the pages on which their workers say how far they are.
+"""Check that the jobs of this machine make progress, from their status tables.
 
 It costs a fraction of a second and loads no TensorFlow, so a container can be asked again and again.
 

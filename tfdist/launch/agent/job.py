@@ -1,4 +1,4 @@
-"""What all starts of a job share."""
+"""Resources and settings shared by all starts of a job."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What `tfdist run --monitor` tells: by what the job is bound, what is wrong, and who is to be evicted.
+"""Reports of `tfdist run --monitor`: the bottleneck, alerts, and workers to evict.
 
 NumPy is loaded once there is something to tell: `tfdist run` starts without it.
 """

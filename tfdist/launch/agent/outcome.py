@@ -1,4 +1,4 @@
-"""What one start of a job has come to: who failed, why, and with which code the job ends. Pure functions."""
+"""The outcome of one start of a job: the first failure, its cause, and the exit code. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the user is told about restarts and warnings: a line for each, one in the event file, and a summary at the end.
+"""Report restarts and warnings: a line for each, an event, and a summary at the end.
 
 The workers write their warnings to the log themselves, so of these the summary alone is told here.
 """

@@ -1,4 +1,4 @@
-"""Where the processes of a start stand: who is which, for `tfdist stacks`, and what a report of a hang says of it."""
+"""The processes of a start by task, for `tfdist stacks` and for reports of hangs."""
 
 import contextlib
 import json

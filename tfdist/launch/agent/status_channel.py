@@ -1,4 +1,4 @@
-"""What workers report to the agent and are told by it, whatever carries it: the interface, and what this host has.
+"""The channel by which workers report to the agent: the interface, and the one of this host.
 
 On one host it is a table in shared memory, of which the workers find the path in TFDIST_PROGRESS_FILE. Beyond one host
 another channel takes its place, over authenticated TCP.

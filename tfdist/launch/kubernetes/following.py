@@ -1,4 +1,4 @@
-"""A job that is submitted to Kubernetes and followed to its end: what pod 0 writes, why pods wait, who failed first."""
+"""Follow a submitted Kubernetes job to its end: output of pod 0, waiting pods, the first failure."""
 
 import contextlib
 import os

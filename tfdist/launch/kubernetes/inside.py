@@ -1,4 +1,4 @@
-"""What `tfdist run --engine kubernetes` does in a pod: the first one starts the job, the others join it.
+"""`tfdist run --engine kubernetes` inside a pod: the first pod starts the job, the others join it.
 
 Every pod runs the same command. The first has the launcher, and beside it an agent as the others have. Agents stay when
 a job has ended: if the first pod is replaced, its next launcher finds them, and when it has succeeded, Kubernetes ends

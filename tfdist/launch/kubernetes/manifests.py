@@ -1,4 +1,4 @@
-"""What is submitted to Kubernetes, as values: a Job, JobSet or TrainJob, what goes with it, and Trainer's runtime."""
+"""Kubernetes manifests as values: a Job, JobSet or TrainJob with its dependents, and Trainer's runtime."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What is asked of Kubernetes: names, an image, a command, and what each pod needs."""
+"""A request to Kubernetes: names, image, command, and the needs of each pod."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""What the pods of a job say of it: why they wait, who failed first. Pure functions.
+"""Interpret the state of a job's pods: why they wait, and which failed first. Pure functions.
 
 A pod is the object as the API server gives it.
 """

@@ -1,4 +1,4 @@
-"""Where workers that a notebook has started write: into the cell, whole lines with a prefix, and one line that lives.
+"""Worker output in a notebook cell: whole prefixed lines, and one live progress line.
 
 The living line, the chief's progress bar, stands above the lines, in an output of its own, which a front end replaces:
 it moves in Jupyter and elsewhere, and of a notebook that is saved only its last state is kept.

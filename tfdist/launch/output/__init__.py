@@ -1,1 +1,1 @@
-"""What workers write, on its way to one terminal or file."""
+"""Forward the output of workers to one terminal or file."""

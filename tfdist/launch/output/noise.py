@@ -1,4 +1,4 @@
-"""What TensorFlow writes to standard error that tells nobody anything, told by its text.
+"""Known TensorFlow log noise, and the filter that recognizes it.
 
 Native code writes some lines before any level of logging applies, and the rest of what it writes at the level of
 information begins at every process. A line is dropped only if it is one of those below; a message that is not known is

@@ -1,4 +1,4 @@
-"""Leaves known noise out of the standard error of this process: for a notebook's kernel, which nobody supervises.
+"""Filter known noise from this process' standard error, for a notebook kernel.
 
 Native code writes to the descriptor, past `sys.stderr`; so the descriptor is what leads through a filter.
 """

@@ -1,1 +1,1 @@
-"""Where processes of a job run: the interface, and this host."""
+"""Placements, which run a job's processes: the interface, and this host."""

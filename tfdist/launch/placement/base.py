@@ -1,4 +1,4 @@
-"""Where processes of a job run, and how the agent reaches them: the interface.
+"""The `Placement` protocol: runs the processes of a job, and lets the agent reach them.
 
 The agent starts, waits for, signals and ends processes through this alone. `local` places them on this host; another
 engine (ssh, Ray, Slurm) is another implementation, and runs the battery of tests/integration/test_placement.py.

@@ -1,4 +1,4 @@
-"""A process of this host that stays after its script has ended: told with its native stack, and then killed.
+"""End a process that stays after its script has ended, and report its native stack.
 
 What is told goes into the process's own standard error, so it comes to the user as its lines do, from whatever host.
 """

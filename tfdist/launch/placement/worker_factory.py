@@ -1,4 +1,4 @@
-"""Where workers that are started again come from: a process that has imported TensorFlow already, once it is there.
+"""Supply restarted workers from a process that has imported TensorFlow already.
 
 It is prepared when the workers step for the first time, with the variables that they have set for TensorFlow and the
 like, and only if they have loaded TensorFlow. Whatever goes wrong with it costs seconds: a worker is started anew then.

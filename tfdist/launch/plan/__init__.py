@@ -1,1 +1,1 @@
-"""What a job is, as values: the request, its roles, and the processes that follow from them."""
+"""A job as values: the request, its roles, and the processes that follow from them."""

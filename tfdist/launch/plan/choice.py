@@ -1,4 +1,4 @@
-"""What a request leaves open, and what the strategy asks of it: both follow from the table of strategies."""
+"""Complete a request, and check it against its strategy, by the table of strategies."""
 
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, MissingDependencyError

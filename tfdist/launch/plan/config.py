@@ -1,4 +1,4 @@
-"""What to start: the request behind ``tfdist run``, valid once it exists."""
+"""The request behind ``tfdist run``, valid once it exists."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is asked of an engine that chooses the hosts by itself: pure values.
+"""Resource requests to a launcher that chooses the hosts itself: pure values.
 
 Every process of the job, whatever its role, is one bundle of these resources.
 """

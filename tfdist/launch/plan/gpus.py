@@ -1,4 +1,4 @@
-"""Which of the GPUs of its host a worker sees, where several workers share a host."""
+"""Assign a host's GPUs to the workers that share it."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the processes of a job are for, and what the end of one of them means for the others.
+"""Roles of a job's processes, and what the end of one means for the others.
 
 A job is a few roles. All supervision that differs between them is in their restart policies; the supervisor knows no
 role by its name.

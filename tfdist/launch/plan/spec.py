@@ -1,4 +1,4 @@
-"""What a placement is asked to start: one process of a job, as a frozen value."""
+"""One process of a job for a placement to start, as a frozen value."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Worker processes that run functions together, under a deadline, and are kept from call to call."""
+"""Worker processes that run functions together under a deadline, and stay alive between calls."""

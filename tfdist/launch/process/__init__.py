@@ -1,1 +1,1 @@
-"""What runs in the processes of a job, and what a job holds on its host: each file is small and stands alone."""
+"""Programs that run inside a job's processes, and what a job keeps on its host."""

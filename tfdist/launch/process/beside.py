@@ -1,4 +1,4 @@
-"""A process beside a job that hands its figures to others: `tfdist export`, as long as the job wants it.
+"""The exporter process of a job: runs `tfdist export` for as long as the job lasts.
 
 It runs at a low priority, in a session of its own, and waits for standard input: a line or the end of it, which comes
 when the job's process is gone however that has ended, lets it look for the last time and end.

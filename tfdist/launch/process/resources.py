@@ -1,4 +1,4 @@
-"""What a job holds besides its processes: guarded directories, as a context that gives them back."""
+"""The guarded directories of a job, as a context manager."""
 
 import contextlib
 import os

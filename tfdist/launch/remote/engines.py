@@ -1,4 +1,4 @@
-"""What brings the host agent to a host: ssh, Slurm's srun in an allocation, mpirun, Ray, or somebody. One entry each.
+"""Launchers of host agents: ssh, Slurm's srun in an allocation, mpirun, Ray, or a person. One entry each.
 
 An engine says which hosts there are, and either by which command one of them is reached, over whose streams all goes;
 or what starts the agents of all hosts at once, which then join over TCP; or it chooses the hosts as well. All that

@@ -1,4 +1,4 @@
-"""What acts for the agent on another host: it starts the workers there as `tfdist run` does here, and tells of them.
+"""The host agent: starts workers on its host as `tfdist run` does locally, and reports on them.
 
     python -m tfdist.launch.remote.host_agent
 

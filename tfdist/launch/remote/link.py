@@ -1,4 +1,4 @@
-"""The agent's side of the connection to one host: what it asks for, and what it is told."""
+"""The agent's side of the connection to one host: its requests, and the host's reports."""
 
 import base64
 import contextlib

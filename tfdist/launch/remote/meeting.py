@@ -1,4 +1,4 @@
-"""How the launcher comes to a connection with each host: it reaches it by a command, or has its agent join."""
+"""Connect the launcher to each host: by a command that reaches it, or by its agent that joins."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence

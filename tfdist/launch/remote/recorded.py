@@ -1,4 +1,4 @@
-"""Steps that workers on other hosts have recorded, kept here as workers of this host record theirs."""
+"""Steps recorded by workers on other hosts, stored as local workers' are."""
 
 import threading
 from pathlib import Path

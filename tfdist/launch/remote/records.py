@@ -1,4 +1,4 @@
-"""What other hosts record, on the clock of the agent's host: no two clocks need to agree."""
+"""Translate timestamps of other hosts to the agent's clock; clocks need not agree."""
 
 import json
 import math

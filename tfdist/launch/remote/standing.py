@@ -1,4 +1,4 @@
-"""An agent that somebody has started on a host by hand: it joins a job, and again if it loses it, until that has ended.
+"""A host agent that was started by hand: joins a job, and rejoins it until the job has ended.
 
 Each time that it joins, another process does (`host_agent`), so nothing of what was before is left in it.
 """

@@ -1,4 +1,4 @@
-"""What is sent to another host, as JSON: the request and the processes, and back."""
+"""Serialize requests and processes as JSON for other hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

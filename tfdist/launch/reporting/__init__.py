@@ -1,1 +1,1 @@
-"""What a job of a function reports while it runs, in a folder of its own: metrics and checkpoints."""
+"""Metrics and checkpoints that a function job reports while it runs, in a folder of its own."""

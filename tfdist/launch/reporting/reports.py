@@ -1,4 +1,4 @@
-"""What a function reports from a worker of a job of Ray: to the folder of its run, by the chief."""
+"""Reports of a Ray job's workers, written to the run's folder by the chief."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What a job of Ray has reported, in the folder of its run, which the nodes share with who has started it.
+"""The folder of a Ray job's run, shared by its nodes and its starter.
 
     result.json          a line for each report, as Ray Tune writes them: `ray.tune.Result.from_path` reads the folder
     checkpoint_000003    what report 4 came with

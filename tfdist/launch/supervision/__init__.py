@@ -1,1 +1,1 @@
-"""What the agent decides, as pure functions: no process, no clock."""
+"""Decisions of the agent as pure functions: no process, no clock."""

@@ -1,4 +1,4 @@
-"""How the processes of a job are ended, as pure functions: asked, killed after the grace period, given up at last."""
+"""How a job's processes end, as pure functions: asked, killed after the grace period, then given up."""
 
 import signal
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is done about a worker that stays slow, as pure functions: a standby takes its place, or all go on without it.
+"""Replace a worker that stays slow, as pure functions: by a standby, or by going on without it.
 
     --standby            the second set of workers takes over, once for each place: where the new one is slow as well,
                          it is not the process

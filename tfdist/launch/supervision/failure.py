@@ -1,4 +1,4 @@
-"""Which worker failed first, and how to say it. Reading a record is the only effect here.
+"""Find the worker that failed first, and describe its failure. Reading a record is the only effect here.
 
 When one worker fails, the others fail after it, because their collectives break: the first failure by time is the root
 cause. The time of an exception is when the worker recorded it; that of a death without a record is when the agent saw

@@ -1,4 +1,4 @@
-"""How workers that step together come to stop before the same step, as pure functions of what they report.
+"""Stop workers before the same step, as pure functions of their reports.
 
     another number is asked for     all stop before the same step and save; so many go on
     a worker is asked to leave      likewise; the job goes on without it

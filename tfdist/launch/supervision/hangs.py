@@ -1,4 +1,4 @@
-"""Whether the workers go on, as a pure function of what they say and of the clock.
+"""Detect hangs, as a pure function of the workers' reports and the clock.
 
 Workers that step together wait for each other, so they hang when none of them has said anything new for longer than
 what they do may take: a step for some times what steps took before, data for a minute, the compilation of a function

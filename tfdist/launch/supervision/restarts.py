@@ -1,4 +1,4 @@
-"""Whether workers are started again when none is left, and how many, as a pure function.
+"""Decide on restarts when no worker is left, and their number, as a pure function.
 
 Failures have a budget (`--max-restarts`); a change of the number of workers costs nothing of it. A failure that comes
 again and again at the same step is deterministic: the job ends before its budget does.

@@ -1,4 +1,4 @@
-"""What the supervisor of a job knows (its state and its rules), what it hears (events), and what it decides (actions).
+"""The supervisor's state, the events that it receives, and the actions that it decides on.
 
 RUNNING    all is well; a worker that has recorded a failure gets a moment to end by itself
 STOPPING   everybody was asked to end

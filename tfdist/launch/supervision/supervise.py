@@ -1,4 +1,4 @@
-"""What the agent does next, as a pure function: (state, event, now) -> (state, actions). No process, no clock.
+"""The agent's next actions, as a pure function: (state, event, now) -> (state, actions). No process, no clock.
 
 The same for every job: what the end of a process means is in the restart policy of its role.
 

@@ -1,1 +1,1 @@
-"""What the steps of a process were made of: stamps taken in the graph, the host's phases, a ring of rows of both."""
+"""Record the parts of each step: timestamps from the graph, phases of the host, and a ring of rows."""

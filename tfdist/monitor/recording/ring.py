@@ -1,4 +1,4 @@
-"""A file of fixed size that holds the last rows of a worker: written by the worker, read by whoever may read the file.
+"""A fixed-size file with a worker's last rows, written by the worker and readable by others.
 
 The writer never waits and the reader never writes. A row's number is written last, so a row that is being written has
 the number of an older one, and is left out. Loads no TensorFlow.

@@ -1,1 +1,1 @@
-"""Where the processes of a job stand: stacks of their Python threads, and what they wait for."""
+"""Stacks of a job's processes: Python frames, and what they wait for."""

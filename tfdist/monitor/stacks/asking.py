@@ -1,4 +1,4 @@
-"""Asks processes of this host where they stand.
+"""Request stacks from processes of this host.
 
 py-spy reads the memory of a process, which need not take part; where it is not installed, or may not read, a process is
 asked by a signal, at which faulthandler writes its stacks into a file without Python's lock. A process that has

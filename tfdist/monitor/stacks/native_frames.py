@@ -1,4 +1,4 @@
-"""Where a process stands in native code, also when Python has ended in it: by py-spy, or as the kernel sees it."""
+"""The native stack of a process, by py-spy or from the kernel, also after Python has ended."""
 
 import contextlib
 import subprocess

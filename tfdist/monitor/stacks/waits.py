@@ -1,4 +1,4 @@
-"""What a process says of its waits for others: a file beside its stacks, written once a wait has lasted a second."""
+"""A process' waits for others, written next to its stacks once a wait has lasted a second."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which alerts are told, and when: each once, and again only after it was over for a while."""
+"""Decide when an alert is raised: once, and again only after it was over for a while."""
 
 import contextlib
 from collections.abc import Mapping

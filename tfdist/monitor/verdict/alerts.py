@@ -1,4 +1,4 @@
-"""What is wrong with a job: pure functions of its last steps, and of the memory that its processes take.
+"""Detect problems of a job: pure functions of its last steps and of its memory use.
 
 An alert is rather missed than false: what is looked at are medians and runs of steps, never one step. Loads no
 TensorFlow.

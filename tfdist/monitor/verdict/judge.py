@@ -1,4 +1,4 @@
-"""What a job is bound by: a pure function of the parts of its steps.
+"""Find what a job is bound by: a pure function of the parts of its steps.
 
 All workers take equally long for a step, because they wait for each other, so lengths of steps say nothing, and neither
 does the length of a reduction. Who comes last names itself: the others wait for it and it waits for nobody. A cause is

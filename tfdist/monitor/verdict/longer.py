@@ -1,4 +1,4 @@
-"""What a worker takes longer for than others: a pure function of the parts of their steps."""
+"""Find the part in which a worker is slower than others: a pure function of step parts."""
 
 from collections.abc import Sequence
 

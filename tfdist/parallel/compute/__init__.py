@@ -1,1 +1,1 @@
-"""How layers and losses compute where their weights lie: with parts, and with activations in parts."""
+"""Layers and losses that compute with parts of weights, and with activations in parts."""

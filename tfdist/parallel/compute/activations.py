@@ -1,4 +1,4 @@
-"""What activations do along an axis of the mesh: the pairs of sums and gatherings that each other's gradients are.
+"""Activations along a mesh axis: pairs of sums and gatherings that are each other's gradients.
 
 An activation is alike on all members of an axis, or each has its part of it, or a summand. The gradient of one that is
 alike is alike too. So what each member makes of an activation that is alike goes back to it as a summand (`entering`),

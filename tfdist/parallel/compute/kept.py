@@ -1,4 +1,4 @@
-"""Which activations stay in parts between two layers, while a model or a layer of which they are computes.
+"""Let activations stay in parts between two layers, inside the model or layer that computes both.
 
 Where one layer computes columns and the next one rows, neither a gathering nor a cutting is between them. Only what
 computes both can know that, so it says so around its computation.

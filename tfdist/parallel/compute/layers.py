@@ -1,4 +1,4 @@
-"""Layers that compute with their part of a weight in the place of the whole, where Keras' own way to compute is known.
+"""Layers that compute with a part of a weight, for Keras layers whose computation is known.
 
 Activations that come in and go out are alike on all members of an axis, so any layer may stand before and behind. With
 x an activation, W_i a part and y the result:

@@ -1,4 +1,4 @@
-"""Models whose graph is known: activations lie in parts of their sequence where layouts say so.
+"""Sequence parallelism for models with a known graph, where layouts ask for it.
 
     layer by rows, attention, table by rows     scattered: the part of the sum
     normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient comes in summands

@@ -1,4 +1,4 @@
-"""Cross-entropy and accuracy of logits of which each process has a part, so that nobody needs them whole.
+"""Cross-entropy and accuracy from logits in parts, without gathering them.
 
 With z the logits of an example, M_i the maximum of member i's part, t its target, the loss is
     M + log(sum_i exp(M_i - M) * sum_j exp(z_ij - M_i)) - z_t,    M = max_i M_i,

@@ -1,4 +1,4 @@
-"""How a model is divided over devices: what its layers cost, which stages are best, how long a step will take.
+"""Divide a model over devices: costs of layers, the best stages, and the predicted step time.
 
 Planning loads no TensorFlow; measuring a model does.
 

@@ -1,4 +1,4 @@
-"""Which layers compute with a part of their weights, and which go on with what another one leaves in parts."""
+"""Find layers that compute with parts of weights, and layers that continue with parts of activations."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which layers of a stage lie in parts along the model axis of a mesh, so that a micro-batch takes the least time.
+"""Choose the layers of a stage to cut along the model axis, for the shortest micro-batch.
 
 HyPar's rule where the mesh is given: along the model axis all processes have the same rows, so a layer either has all
 of its weights on each, and computes all, or a part of them, and computes a part. What travels then depends on its

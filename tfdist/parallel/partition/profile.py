@@ -1,4 +1,4 @@
-"""What each layer of a model costs: time, bytes of what it returns, of weights; in a JSON file. Loads no TensorFlow."""
+"""The profile of a model: time and bytes of each layer, in a JSON file. Loads no TensorFlow."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a stage of consecutive layers costs on its devices, as a pure function. Loads no TensorFlow."""
+"""The cost of a stage of consecutive layers, as a pure function. Loads no TensorFlow."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""How long a step takes with given stages, and for what. Loads no TensorFlow.
+"""Predict the step time of given stages, with its terms. Loads no TensorFlow.
 
 With a flush, the first micro-batch goes through all stages, the others follow at the pace of the slowest, and then
 gradients are added up and weights updated:

@@ -1,4 +1,4 @@
-"""Which layers divide their weights, and which the batch, so that least travels: HyPar's rule. Loads no TensorFlow.
+"""Choose layers that cut weights and layers that cut the batch, by HyPar's rule. Loads no TensorFlow.
 
 Two halves of a layer either have half of the batch each and all weights ("data"), and exchange gradients of weights; or
 half of the weights each and all of the batch ("model"), and exchange sums of outputs. What travels between two layers

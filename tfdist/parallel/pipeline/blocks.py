@@ -1,4 +1,4 @@
-"""The graph of a model with a `call` of its own, which names its blocks: layers that it calls one after the other."""
+"""The graph of a subclassed model that names its blocks, called one after the other."""
 
 import functools
 import inspect

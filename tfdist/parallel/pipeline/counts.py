@@ -1,4 +1,4 @@
-"""What losses divide by, over a whole batch, before its first micro-batch is computed.
+"""Divisors of losses over a whole batch, known before its first micro-batch is computed.
 
 A loss with a mask, or one that divides by its weights, is a sum divided by what the whole batch has: valid entries,
 weights. In a pipeline the first micro-batch's gradient is taken before the last one is computed. But what a loss

@@ -1,4 +1,4 @@
-"""A model cut into parts: which part makes each call of its graph, what travels between parts, who has which weight."""
+"""A model cut into parts: which part makes each call, what travels between parts, and where weights are."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What flows through a model cut into parts: its tensors, what hangs on them, and which of it crosses which cut.
+"""The data flow of a model cut into parts: tensors, their attributes, and which of them cross a cut.
 
 A tensor of Keras is more than its value. A mask hangs on it, and the logits of which it is the softmax; layers take
 them off again, or return the very tensor that they were given. So nothing is concluded from the kinds of layers: the

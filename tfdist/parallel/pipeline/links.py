@@ -1,4 +1,4 @@
-"""What travels between the parts of a model: activations forward, their gradients back, under keys that say which.
+"""Transfers between parts of a model: activations forward and gradients back, under unique keys.
 
 Between parts of one process nothing travels.
 """

@@ -1,4 +1,4 @@
-"""A stage: its steps of training, testing and predicting, in the place of Keras' own."""
+"""A stage of a pipeline: its train, test and predict steps, which replace Keras' own."""
 
 import functools
 from collections.abc import Callable, Sequence

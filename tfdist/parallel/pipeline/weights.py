@@ -1,4 +1,4 @@
-"""How the weights of a pipeline lie: whole where a stage computes with them, nowhere else; slots may be in parts."""
+"""Placement of a pipeline's weights: whole on the stages that compute with them; slots may be cut."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

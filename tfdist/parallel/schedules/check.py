@@ -1,4 +1,4 @@
-"""Whether a schedule can be run: what an executor relies on, checked before anything runs."""
+"""Check that a schedule can run, before anything does."""
 
 from collections import Counter
 

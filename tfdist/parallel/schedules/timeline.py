@@ -1,4 +1,4 @@
-"""When the work of a schedule is done: a simulation in which a stage begins as soon as what it needs is there."""
+"""Simulate a schedule: each stage begins as soon as its inputs are there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

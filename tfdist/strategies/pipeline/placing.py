@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline lie: on processes, or on the devices of one."""
+"""Place the stages of a pipeline on processes, or on the devices of one."""
 
 import logging
 import os

@@ -1,1 +1,1 @@
-"""What is tried before a step is trusted: what it reduces to, and versions that were not tested."""
+"""Checks before a step is trusted: what it reduces to, and untested versions."""

@@ -1,4 +1,4 @@
-"""What a worker of parameter servers hands over of a step: gradients to servers, and a few numbers to the chief."""
+"""Push a worker's gradients to parameter servers, and a few numbers to the chief."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

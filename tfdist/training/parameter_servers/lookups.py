@@ -1,4 +1,4 @@
-"""Embeddings whose tables lie on parameter servers."""
+"""Embeddings with tables on parameter servers."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker predicts of a part of a batch."""
+"""A worker's prediction for a part of a batch."""
 
 from collections.abc import Sequence
 from typing import Any

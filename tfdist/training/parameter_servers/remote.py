@@ -1,4 +1,4 @@
-"""What a worker of parameter servers computes of a part of a batch.
+"""A worker's computation for a part of a batch, under parameter servers.
 
 A worker changes nothing: its function reads weights from parameter servers and returns gradients, which it leaves on
 the servers of their variables, and a few small numbers (what metrics and layer states change by) for the chief, which

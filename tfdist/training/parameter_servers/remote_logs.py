@@ -1,4 +1,4 @@
-"""What a worker's step logs, made by the chief: of metrics that have counted all parts of a batch, and of means."""
+"""Logs of a worker's step, computed by the chief from metrics over all parts of a batch."""
 
 from collections.abc import Iterator
 from typing import Any

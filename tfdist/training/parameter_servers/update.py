@@ -1,4 +1,4 @@
-"""What the chief does with the results of the parts of a step: applies them on the servers and on itself, once."""
+"""The chief's update: applies the results of a step's parts on the servers and on itself, once."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""How a batch is given to workers, and what tracing its step has found out about that."""
+"""How a batch is divided among workers, and what tracing its step revealed."""
 
 import math
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""From what each replica has to what all have together: sums, and the reducers of gradients."""
+"""Reduce gradients: sums over replicas, and the chain of reducers."""

@@ -1,4 +1,4 @@
-"""What a choice of codecs stands on: the network between workers, and what codecs compute, as measured here."""
+"""Measure the network between workers and the speed of codecs, for the choice of codecs."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""What the codecs of gradients remember from one update to the next: variables of which each replica has its own."""
+"""The memory of gradient codecs between updates, one per replica."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is decided by the gradients of all variables together, where a process has a part of them."""
+"""Norms and checks over all gradients, where a process has a part of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which codec each gradient has: the one that was asked for, or what `Auto` chooses of what workers measure."""
+"""Assign a codec to each gradient: the one asked for, or the choice of `Auto` from measurements."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What a step takes from all replicas in its middle, so that gradients through it are those of one device.
+"""Gather or reduce in the middle of a step, with the gradients of one device.
 
 With w_r the weight with which the loss of replica r enters the loss of all, and g_r the gradient of that loss with
 respect to what was exchanged, one device has the gradient sum_r w_r g_r. TensorFlow's own `all_gather` and `all_reduce`

@@ -1,4 +1,4 @@
-"""What a metric says in the middle of a step of the user's: the metric over the examples of all replicas.
+"""Results of a metric in the middle of a user's step, over the examples of all replicas.
 
 A step may log a metric under any name, or log what it has made of several, and may act on it. So the replicas add up
 what they have counted where a step asks for a result: once for all metrics, and again only if one has counted since.

@@ -1,4 +1,4 @@
-"""What travels: gradients to the workers that update their parts, and the new weights from there to all.
+"""Send gradients to the workers that update their parts, and the new weights back to all.
 
 Both go in buckets that fill in the order in which gradients are made, as an all_reduce does, and move as many bytes
 together: a reduce_scatter is its first half, an all_gather its second.

@@ -1,4 +1,4 @@
-"""Which part of each variable a worker updates, as pure functions. No TensorFlow.
+"""The part of each variable that a worker updates, as pure functions. No TensorFlow.
 
 A variable is divided by elements: worker r has a stretch of the flattened variable, and stretches differ by one
 element at most, so each worker has 1 / p of every variable, whatever its shape, and nothing that is kept is padded.

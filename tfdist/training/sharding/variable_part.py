@@ -1,4 +1,4 @@
-"""A part of a variable, in the place of the variable, for an optimizer that builds its slots or updates elements.
+"""A stand-in for a variable with the shape of a part, for optimizers that build slots or update elements.
 
 Reading it gives the part; what is assigned to it is a tensor that it keeps, so that the part takes no memory of its own
 between two steps. It can be assigned in a condition only if it is used up there.

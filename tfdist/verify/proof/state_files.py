@@ -1,4 +1,4 @@
-"""What a run of a script leaves in files: the values after each step, and what is said of the run.
+"""Files of a script's run: the values after each step, and facts about the run.
 
 Each value is a file of numpy, named by its content, so workers that agree and weights that stay share one. Nothing is
 a pickle. Loads no TensorFlow.

@@ -1,4 +1,4 @@
-"""What hangs on a tensor beside its value: attributes that layers set, and the activation that made it.
+"""Attributes of a symbolic tensor: masks and logits that layers set, and the activation that made it.
 
 Private names, read in Keras 3.15.1: `_keras_mask` (`keras/src/backend/common/masking.py`) and `_keras_logits`
 (`keras/src/activations/activations.py`, `keras/src/backend/tensorflow/nn.py`) are attributes of tensors.

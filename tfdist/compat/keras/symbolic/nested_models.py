@@ -1,4 +1,4 @@
-"""Models within models: one list of calls, in which a nested model's own calls stand in the place of the call of it.
+"""Flatten nested models into one list of calls.
 
 Keras' graphs stay as they are. A model that is called twice has other tensors each time, so each time symbolic tensors
 of their own stand for those of its graph.

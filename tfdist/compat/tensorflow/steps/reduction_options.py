@@ -1,4 +1,4 @@
-"""What TensorFlow's reductions in a replica are given: values with an operation of their own, and options.
+"""Arguments of TensorFlow's reductions in a replica: values with their operation, and options.
 
 Private names, read in TensorFlow 2.21.0: `collective_util.Options`, the class of
 `tf.distribute.experimental.CommunicationOptions`, whose public name makes objects of it and has no subclass.

@@ -1,4 +1,4 @@
-"""What the columns of a CSV file are, told from the text of their first values so that none of them loses a digit.
+"""Infer the column types of a CSV file from the text of its first values without losing a digit.
 
 -3, 17                              int64, or uint64 where one is larger than that
 007, 0x1f, more digits than uint64  text

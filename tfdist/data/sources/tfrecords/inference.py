@@ -1,4 +1,4 @@
-"""What examples consist of, told from examples that nobody described: their kinds, and how many values they have."""
+"""Infer a schema from undescribed examples: kinds of values and their number."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""By what the agent and a host are connected: messages, a key that both have, programs that pass on streams."""
+"""The connection between the agent and a host: messages, shared key, stream programs."""

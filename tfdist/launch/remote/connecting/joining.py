@@ -1,4 +1,4 @@
-"""How a host joins a job over TCP: it connects to an address of the launcher's, and both prove that they have one key.
+"""Join a job over TCP: a host connects to the launcher, and both prove that they know the job's key.
 
 For hosts that the launcher cannot reach by a program which passes on standard streams: those of `mpirun` and of an
 engine that starts processes by itself, and hosts without ssh. The launcher has a `Rendezvous`; on the host

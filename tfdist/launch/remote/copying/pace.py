@@ -1,4 +1,4 @@
-"""How fast something is sent at most."""
+"""Limit the rate of sending."""
 
 import time
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What acts for the agent on a host has of its workers: their status tables, and what they write."""
+"""The host agent's access to its workers: status tables and output."""

@@ -1,4 +1,4 @@
-"""What a process of a host writes, on its way to the agent of the job."""
+"""Forward the output of a host's process to the agent of the job."""
 
 import base64
 import os

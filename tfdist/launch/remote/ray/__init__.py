@@ -1,1 +1,1 @@
-"""Ray as what brings the host agent to nodes: a driver in a process of its own, and actors in a placement group."""
+"""Ray as a launcher of host agents: a driver process, and actors in a placement group."""

@@ -1,4 +1,4 @@
-"""Ray's driver, in a process of its own: whatever Ray does to its process, it does not do it to the launcher.
+"""Ray's driver in a separate process, which protects the launcher from what Ray does to its process.
 
     python -m tfdist.launch.remote.ray.driver
 

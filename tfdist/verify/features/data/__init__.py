@@ -1,1 +1,1 @@
-"""What a model is trained on: batches, inputs, and what differs between workers."""
+"""Features of the training data: batches, inputs, and differences between workers."""

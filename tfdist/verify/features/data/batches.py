@@ -1,4 +1,4 @@
-"""How many examples a batch has: full, partial, fewer than replicas, and never the same twice."""
+"""Batch sizes: full, partial, smaller than the number of replicas, and varying."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `fit` is fed with: structures, texts, generators, datasets; and that every example comes once."""
+"""Inputs of `fit`: structures, texts, generators, datasets; each example comes once."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What only several workers can do differently: seeds, data, decisions."""
+"""Differences between workers: seeds, data, decisions."""
 
 import itertools
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""What is asked of a model, and what is told and kept meanwhile."""
+"""Features of `fit`: calls, callbacks, saving."""

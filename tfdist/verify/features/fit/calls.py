@@ -1,4 +1,4 @@
-"""What a model is asked: validate, evaluate, predict, fit again; and what callbacks hear of it."""
+"""Calls of a model: validate, evaluate, predict, fit again; and what callbacks receive."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,1 +1,1 @@
-"""What a model consists of: layers, lookups in tables, losses and metrics."""
+"""Features of models: layers, table lookups, losses and metrics."""

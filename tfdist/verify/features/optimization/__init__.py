@@ -1,1 +1,1 @@
-"""What stands between a gradient and a weight."""
+"""Features between a gradient and a weight."""

@@ -1,4 +1,4 @@
-"""What stands between the gradients and the weights: clipping, accumulation, averages, decay, schedules."""
+"""Optimizers: clipping, accumulation, averages, decay, schedules."""
 
 from typing import Any
 

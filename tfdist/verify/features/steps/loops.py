@@ -1,4 +1,4 @@
-"""How a step is made and run: train_step of one's own, several steps at once, eagerly, compiled, batch by batch."""
+"""Training loops: custom train_step, several steps at once, eager, compiled, batch by batch."""
 
 from typing import Any
 
