@@ -105,7 +105,7 @@ def test_processes_that_do_not_help_are_told(kind: str, tmp_path: Path, caplog: 
     source = StoppingSource(TEXTS, at=-1)
     source.sizes = None
     examples = rows(TEXTS) if kind == "a stream" else source
-    why = "is read from its beginning" if kind == "a stream" else "Pass num_shards"
+    why = "from its beginning" if kind == "a stream" else "Pass num_shards"
     data.write(examples, tmp_path, shard_bytes=2000, processes=2)
     assert "processes is 2" in caplog.text
     assert why in caplog.text
