@@ -11,7 +11,7 @@
 #   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
 #   make check-aarch64  the same programs for aarch64 under qemu, which it needs, and a compiler for it
 #   make lint       ruff and mypy
-#   make goldens    the texts of what is promised, written anew after a change that is meant
+#   make goldens    the texts of what is promised and the made parts of pages, written anew after a change that is meant
 #   make docs       the site, in site/
 #   make package    the wheel and the source distribution, in dist/, checked as a package index checks them
 #   make docker-lock  the requirements of the images, pinned and hashed anew

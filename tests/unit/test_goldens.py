@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.goldens import file_formats, texts
+from tests.goldens import file_formats, page_parts, texts
 from tests.refusals import absent
 from tfdist import data
 from tfdist.checkpoint.manifest import File
@@ -29,6 +29,17 @@ def test_what_is_promised_is_kept(name: str) -> None:
         f"tests/goldens/{name} promises something else than the code does. Others rely on it: keep what is there, or, "
         f"if the change is meant, run `make goldens` and say so in CHANGELOG.md.\n{changed}"
     )
+
+
+@pytest.mark.parametrize("page", page_parts.PAGES, ids=lambda page: page.name)
+def test_parts_of_pages_are_what_they_repeat(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert page_parts.filled(text) == text, f"run `make goldens`: {page} repeats what has changed"
+
+
+def test_every_part_has_its_place_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in page_parts.PAGES)
+    assert [name for name in page_parts.PARTS if f"goldens: {name} -->" not in pages] == []
 
 
 def test_what_has_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
-"""The design inside of packages: no import cycles, no more than 15 files side by side, a line in docs/design.md."""
+"""The design inside of packages: no import cycles, no more than 15 files side by side."""
 
 import ast
-import re
 from functools import cache
 
 import pytest
@@ -113,15 +112,3 @@ def test_large_packages_have_subpackages() -> None:
             counts[package] = counts.get(package, 0) + 1
     crowded = {package: count for package, count in sorted(counts.items()) if count > MOST_FILES}
     assert not crowded, f"more than {MOST_FILES} files side by side, move them into sub-packages: {crowded}"
-
-
-def test_the_design_names_every_package() -> None:
-    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    table = design.partition("```\ntfdist/\n")[2].partition("```")[0]
-    named = {name for line in table.splitlines() for name in re.findall(r"^  ([a-z].*?)  ", line)}
-    named = {name.strip("/ ") for names in named for name in names.split(",")}
-    missing = sorted({source.package for source in sources()} - named - {"", "__main__"})
-    assert not missing, f"docs/design.md does not name {missing} in its list of layers"
-    folders = {path.parent.name for path in PACKAGE.glob("*/*/__init__.py")}
-    unnamed = sorted(name for name in folders if f"{name}/" not in table)
-    assert not unnamed, f"docs/design.md does not name the sub-packages {unnamed}"

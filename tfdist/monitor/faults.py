@@ -49,7 +49,16 @@ KINDS = {
 RESTARTING = frozenset({"kill", "stop", "hang", "exception", "exit", "term"})  # after these the workers start again
 
 SAVING = ("save-begin", "save-middle", "save-commit")
-POINTS = ("restore", "tracing", "step", "validation", "epoch-end", *SAVING)
+POINTS = {
+    "restore": "before a backup is put back",
+    "tracing": "when TensorFlow traces a step of a tfdist strategy; without a strategy it is never reached",
+    "step": "before each step of training, validation and prediction; the default",
+    "validation": "before the validation of an epoch",
+    "epoch-end": "when an epoch has ended, before its backup",
+    "save-begin": "before a save",
+    "save-middle": "when a part of a save is written",
+    "save-commit": "when all of a save is written, before it has its name",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +70,7 @@ class Fault:
         worker: to which worker.
         task: to which task of a job with parameter servers, instead of a worker: "chief", "worker 1", "ps 0". When the
             chief comes to the point it sends the signal: "kill", "stop" or "term"; other kinds happen to the chief.
-        at: where, one of POINTS.
+        at: where, a key of POINTS.
         step: at which step; None: when the point is first reached. At "step" and "tracing" those are counted from 0
             since the workers were started, in training, validation and prediction; at others since training began, and
             restored.
@@ -263,7 +272,7 @@ def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, mem
     """Let happen what the plan has for this worker at this point.
 
     Args:
-        point: one of POINTS.
+        point: a key of POINTS.
         step: the number of the step; what the point belongs to.
         path: the file or directory that a save has written, which "corrupt" changes.
         memory: whether it is saved for this job alone, and not on a disk.
