@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tests.integration.cases import refusal_fields
 from tests.integration.cases.optimizers_of_ones_own import CountingSteps, OwnApply
 from tests.integration.cases.pipeline_cases import Named, X, Y, strategy
 from tfdist import errors
@@ -14,13 +15,9 @@ from tfdist.parallel.schedules import Schedule
 from tfdist.strategies import PipelineStrategy
 
 
-def refused(kind: str, mesh: str) -> str:
-    """Return the error for what cannot be."""
-    try:
-        _REFUSED[kind](mesh)
-    except errors.TfdistError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
+def refused(kind: str, mesh: str) -> list[Any]:
+    """Return the report of the error for what cannot be."""
+    return refusal_fields.met(lambda: _REFUSED[kind](mesh), errors.TfdistError)
 
 
 class Subclassed(keras.Model):

@@ -181,7 +181,8 @@ def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: st
     if _is_changed_around_updates(optimizer):
         raise UnsupportedError(
             f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "
-            f"several variables together, and {because}. Override `update_step` alone, or take {instead}."
+            f"several variables together, and {because}. Override `update_step` alone, or take {instead}.",
+            name=type(optimizer).__name__,
         )
 
 

@@ -105,7 +105,9 @@ def _require_alike(model: keras.Model, first: keras.KerasTensor, blocks: list[ke
                 f"the model {model.name!r} names the blocks {', '.join(block.name for block in blocks)}, and its call "
                 f"does not compute these one after the other: where its blocks have {_shown(wanted, place)}, it has "
                 f"{_shown(has, place)} (training={training}). Move what stands between blocks into layers, and name "
-                "all of them in their order."
+                "all of them in their order.",
+                name=model.name,
+                received=_shown(has, place),
             )
 
 

@@ -81,7 +81,8 @@ def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) 
                 f"a loss is masked, and its mask, made by {flow.values[number].maker}, depends on the model's weights. "
                 "A loss over several micro-batches divides by what all of their masks let through, which must be known "
                 "before the first one is computed. Let masks follow from the model's inputs alone (Masking, Embedding, "
-                "a compute_mask that looks at inputs), or pass microbatches=1 to the strategy."
+                "a compute_mask that looks at inputs), or pass microbatches=1 to the strategy.",
+                name=flow.values[number].maker,
             )
         masks[number] = flow.of_inputs(number, inputs)
     return [graphs.with_mask(one, masks[number]) for one, number in zip(outputs, flow.masks, strict=True)]

@@ -127,7 +127,9 @@ def graph_of(model: keras.Model) -> graphs.Functional:
             f"the model {model.name!r} ({type(model).__name__}) computes by a call of its own, in which nobody can see "
             "where it may be cut. Let it name its blocks, by a method pipeline_blocks(self) that returns "
             "[keras.Input((64,)), self.first, *self.others] (its input, and the layers that its call calls one after "
-            "the other), or make it a keras.Sequential with an Input, or a functional model."
+            "the other), or make it a keras.Sequential with an Input, or a functional model.",
+            name=model.name,
+            received=type(model).__name__,
         )
     return graph
 
@@ -162,7 +164,9 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
         if not found:
             raise ConfigError(
                 f"stages names {name!r}, which the model {model.name!r} does not call."
-                f"{validation.nearest(name, names)} Its layers are {', '.join(names)}."
+                f"{validation.nearest(name, names)} Its layers are {', '.join(names)}.",
+                name="stages",
+                received=name,
             )
         if len({names[place] for place in found}) > 1 and not names[found[0]].startswith(f"{name}/"):
             raise ConfigError(
@@ -173,7 +177,9 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
     if places != sorted(set(places)) or 0 in places:
         raise ConfigError(
             f"stages names {', '.join(given)}, which the model calls as numbers {', '.join(map(str, places))} of "
-            f"{len(names)}; they must come in the order of the model, behind its first layer."
+            f"{len(names)}; they must come in the order of the model, behind its first layer.",
+            name="stages",
+            received=", ".join(given),
         )
     return places
 

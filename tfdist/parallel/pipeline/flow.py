@@ -71,7 +71,8 @@ class Value:
         raise UnsupportedError(
             f"what {self.maker} returns goes from one stage to another, and {kind}; a stage receives dense tensors "
             "whose sizes are known before they are computed. Cut the model elsewhere (stages=), or let the layer "
-            "return sizes that follow from those of its input."
+            "return sizes that follow from those of its input.",
+            name=self.maker,
         )
 
 

@@ -83,7 +83,9 @@ class MicroStep(step.Step):
             raise UnsupportedError(
                 f"the loss {name!r} of the model {self._what!r} {what} one number, which may be a mean or a sum over "
                 "examples, and no stage of a pipeline can try it. Set strategy.loss_reduction = 'mean' or 'sum', or "
-                "return a value for each example."
+                "return a value for each example.",
+                name=name,
+                received=self._what,
             )
         if kind == "values" and self._is_alone and can_gather and name in self._comparing:
             return "whole"

@@ -319,7 +319,8 @@ class Run:
                     f"a layer changes its weight {one.path!r} (shape {tuple(one.shape)}) in the forward pass, as "
                     "SpectralNormalization does, and the micro-batches of a pipeline compute with the weights that a "
                     "step has begun with. Let such a layer change a variable with trainable=False, or take a strategy "
-                    "that computes a batch at once, such as multi-worker."
+                    "that computes a batch at once, such as multi-worker.",
+                    name=one.path,
                 )
         return [one for one in changed if id(one) not in self._seeds]
 

@@ -78,6 +78,7 @@ def require_possible(model: keras.Model, division: Division, schedule: Schedule,
             schedule,
             f"there are {replicas} replicas of each stage, which would reduce gradients in each pass",
             "Start one process for each stage",
+            name="data",
         )
     if not keras_optimizer.takes_gradients_as_they_come(optimizer):
         raise _refused(
@@ -85,6 +86,7 @@ def require_possible(model: keras.Model, division: Division, schedule: Schedule,
             f"the optimizer {type(optimizer).__name__} clips, scales or accumulates gradients, which is decided over "
             "all stages",
             "Leave that out",
+            name=type(optimizer).__name__,
         )
     if schedule.weights == "predicted" and not (
         type(optimizer) is keras.optimizers.SGD and optimizer.momentum and not optimizer.nesterov
@@ -93,6 +95,7 @@ def require_possible(model: keras.Model, division: Division, schedule: Schedule,
             schedule,
             f"weights are predicted by the momentum of SGD, and the optimizer is {type(optimizer).__name__} without it",
             "Take keras.optimizers.SGD(momentum=0.9), or the schedule 'pipedream'",
+            name=type(optimizer).__name__,
         )
     holders = division.holders(stages)
     for weight in weights:
@@ -101,13 +104,16 @@ def require_possible(model: keras.Model, division: Division, schedule: Schedule,
                 schedule,
                 f"the weight {weight.path!r} (shape {tuple(weight.shape)}) lies on several stages",
                 "Let one stage call its layer (stages=), and give it a shape such as (1,)",
+                name=weight.path,
             )
         if weight.constraint is not None:
-            raise _refused(schedule, f"the weight {weight.path!r} has a constraint", "Leave it out")
+            raise _refused(schedule, f"the weight {weight.path!r} has a constraint", "Leave it out", name=weight.path)
 
 
-def _refused(schedule: Schedule, why: str, cure: str) -> UnsupportedError:
+def _refused(schedule: Schedule, why: str, cure: str, *, name: str) -> UnsupportedError:
     return UnsupportedError(
         f"the schedule {schedule.name!r} updates weights after each micro-batch, on each stage by itself, and {why}. "
-        f"{cure}, or choose '1f1b', which updates once a batch."
+        f"{cure}, or choose '1f1b', which updates once a batch.",
+        name=name,
+        received=schedule.name,
     )

@@ -50,7 +50,9 @@ def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", p
         mesh.require_size(cluster.num_workers, 1, cluster.source)
     if count is not None and mesh.size_of(PIPELINE) != count:
         raise ConfigError(
-            f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out."
+            f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out.",
+            name="stages",
+            received=count,
         )
     return mesh
 
@@ -79,12 +81,16 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
         raise ConfigError(
             f"the mesh {mesh} has {mesh.size // stages} places for each stage, and there is one process "
             f"({cluster.source}), which can have all stages of one replica. Start a process at each place: tfdist run "
-            f"-n {mesh.size} --mesh {mesh}."
+            f"-n {mesh.size} --mesh {mesh}.",
+            name="mesh",
+            received=str(mesh),
         )
     if replicas_per_worker not in (None, stages):
         raise ConfigError(
             f"replicas_per_worker is {replicas_per_worker}, and the pipeline has {stages} stage"
-            f"{'' if stages == 1 else 's'}, each on a device of this process. Leave one of the two out."
+            f"{'' if stages == 1 else 's'}, each on a device of this process. Leave one of the two out.",
+            name="replicas_per_worker",
+            received=replicas_per_worker,
         )
     if stages == 1:
         return ()
@@ -94,7 +100,9 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
         raise ConfigError(
             f"the pipeline has {stages} stages, and there is one process ({cluster.source}) with {len(present)} device"
             f"{'' if len(present) == 1 else 's'}: {', '.join(present)}. Start a process for each stage (tfdist run -n "
-            f"{stages}), or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({stages})."
+            f"{stages}), or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({stages}).",
+            name="stages",
+            received=stages,
         )
     return tuple(present[:stages])
 
@@ -113,7 +121,9 @@ def require_slots_alone(stage: int | None) -> None:
         raise UnsupportedError(
             f"shard_optimizer is {stage}; the replicas of a pipeline's stage shard the slots of their optimizer alone. "
             "Take shard_optimizer=1 and more stages, each of which has fewer weights and gradients, or shard those "
-            f"without stages: --strategy sharded-data-parallel with TFDIST_SHARDING_STAGE={stage}."
+            f"without stages: --strategy sharded-data-parallel with TFDIST_SHARDING_STAGE={stage}.",
+            name="shard_optimizer",
+            received=stage,
         )
 
 
@@ -154,18 +164,24 @@ def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layo
     if parts > 1 and layout_map is None:
         raise ConfigError(
             f"the mesh is {mesh}, and nothing says how weights lie along {MODEL}, so that its {parts} processes would "
-            'compute the same. Pass layout_map="auto" or layouts, or set TFDIST_LAYOUTS=auto.'
+            'compute the same. Pass layout_map="auto" or layouts, or set TFDIST_LAYOUTS=auto.',
+            name="layout_map",
+            received=layout_map,
         )
     if layout_map is not None and MODEL not in mesh.names:
         raise ConfigError(
             f"layout_map is given, and the mesh {mesh} has no axis {MODEL}, along which a stage's weights lie. Write "
-            f"one as {mesh},{MODEL}=2, or leave layout_map out."
+            f"one as {mesh},{MODEL}=2, or leave layout_map out.",
+            name="layout_map",
+            received=layout_map,
         )
     found = Layouts(Mesh(((DATA, size_of(mesh, DATA)), (MODEL, parts))), layout_map, batch=DATA)
     if found.outputs.may_cut:
         raise UnsupportedError(
             f"the layouts cut activations ({', '.join(map(repr, found.outputs.given))}), and what goes from stage to "
-            'stage is whole. Take layouts of weights alone, such as "auto".'
+            'stage is whole. Take layouts of weights alone, such as "auto".',
+            name="layout_map",
+            received=layout_map,
         )
     hosts = [address.rpartition(":")[0] for address in cluster.addresses or ()]
     if (
@@ -188,11 +204,15 @@ def _require_axes(mesh: Mesh) -> None:
     if unknown or PIPELINE not in mesh.names:
         raise UnsupportedError(
             f"the mesh is {mesh}; a pipeline has the axes {DATA}, {PIPELINE} and {MODEL}. Write one as "
-            "data=2,pipeline=2 or data=2,pipeline=2,model=2; without stages take --strategy model-parallel."
+            "data=2,pipeline=2 or data=2,pipeline=2,model=2; without stages take --strategy model-parallel.",
+            name="mesh",
+            received=str(mesh),
         )
     if size_of(mesh, MODEL) > 1 and mesh.names[-1] != MODEL:
         rest = ",".join(f"{name}={size}" for name, size in mesh.axes if name != MODEL)
         raise ConfigError(
             f"the mesh is {mesh}; processes along {MODEL} meet in each layer, and ranks count along the last axis "
-            f"first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}."
+            f"first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}.",
+            name="mesh",
+            received=str(mesh),
         )

@@ -135,20 +135,26 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         if self._copies > 1 and found.updates_each:
             raise UnsupportedError(
                 f"the schedule {found.name!r} computes with values of weights that it keeps, whole, and the mesh "
-                f"{self._mesh} has parts of them. Choose '1f1b', or leave {MODEL} out of the mesh."
+                f"{self._mesh} has parts of them. Choose '1f1b', or leave {MODEL} out of the mesh.",
+                name="mesh",
+                received=str(self._mesh),
             )
         if devices and found.updates_each:
             raise UnsupportedError(
                 f"the schedule {found.name!r} updates weights after each micro-batch, on each stage by itself, and the "
                 "stages on devices of one process have one optimizer, which counts its updates. Start a process for "
-                f"each stage (tfdist run -n {found.stages}), or choose '1f1b'."
+                f"each stage (tfdist run -n {found.stages}), or choose '1f1b'.",
+                name="schedule",
+                received=found.name,
             )
         self._told_of_statistics = False
         engine = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
         if engine not in ("auto", "native"):
             raise UnsupportedError(
                 f"collectives is {engine!r}; stages send to each other in any order, which the native engine alone "
-                "carries. Leave collectives out, or choose 'native'."
+                "carries. Leave collectives out, or choose 'native'.",
+                name="collectives",
+                received=engine,
             )
         self._job = mesh_jobs.join(
             cluster,
@@ -330,13 +336,17 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         if own is not None:
             raise UnsupportedError(
                 f"the model {model.name!r} has a {own} of its own, and a pipeline computes a step in stages: no "
-                "process can run all of it. Train by compile() and fit() alone, or take another strategy."
+                "process can run all of it. Train by compile() and fit() alone, or take another strategy.",
+                name=model.name,
+                received=own,
             )
         if model.run_eagerly or (model.jit_compile is True):
             what = "run_eagerly" if model.run_eagerly else "jit_compile"
             raise UnsupportedError(
                 f"{what} is True; the stages of a pipeline send to each other in the middle of a graph of TensorFlow. "
-                f"Pass {what}=False to model.compile()."
+                f"Pass {what}=False to model.compile().",
+                name=what,
+                received=True,
             )
         self._tell_of_statistics(model, self.division_of(model))
 

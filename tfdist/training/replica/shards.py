@@ -147,7 +147,9 @@ def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
         raise UnsupportedError(
             f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
             "several processes or devices, which are updated each by itself. Use an optimizer that updates each "
-            "element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole."
+            "element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole.",
+            name=name,
+            received=cut,
         )
     kept = [slot for slot in optimizer.variables if len(slot.shape) and sharded.sharding_of(slot) is None]
     if keras_sharded.is_of_ones_own(optimizer):
@@ -157,5 +159,7 @@ def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
             f"the optimizer {name} keeps {kept[0].path!r} (shape {tuple(kept[0].shape)}), which has not the shape of a "
             f"variable, and each stage of a pipeline updates the variables that it has, such as {path!r}, by itself. "
             "Take an optimizer that keeps what has its variable's shape, as all of Keras' but Adafactor do; your own "
-            "makes it by add_variable_from_reference."
+            "makes it by add_variable_from_reference.",
+            name=name,
+            received=kept[0].path,
         )
