@@ -3,12 +3,14 @@
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
@@ -270,25 +272,25 @@ def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPoo
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "expected"),
     [
-        ("staleness", "max_staleness is -1"),
-        ("bool", "max_staleness is True (bool)"),
-        ("backup", "it needs max_staleness=0"),
-        ("all backup", "must leave one worker at least"),
-        ("partitioner", "it must be callable"),
-        ("other size", "is now asked for 2 and 2"),
-        ("timeout", "worker_timeout_seconds is 0"),
-        ("no servers", "--parameter-servers 1"),
-        ("a worker", "this process is worker 0"),
-        ("second axis", "at least 1 for the first and 1 for the others"),
-        ("norms of parts", "cut/kernel' lies in parts on parameter servers, and the optimizer 'Lamb'"),
-        ("norms of parts, wrapped", "the optimizer 'LARS' is not one"),
+        ("staleness", ("ConfigError", "max_staleness", "-1")),
+        ("bool", ("ConfigTypeError", "max_staleness", "True")),
+        ("backup", ("ConfigError", "backup_workers", "1")),
+        ("all backup", ("ConfigError", "backup_workers", "3")),
+        ("partitioner", ("ConfigError", "variable_partitioner", "2")),
+        ("other size", ("ConfigError", "cluster", "(2, 2)")),
+        ("timeout", ("ConfigError", "worker_timeout_seconds", "0")),
+        ("no servers", ("ConfigError", "cluster", "2")),
+        ("a worker", ("ConfigError", "cluster", "worker 0")),
+        ("second axis", ("ConfigError", "variable_partitioner", "[1, 2]")),
+        ("norms of parts", ("UnsupportedError", "Lamb", "cut/kernel")),
+        ("norms of parts, wrapped", ("UnsupportedError", "LARS", ...)),
     ],
 )
-def test_wrong_use_is_refused_with_the_cure(pool: WorkerPool, wrong: str, says: str) -> None:
-    said = _refusals(pool)
-    assert says in said.get(wrong, "nothing"), said.get(wrong)
+def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any, ...]) -> None:
+    report = _refusals(pool)[wrong]
+    assert refusal_fields.are(report, *expected), report
 
 
 def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
@@ -298,13 +300,13 @@ def test_workers_run_programs_of_xla(pool: WorkerPool) -> None:
     assert "XLA cannot compile AsString" in seen["refused"]
 
 
-_said: dict[int, dict[str, str]] = {}
+_reports: dict[int, dict[str, list[Any]]] = {}
 
 
-def _refusals(pool: WorkerPool) -> dict[str, str]:
-    if id(pool) not in _said:
-        _said[id(pool)] = call(pool, "refusals")
-    return _said[id(pool)]
+def _refusals(pool: WorkerPool) -> dict[str, list[Any]]:
+    if id(pool) not in _reports:
+        _reports[id(pool)] = call(pool, "refusals")
+    return _reports[id(pool)]
 
 
 def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) -> None:
@@ -367,14 +369,14 @@ def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(forking: 
     assert process.returncode == 0, out + err
     assert "finished 50 50.0 5 restarts 3" in out
     worker, server, hang, save, last = out[out.index("fault ") :].splitlines()[1:]
-    assert worker.endswith("worker 1 replaced; the others went on")
-    assert server.endswith("3  ps 0 failed: killed by SIGKILL (signal 9)")  # 23 steps, of which 20 were saved
-    assert "4  chief hangs: in step 15 since it was started for" in hang  # 34 steps, of which 30 were
-    assert save.endswith("10  chief failed: killed by SIGKILL (signal 9)")
-    assert "4 of 4 faults happened; the job ended with 0." in last
+    assert "worker 1 replaced" in worker
+    assert re.search(r" 3  ps 0 .*SIGKILL", server)  # 23 steps, of which 20 were saved
+    assert re.search(r" 4  chief hangs: in step 15 ", hang)  # 34 steps, of which 30 were
+    assert re.search(r" 10  chief .*SIGKILL", save)
+    assert re.search(r"4 of 4 faults.* 0\.", last)
     said = [line for line in err.splitlines() if line.startswith("tfdist run: ")]
     assert sum("the job steps again" in line for line in said) == 3
-    assert "ended with code 0 after 3 of 4 restarts; 1 worker replaced while the others went on; 17 steps" in said[-1]
+    assert re.search(r"code 0 after 3 of 4 restarts; 1 worker replaced.*; 17 steps", said[-1])
 
 
 def test_a_job_is_asked_to_end_and_no_step_counts_twice(forking: Forks, tmp_path: Path) -> None:

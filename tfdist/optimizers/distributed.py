@@ -399,7 +399,9 @@ def _require_own_strategy() -> None:
         raise UnsupportedError(
             f"DistributedOptimizer is used in the scope of TensorFlow's {kind} with {replicas} replicas, which updates "
             "no weight inside a condition, and conditions are what accumulation and loss scales are made of. Make the "
-            f"strategy with tfdist.strategies.{own}(), whose scope does all that Keras needs."
+            f"strategy with tfdist.strategies.{own}(), whose scope does all that Keras needs.",
+            name=kind,
+            received=replicas,
         )
 
 

@@ -93,7 +93,9 @@ class Sharding:
             raise UnsupportedError(
                 f"jit_compile is True, and the weight {self.path!r} lies in parts on several processes or devices, "
                 "which a program of XLA cannot gather: it is made for one device. Pass jit_compile=False to "
-                "model.compile()."
+                "model.compile().",
+                name="jit_compile",
+                received=self.path,
             )
 
     def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -81,7 +81,9 @@ class StretchSharding:
             raise UnsupportedError(
                 f"jit_compile is True, and the weight {self.path!r} lies in parts on several workers, which a program "
                 "of XLA cannot gather: it is made for one device. Pass jit_compile=False to model.compile(), or take "
-                "stage 2."
+                "stage 2.",
+                name="jit_compile",
+                received=self.path,
             )
         what = f"the gathering of {self.label}"
         asked = f"{what}, which every worker has to ask for,"

@@ -40,7 +40,9 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
         if "unexpected keyword argument" in str(error):
             known = ", ".join(list(inspect.signature(strategy_class).parameters))
             raise ConfigError(
-                f"strategy {name!r} was given {options!r}: {error}. It takes {known}; leave the others out."
+                f"strategy {name!r} was given {options!r}: {error}. It takes {known}; leave the others out.",
+                name=name,
+                received=options,
             ) from error
         raise
 
@@ -83,7 +85,9 @@ def from_environment(
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
             f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
-            "one, with --replicas-per-worker for its devices, or choose 'multi-worker'."
+            "one, with --replicas-per-worker for its devices, or choose 'multi-worker'.",
+            name=name,
+            received=cluster.num_workers,
         )
     given = environ.get("TFDIST_REPLICAS_PER_WORKER")
     replicas = (
@@ -186,5 +190,7 @@ def use_logical_cpus(count: int) -> None:
         if present != count:
             raise ConfigError(
                 f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "
-                "which cannot be changed any more. Call it before the first TensorFlow operation."
+                "which cannot be changed any more. Call it before the first TensorFlow operation.",
+                name="use_logical_cpus",
+                received=count,
             ) from None

@@ -51,7 +51,9 @@ def from_distribution(
     if distribution is None:
         raise ConfigError(
             "no distribution was given, and none is set. Pass one, such as keras.distribution.DataParallel(), or call "
-            "keras.distribution.set_distribution first."
+            "keras.distribution.set_distribution first.",
+            name="distribution",
+            received=None,
         )
     if isinstance(distribution, keras.distribution.ModelParallel):
         return ModelParallelStrategy(
@@ -61,13 +63,17 @@ def from_distribution(
     if not isinstance(distribution, keras.distribution.DataParallel):
         raise ConfigTypeError(
             f"distribution is {validation.shown(distribution)} ({type(distribution).__name__}); it must be one, "
-            "such as keras.distribution.DataParallel()."
+            "such as keras.distribution.DataParallel().",
+            name="distribution",
+            received=validation.shown(distribution),
         )
     mesh = distribution.device_mesh
     if mesh.devices.ndim != 1:
         raise ConfigError(
             f"the mesh of the distribution has the axes {list(mesh.axis_names)}; data parallelism has one. Make it "
-            f"keras.distribution.DeviceMesh(({mesh.devices.size},), ['batch'])."
+            f"keras.distribution.DeviceMesh(({mesh.devices.size},), ['batch']).",
+            name="distribution",
+            received=list(mesh.axis_names),
         )
     cluster = clusters.from_environment()
     if cluster.num_workers > 1:

@@ -97,7 +97,9 @@ def join(
     if devices is not None:
         raise ConfigError(
             f"devices is {list(devices)!r}, and {cluster.source} gives {cluster.num_workers} processes, each of which "
-            "takes its first devices. Leave devices out."
+            "takes its first devices. Leave devices out.",
+            name="devices",
+            received=list(devices),
         )
     strategy = MultiWorkerMirroredStrategy(
         cluster,
@@ -117,13 +119,19 @@ def _devices(given: Sequence[str] | None, count: int) -> list[str]:
     if given is not None:
         names = mirrored.resolved(given)
         if len(names) != count:
-            raise ConfigError(f"devices names {len(names)}, and the mesh has {count} places. Name one for each.")
+            raise ConfigError(
+                f"devices names {len(names)}, and the mesh has {count} places. Name one for each.",
+                name="devices",
+                received=given,
+            )
         return names
     present = tf_strategies.local_devices(("GPU",)) or tf_strategies.local_devices(("CPU",))
     if len(present) < count:
         raise ConfigError(
             f"the mesh has {count} places in this process, which has {len(present)} device"
             f"{'' if len(present) == 1 else 's'}: {', '.join(present)}. Start a process at each place (tfdist run -n), "
-            f"or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count})."
+            f"or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count}).",
+            name="mesh",
+            received=count,
         )
     return present[:count]

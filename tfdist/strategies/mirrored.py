@@ -95,18 +95,30 @@ def resolved(devices: Sequence[str] | None) -> list[str]:
     if devices is None:
         return [name for name in present if ":GPU:" in name] or present
     if isinstance(devices, str) or not all(isinstance(device, str) for device in devices):
-        raise ConfigTypeError(f"devices is {devices!r}; it must be a list of names, such as ['GPU:0', 'GPU:1'].")
+        raise ConfigTypeError(
+            f"devices is {devices!r}; it must be a list of names, such as ['GPU:0', 'GPU:1'].",
+            name="devices",
+            received=devices,
+        )
     if not devices:
-        raise ConfigError("devices is empty; it must name at least one device. Pass None for all of this machine.")
+        raise ConfigError(
+            "devices is empty; it must name at least one device. Pass None for all of this machine.",
+            name="devices",
+            received=devices,
+        )
     names = ["/device:" + device.upper().replace("/DEVICE:", "").strip("/").split("/")[-1] for device in devices]
     missing = [given for given, name in zip(devices, names, strict=True) if name not in present]
     if missing:
         raise ConfigError(
             f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or "
-            "split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2)."
+            "split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2).",
+            name="devices",
+            received=", ".join(missing),
         )
     if len(set(names)) < len(names):
-        raise ConfigError(f"devices is {list(devices)!r}; each device may be named once.")
+        raise ConfigError(
+            f"devices is {list(devices)!r}; each device may be named once.", name="devices", received=list(devices)
+        )
     if len({name.split(":")[1] for name in names}) > 1:
         raise ConfigError(
             f"devices is {list(devices)!r}; all must be of one type, CPU or GPU, to reduce among themselves."

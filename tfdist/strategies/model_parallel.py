@@ -200,7 +200,9 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             raise UnsupportedError(
                 f"the model {model.name!r} runs eagerly (run_eagerly=True), and replicas of one process run one after "
                 "the other then, where each needs the others' parts. Leave run_eagerly out, or start a process at each "
-                f"place of the mesh: tfdist run -n {self._mesh.size}."
+                f"place of the mesh: tfdist run -n {self._mesh.size}.",
+                name="run_eagerly",
+                received=True,
             )
         adapting.adapt(every, sequences.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)

@@ -118,7 +118,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 raise
             raise ConfigError(
                 "TensorFlow has started in this process before this strategy was made: a tensor or a variable exists "
-                "already, or data were read. Create the strategy first, and everything else after it."
+                "already, or data were read. Create the strategy first, and everything else after it.",
+                name="TensorFlow",
             ) from error
         except tf.errors.UnknownError as error:  # all that TensorFlow says is that its server does not start
             if "server" not in str(error):

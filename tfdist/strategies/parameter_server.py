@@ -114,12 +114,18 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         validation.number("worker_timeout_seconds", worker_timeout_seconds, above=0)
         validation.number("timeout_seconds", timeout_seconds, above=0)
         if variable_partitioner is not None and not callable(variable_partitioner):
-            raise ConfigError(f"variable_partitioner is {variable_partitioner!r}; it must be callable, or None.")
+            raise ConfigError(
+                f"variable_partitioner is {variable_partitioner!r}; it must be callable, or None.",
+                name="variable_partitioner",
+                received=variable_partitioner,
+            )
         self._tasks, addresses = _tasks(cluster, local_workers, local_servers)
         if backup_workers and (max_staleness != 0 or backup_workers >= len(addresses["worker"])):
             raise ConfigError(
                 f"backup_workers is {backup_workers}, with max_staleness={max_staleness} and "
-                f"{len(addresses['worker'])} worker(s); it needs max_staleness=0, and must leave one worker at least."
+                f"{len(addresses['worker'])} worker(s); it needs max_staleness=0, and must leave one worker at least.",
+                name="backup_workers",
+                received=backup_workers,
             )
         self._addresses = addresses
         self._partitioner = variable_partitioner
@@ -253,7 +259,9 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         if len(cuts) != shape.rank or any(cut != 1 for cut in cuts[1:]) or cuts[0] < 1:
             raise ConfigError(
                 f"variable_partitioner returned {cuts} for {path!r} of shape {tuple(shape)}; it must return one number "
-                "for each axis, at least 1 for the first and 1 for the others, such as [2, 1]."
+                "for each axis, at least 1 for the first and 1 for the others, such as [2, 1].",
+                name="variable_partitioner",
+                received=cuts,
             )
         return cuts[0]
 
@@ -325,7 +333,9 @@ def _require_elementwise(optimizer: Any, variable: Any) -> None:
             f"the variable {variable.path!r} lies in parts on parameter servers, and the optimizer {name!r} is not one "
             "that is known to update each element by itself: norms and means would be those of a part. Pass no "
             "variable_partitioner, let it return 1 for this variable, or train with SGD, Adam, AdamW, Adagrad, "
-            "Adadelta, Adamax, Ftrl, Lion, Nadam or RMSprop."
+            "Adadelta, Adamax, Ftrl, Lion, Nadam or RMSprop.",
+            name=name,
+            received=variable.path,
         )
 
 
@@ -373,14 +383,18 @@ def _tasks(
             raise ConfigError(
                 f"this process is {cluster.task} ({cluster.source}); ParameterServerStrategy is made by the chief. "
                 "Workers and parameter servers need no script: start them with tfdist run, or as "
-                "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG."
+                "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG.",
+                name="cluster",
+                received=cluster.task,
             )
         chief = cluster.chief or "127.0.0.1:0"
         return None, {"chief": [chief], "worker": list(cluster.addresses), "ps": list(cluster.parameter_servers)}
     if cluster.num_workers > 1:
         raise ConfigError(
             f"{cluster.source} gives {cluster.num_workers} workers and no parameter server. Start the script with "
-            f"tfdist run --strategy parameter-server -n {cluster.num_workers} --parameter-servers 1."
+            f"tfdist run --strategy parameter-server -n {cluster.num_workers} --parameter-servers 1.",
+            name="cluster",
+            received=cluster.num_workers,
         )
     connected = tf_servers.connected_cluster()
     if connected is not None:
@@ -390,7 +404,9 @@ def _tasks(
                 raise ConfigError(
                     f"this process has started {running['worker']} worker(s) and {running['ps']} parameter server(s), "
                     f"and is now asked for {workers} and {servers}. TensorFlow connects a process to one cluster: ask "
-                    "for the same again, or start a new process (in a notebook: restart the kernel)."
+                    "for the same again, or start a new process (in a notebook: restart the kernel).",
+                    name="cluster",
+                    received=(workers, servers),
                 )
             _require_servers(connected["ps"])
             return _local[-1], connected

@@ -84,7 +84,9 @@ class Input:
             raise UnsupportedError(
                 f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
                 f"data of its own, and {workers.count} workers have {parts} part(s) of a batch among them: those that "
-                "compute with the same examples would have different ones. Give all workers the same dataset."
+                "compute with the same examples would have different ones. Give all workers the same dataset.",
+                name="auto_shard_policy",
+                received=policy.name,
             )
         self.source = Source.OWN if own else Source.SHARED
         if whole and own:

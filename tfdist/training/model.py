@@ -494,5 +494,6 @@ def require_scope(model: keras.Model, strategy: Any) -> None:
             raise ConfigError(
                 f"the weight {variable.path!r} was created outside the scope of {type(strategy).__name__}; it must be "
                 "created inside, so that it exists on every replica. Build every layer that trains under "
-                "`with strategy.scope():`, or freeze it (trainable=False)."
+                "`with strategy.scope():`, or freeze it (trainable=False).",
+                name=variable.path,
             )

@@ -248,7 +248,8 @@ class KerasTraining:
                 f"the model {model.name!r} {what} in the scope of {type(self).__name__} and was created outside of it, "
                 "so it would train without the strategy; it must be created inside, so that its weights exist on every "
                 "replica. Create it, its optimizer and its metrics, and call model.compile(), under "
-                "`with strategy.scope():`."
+                "`with strategy.scope():`.",
+                name=model.name,
             )
 
     def _refuse_keras(self, method: str) -> None:
@@ -263,7 +264,8 @@ class KerasTraining:
             raise ConfigError(
                 f"the model {model.name!r} was created in the scope of {type(self).__name__} and never compiled, and "
                 "its first use is predict_on_batch: replicas would each predict the whole batch. Call model.compile() "
-                "in the scope first, or model.predict()."
+                "in the scope first, or model.predict().",
+                name=model.name,
             )
         seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognised"
         raise keras_calls.refuse(function, seen=seen)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import mirrored_cases
+import refusal_fields
 
 import tfdist
 from tfdist.errors import TfdistError
@@ -38,15 +39,12 @@ def trained() -> dict[str, Any]:
     return {"plain": plain, "distributed": weights, "split": split, "replicas": strategy.num_replicas_in_sync}
 
 
-def refusals() -> dict[str, str]:
-    """Return what is said to each distribution that the strategy cannot follow."""
-    said = {}
+def refusals() -> dict[str, list[Any]]:
+    """Return the report of the error for each distribution that the strategy cannot follow."""
+    reports = {}
 
     def refused(name: str, action: Callable[[], Any]) -> None:
-        try:
-            action()
-        except TfdistError as error:
-            said[name] = f"{type(error).__name__}: {error}"
+        reports[name] = refusal_fields.met(action, TfdistError)
 
     make = tfdist.strategies.from_distribution
     mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], BOTH)
@@ -60,4 +58,4 @@ def refusals() -> dict[str, str]:
     for name, distribution in (("fit split", _split()), ("fit one", keras.distribution.DataParallel(devices=BOTH[:1]))):
         with _set(distribution):
             refused(name, lambda: mirrored_cases.trained_weights(mirrored_cases.STRATEGY.scope()))
-    return said
+    return reports

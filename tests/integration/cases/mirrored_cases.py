@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import number_cases
 import numpy as np
+import refusal_fields
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
@@ -312,15 +313,12 @@ class UsesUpdates(keras.Sequential):
         return {"after": keras.ops.mean((self(data[0]) - data[1]) ** 2)}
 
 
-def refusals() -> dict[str, str]:
-    """Return what is said to each wrong use."""
-    said = {}
+def refusals() -> dict[str, list[Any]]:
+    """Return the report of the error for each wrong use."""
+    reports = {}
 
     def refused(name: str, action: Any) -> None:
-        try:
-            action()
-        except errors.TfdistError as error:
-            said[name] = f"{type(error).__name__}: {error}"
+        reports[name] = refusal_fields.met(action, errors.TfdistError)
 
     def fit(network: keras.Model) -> None:
         network.fit(X, Y, verbose=0)
@@ -379,7 +377,7 @@ def refusals() -> dict[str, str]:
     workers = {"TFDIST_STRATEGY": "mirrored", "TFDIST_WORKERS": "127.0.0.1:1,127.0.0.1:2", "TFDIST_WORKER_INDEX": "0"}
     refused("workers", lambda: tfdist.strategies.from_environment(workers))
     refused("replicas", lambda: tfdist.strategies.from_environment({"TFDIST_REPLICAS_PER_WORKER": "two"}))
-    return said
+    return reports
 
 
 def numbers() -> Any:

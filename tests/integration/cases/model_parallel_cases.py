@@ -193,7 +193,7 @@ def saved(mesh: str, folder: str) -> dict[str, Any]:
     return {
         "far": {name: far(wanted, one.get_weights()) for name, one in both.items()},
         "slots": far(slots, [np.asarray(variable) for variable in both["one device"].optimizer.variables]),
-        "export": _said(lambda: model.export(f"{folder}/exported")),
+        "export": refusal_fields.met(lambda: model.export(f"{folder}/exported"), errors.TfdistError),
         "files": sorted(os.listdir(folder)),
     }
 
@@ -248,7 +248,7 @@ def by_distribution(mesh: str, references: str) -> dict[str, Any]:
         found = trained("mlp", model, x, dropped=True)
         with strategy(mesh).scope():
             other, _ = made("mlp")
-        said = _said(lambda: other.fit(x, Y, verbose=0))
+        refusal = refusal_fields.met(lambda: other.fit(x, Y, verbose=0), errors.TfdistError)
     finally:
         keras.distribution.set_distribution(None)
     wanted = on_one_device("mlp", references, dropped=True, rows=EVEN, then=()) if RANK == 0 else {}
@@ -258,7 +258,7 @@ def by_distribution(mesh: str, references: str) -> dict[str, Any]:
     return {
         "far": max((float(np.max(np.abs(found[key] - wanted[key]))) for key in wanted), default=0.0),
         "digest": digest(found.values()),
-        "said": said,
+        "refusal": refusal,
         "places": [[*one.local_shape, one.bytes] for one in tfdist.parallel.places(model)],
         "table": stream.getvalue(),
     }
@@ -358,17 +358,9 @@ def digests_with_dropout(mesh: str) -> list[float]:
     return [float(np.sum(np.abs(weight))) for weight in model.get_weights()]
 
 
-def refused(kind: str, mesh: str) -> str:
-    """Return the error for what cannot be."""
-    return _said(lambda: _REFUSED[kind](mesh))
-
-
-def _said(refuse: Callable[[], Any]) -> str:
-    try:
-        refuse()
-    except errors.TfdistError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was refused"
+def refused(kind: str, mesh: str) -> list[Any]:
+    """Return the report of the error for what cannot be."""
+    return refusal_fields.met(lambda: _REFUSED[kind](mesh), errors.TfdistError)
 
 
 def _no_match(mesh: str) -> None:

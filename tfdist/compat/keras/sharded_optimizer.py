@@ -100,7 +100,8 @@ def _children(optimizer: Optimizer, save_type: str = "checkpoint", **kwargs: Any
     raise UnsupportedError(
         f"tf.train.Checkpoint reaches the optimizer {optimizer.name!r}, whose slots are sharded: it would write one "
         "worker's part of them, and give it to all. Give it the model's weights alone, or take model.save() or "
-        "tfdist.callbacks.BackupAndRestore."
+        "tfdist.callbacks.BackupAndRestore.",
+        name=optimizer.name,
     )
 
 

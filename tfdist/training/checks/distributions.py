@@ -26,5 +26,7 @@ def require_none_else(strategy: tf.distribute.Strategy) -> None:
         f"keras.distribution.set_distribution was given {type(distribution).__name__} over {', '.join(asked)}, which "
         f"Keras does not heed on TensorFlow, and {type(strategy).__name__} trains on {', '.join(replicas)}. Make the "
         "strategy by tfdist.strategies.from_distribution(), or take the distribution back: "
-        "keras.distribution.set_distribution(None)."
+        "keras.distribution.set_distribution(None).",
+        name="keras.distribution.set_distribution",
+        received=f"{type(distribution).__name__} over {', '.join(asked)}",
     )

@@ -112,7 +112,8 @@ def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
 def _cannot_export(path: str) -> UnsupportedError:
     return UnsupportedError(
         f"the model cannot be exported to {path}: its weights lie in parts on several processes or devices, and what "
-        "is exported reads them. Save it by model.save(), load that on one device, and export it there."
+        "is exported reads them. Save it by model.save(), load that on one device, and export it there.",
+        path=path,
     )
 
 

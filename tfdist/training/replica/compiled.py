@@ -122,7 +122,9 @@ class _Kept:
                 raise UnsupportedError(
                     f"jit_compile is True, and train_step uses variables after it has given their gradients to the "
                     f"optimizer {call.optimizer.name!r}: they are updated when the program of XLA has ended, and would "
-                    "still have their old values. Apply gradients last, or pass jit_compile=False to model.compile()."
+                    "still have their old values. Apply gradients last, or pass jit_compile=False to model.compile().",
+                    name="jit_compile",
+                    received=call.optimizer.name,
                 )
 
 
@@ -150,5 +152,7 @@ def named_errors() -> Iterator[None]:
         names = sorted(set(re.findall(r"(\w+) \(No registered", found.group(1)))) or [found.group(1)[:200]]
         raise UnsupportedError(
             f"jit_compile is True, and XLA cannot compile {', '.join(names)}, which the model's step contains. Pass "
-            "jit_compile=False to model.compile(), or leave such operations to the input pipeline."
+            "jit_compile=False to model.compile(), or leave such operations to the input pipeline.",
+            name="jit_compile",
+            received=", ".join(names),
         ) from error

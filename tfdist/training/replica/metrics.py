@@ -27,7 +27,8 @@ def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
             raise ConfigError(
                 f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
                 "created inside, so that it exists on every replica. Create metrics and call model.compile() under "
-                "`with strategy.scope():`."
+                "`with strategy.scope():`.",
+                name=metric.name,
             )
 
 

@@ -51,7 +51,9 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             raise ConfigError(
                 f"the optimizer {optimizer.name!r} wraps {inner.name!r}, which reduces gradients by itself: its own "
                 "options stand around every other optimizer. Pass what it shall do to DistributedOptimizer, such as "
-                'loss_scale="dynamic".'
+                'loss_scale="dynamic".',
+                name=optimizer.name,
+                received=inner.name,
             )
     keras_optimizer.override(
         optimizer,
@@ -71,7 +73,8 @@ def require_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             )
             raise ConfigError(
                 f"the optimizer {one.name!r} was created {where} {kind}; it must be created inside, so that its "
-                "variables exist on every replica. Create it and call model.compile() under `with strategy.scope():`."
+                "variables exist on every replica. Create it and call model.compile() under `with strategy.scope():`.",
+                name=one.name,
             )
 
 

@@ -222,7 +222,9 @@ def cannot_add_up(what: str) -> UnsupportedError:
     """Return the error where something would add up over replicas in what XLA compiles."""
     return UnsupportedError(
         f"jit_compile is True, and {what} adds up over replicas in the middle of a step, which a program of XLA cannot "
-        "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out."
+        "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out.",
+        name="jit_compile",
+        received=what,
     )
 
 

@@ -95,7 +95,9 @@ class Updates:
             raise UnsupportedError(
                 f"the optimizer {type(self._optimizer).__name__!r} keeps the number {numbers[0].name!r}, and its "
                 "variables are updated by several workers: nothing says which of them changes it. Keep it for each "
-                "variable, with the variable's shape, or take MultiWorkerMirroredStrategy without shard_optimizer."
+                "variable, with the variable's shape, or take MultiWorkerMirroredStrategy without shard_optimizer.",
+                name=type(self._optimizer).__name__,
+                received=numbers[0].name,
             )
 
     def clipped(self, grads: list[Any]) -> list[Any]:
@@ -211,7 +213,9 @@ class Updates:
         raise UnsupportedError(
             f"the optimizer {self._optimizer.name!r} has sharded slots, and is given the whole gradient of "
             f"{variable.path!r} outside of a step of model.fit. Put the loop's step into the train_step of a "
-            "keras.Model and call fit, or take MultiWorkerMirroredStrategy without shard_optimizer."
+            "keras.Model and call fit, or take MultiWorkerMirroredStrategy without shard_optimizer.",
+            name=self._optimizer.name,
+            received=variable.path,
         )
 
 

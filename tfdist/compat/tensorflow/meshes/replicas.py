@@ -176,7 +176,8 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
             raise UnsupportedError(
                 "TensorFlow would give the devices of this process that have the same rows of a batch different ones. "
                 "Call model.fit, or give strategy.run tensors in a loop of your own; or start a process at each place "
-                "of the mesh."
+                "of the mesh.",
+                name="experimental_distribute_dataset",
             )
         return super()._experimental_distribute_dataset(dataset, options)
 
