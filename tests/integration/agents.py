@@ -111,6 +111,11 @@ def own_lines(text: str, worker: int | str) -> list[str]:
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
 
 
+def says(text: str, *facts: str) -> bool:
+    """Return whether some line of a text has all of these facts: names, numbers, signals, a few words."""
+    return any(all(fact in line for fact in facts) for line in text.splitlines())
+
+
 def another_host(folder: Path) -> Path:
     """Return a program that stands for ssh: it runs the command here, elsewhere, and with little of the environment.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agents import environment
+from tests.integration.agents import environment, says
 
 DEADLINE_SECONDS = 800
 RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
@@ -48,7 +48,7 @@ def test_two_faults_are_got_over(script, shared):  # type: ignore[no-untyped-def
     code, out, err = ran(script, shared, "--faults", "kill,exit", "--count", "2", "--every", "4", "--seed", "1")
     assert code == 0, err
     rows = out[out.index("fault ") :].splitlines()
-    assert "2 of 2 faults happened; the job ended with 0." in rows[-1]
+    assert says(rows[-1], "2 of 2 faults", " 0.")
     assert all("worker" in row and "failed" in row for row in rows[1:3]), rows
     assert not os.listdir(shared.parent / "tmp")
 
@@ -75,8 +75,8 @@ def test_a_training_on_the_ring_is_killed_and_then_its_backup_meets_a_full_disk(
         out, err = (written.decode() for written in process.communicate())
     assert process.returncode == 0, err
     kill, full, last = out[out.index("fault ") :].splitlines()[1:]
-    assert "worker 1 failed: killed by SIGKILL" in kill
-    assert full.endswith("went on; a warning said so")
+    assert says(kill, "worker 1 ", "SIGKILL")
+    assert "went on" in full
     assert "could not be saved" in out + err
-    assert "2 of 2 faults happened; the job ended with 0." in last
+    assert says(last, "2 of 2 faults", " 0.")
     assert len(json.loads(result.read_text())["epochs"]) == 2

@@ -20,6 +20,7 @@ from tests.integration.agents import (
     environment,
     finished,
     own_lines,
+    says,
     told,
     wait_until,
 )
@@ -108,12 +109,12 @@ train(40, before=lose)
     failures = [one for one in happened(shared) if one["event"] == "failed"]
     assert [one["cause"] for one in failures] == ["signal", "hang", "exception", "exception"]
     assert (failures[0]["worker"], failures[0]["tick"], failures[1]["worker"]) == (3, 4, 2)
-    assert all("the connection to host two has ended" in failure["text"] for failure in failures[2:])
+    assert all("connection to host two" in failure["text"] for failure in failures[2:])
     # a start that is lost may be over before the agent has seen all of it step
     stepping = [one["workers"] for one in happened(shared) if one["event"] == "stepping"]
     assert [workers for workers, _ in itertools.groupby(stepping)] == [4, 2]
-    assert b"host two was lost, and cannot be reached again" in err
-    assert b"The job goes on with 2 workers" in err
+    assert b"host two was lost" in err
+    assert b"goes on with 2 workers" in err
 
 
 @quick
@@ -179,20 +180,18 @@ def test_hosts_that_cannot_be_are_one_error_before_anything_is_started(
 
     shell = hosts[2:]
     assert "names 'one' twice" in error("--hosts", "one,one:2")
-    assert "5 processes are asked for, and the hosts have places for 4" in error(*hosts, "-n", 5)
+    assert says(error(*hosts, "-n", 5), "5 processes", "places for 4")
     assert "a host is [USER@]HOST" in error("--hosts", "one:2:3")
     assert "-oProxyCommand" in error("--hosts", "-oProxyCommand=evil")
-    assert "localhost is, on host two" in error("--hosts", "one=127.0.0.1,two=localhost", *shell)
-    assert "is not found. Install OpenSSH's client" in error(
-        "--hosts", "one", "--ssh-command", str(tmp_path / "missing")
-    )
-    assert "host one cannot be reached" in error("--hosts", "one", "--ssh-command", "false")
+    assert "localhost is, on host" in error("--hosts", "one=127.0.0.1,two=localhost", *shell)
+    assert "Install OpenSSH's client" in error("--hosts", "one", "--ssh-command", str(tmp_path / "missing"))
+    assert "host one cannot be" in error("--hosts", "one", "--ssh-command", "false")
     assert "--remote-python" in error("--hosts", "one", *shell, "--remote-python", str(tmp_path / "python"))
     assert "does not resolve" in error("--hosts", "no-such-host.invalid", *shell)
     old = tmp_path / "old"
     old.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"import sys; sys.exit('No module named tfdist')\"\n")
     old.chmod(0o755)
-    assert "Install the same version of tfdist there" in error("--hosts", "one", *shell, "--remote-python", str(old))
+    assert "same version of tfdist" in error("--hosts", "one", *shell, "--remote-python", str(old))
 
 
 @quick

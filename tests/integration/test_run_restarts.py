@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, agent, alive, environment, finished, says, told, wait_until
 from tests.integration.steppers import STEPPER, done, fault, happened, job, options, wait_for_event
 
 pytestmark = pytest.mark.quick
@@ -43,11 +43,9 @@ def test_a_worker_that_fails(kind, worker, script, shared):  # type: ignore[no-u
         assert f"worker {worker} failed" in err
     assert (again["event"], again["start"], again["resumed"]) == ("stepping", 1, 7)
     assert again["seconds"] > 0
-    assert re.search(
-        r"all 2 workers step again [\d.]+ s after the failure, from step 7 \(memory\); 0 steps repeat", err
-    )
-    last = err.splitlines()[-1]
-    assert "ended with code 0 after 1 of 1 restarts; 0 steps repeated; all stepped again after" in last
+    assert (again["source"], again["lost"], again["workers"]) == ("memory", 0, 2)
+    assert says(err, "2 workers step again", " s ", "step 7 (memory)", "0 steps")
+    assert says(err.splitlines()[-1], "code 0", "1 of 1 restarts", "0 steps repeated")
 
 
 def test_a_kill_at_every_step(script, shared):  # type: ignore[no-untyped-def]
@@ -84,7 +82,7 @@ def test_workers_that_hang(kind, culprit, script, shared):  # type: ignore[no-un
         assert "faults.py" in stacks["worker 1"]["threads"][0]["frames"][0]
         assert "meet (" in err
     assert (code, done(shared)) == (0, list(range(STEPS)))
-    assert ("worker 1 hangs" if kind == "stop" else "worker 0 and worker 1 hang: in step 10") in err
+    assert ("worker 1 hangs" if kind == "stop" else "worker 0 and worker 1 hang") in err
 
 
 def test_a_worker_that_hangs_before_its_step_is_named(script, shared):  # type: ignore[no-untyped-def]
@@ -95,7 +93,7 @@ def test_a_worker_that_hangs_before_its_step_is_named(script, shared):  # type: 
     with job(*arguments, shared=shared) as process:
         code, _, err = ended(process)
     assert (code, [one["worker"] for one in happened(shared) if one["event"] == "failed"]) == (0, [0])
-    assert "worker 0 hangs: in the script's own code (a callback, or between two calls) after 9 steps since" in err
+    assert says(err, "worker 0 hangs", "script's own code", " 9 steps")
     seconds = re.search(r" for ([\d.]+) s", err)
     assert seconds is not None
     assert float(seconds[1]) >= 4, "that bound, and not the one of a step"
@@ -108,7 +106,7 @@ def test_a_worker_that_hangs_last_ends_the_job(script, shared):  # type: ignore[
     with job(*arguments, shared=shared, faults=plan) as process:
         code, _, err = ended(process)
     assert code == 1
-    assert "the workers were started again 1 of 1 times (--max-restarts), so the job fails" in err
+    assert "1 of 1 times (--max-restarts)" in err
 
 
 def test_a_process_that_is_stopped_before_it_steps(script, shared):  # type: ignore[no-untyped-def]
@@ -116,7 +114,7 @@ def test_a_process_that_is_stopped_before_it_steps(script, shared):  # type: ign
     with job("-n", 2, "--max-restarts", 1, *HANG, path, shared=shared) as process:
         code, _, err = ended(process)
     assert code == 0
-    assert "worker 1 hangs: its process has been stopped (SIGSTOP)" in err
+    assert says(err, "worker 1 hangs", "SIGSTOP")
 
 
 def test_the_same_failure_at_the_same_step_ends_the_job(script, shared):  # type: ignore[no-untyped-def]
@@ -125,7 +123,7 @@ def test_the_same_failure_at_the_same_step_ends_the_job(script, shared):  # type
     with job("-n", 2, "--max-restarts", 50, path, shared=shared, faults=plan) as process:
         code, _, err = ended(process)
     assert (code, kinds(shared).count("failed")) == (1, 3)
-    assert "3 times in a row at the same step" in err
+    assert "3 times in a row" in err
     assert "worker 0 of 2 failed first" in err
     assert "RuntimeError" in err.splitlines()[-2] + err.splitlines()[-1]
 
@@ -136,7 +134,7 @@ def test_the_budget_is_used_up(script, shared):  # type: ignore[no-untyped-def]
     with job("-n", 2, "--max-restarts", 2, "--grace-seconds", 0.3, path, shared=shared, faults=plan) as process:
         code, _, err = ended(process)
     assert (code, kinds(shared).count("started")) == (128 + signal.SIGKILL, 3)
-    assert "started again 2 of 2 times (--max-restarts), so the job fails" in err
+    assert "2 of 2 times (--max-restarts)" in err
     assert "worker 1 of 2 failed first" in err
 
 
@@ -171,7 +169,7 @@ def test_a_signal_lets_all_save_before_the_same_step(number, restarts, script, s
         code, _, err = ended(process)
     assert code == 128 + number
     assert told(shared, "halted 0 0") == told(shared, "halted 0 1")
-    assert "to stop after this step, save and end" in err
+    assert "stop after this step" in err
     assert "failed first" not in err
 
 

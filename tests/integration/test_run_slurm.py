@@ -1,6 +1,7 @@
 """`tfdist run --engine slurm` with programs that stand for Slurm's; `tests/soak/slurm.py` has a real one."""
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -8,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, agent, another_host, environment, finished, own_lines, wait_until
+from tests.integration.agents import (
+    DEADLINE_SECONDS,
+    agent,
+    another_host,
+    environment,
+    finished,
+    own_lines,
+    says,
+    wait_until,
+)
 from tfdist.launch.remote.engines import ENGINES
 from tfdist.launch.remote.sbatch import REQUEUE, run_in_allocation, tell_why_it_waits
 
@@ -80,7 +90,7 @@ def test_a_job_is_submitted_followed_and_its_exit_code_kept(slurm: dict[str, Any
     )
     options = ("--engine", "slurm", "-n", 2, "--sbatch", "--nodes=2 --time=10", path, "--sbatch", "a b")
     code, out, err = finished(*options, **slurm)
-    assert (code, "job 42 is in the queue" in err) == (7, True), err
+    assert (code, "job 42 is in" in err) == (7, True), err
     for worker in range(2):
         assert own_lines(out, worker)[0] == "1 False ['--sbatch', 'a b']"
     assert "worker 1 of 2 failed first" in out
@@ -140,7 +150,9 @@ def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_f
         assert run_in_allocation(lambda code=code: code, environ, say=said.append) == code  # type: ignore[misc]
     assert (shared / "cancels").read_text() == "scontrol requeue 42\n"
     assert run_in_allocation(lambda: 143, {**asked, "SLURM_JOB_ID": "13"}, say=said.append) == 143
-    assert said == ["job 42 is in the queue again", "job 13 is not started again: no such job"]
+    again, lost = said
+    assert says(again, "job 42 is", "again")
+    assert says(lost, "job 13 is not", ": no such job")
 
 
 def test_one_that_slurm_has_taken_back_says_why_it_waits_again(
@@ -168,11 +180,12 @@ def test_one_that_slurm_has_taken_back_says_why_it_waits_again(
             ended.set()
 
     tell_why_it_waits("42", ended, say, queue_seconds=0.01, running_seconds=0.02)
-    assert [text.removesuffix(" (Ctrl-C takes it out of the queue)") for text in said] == [
+    assert [text.partition(" (Ctrl-C ")[0].split(", ")[0] for text in said] == [
         "job 42 waits: Priority",
-        "job 42 waits: Priority, and has been started 1 time before",
-        "job 42 waits: Resources, and has been started 2 times before",
+        "job 42 waits: Priority",
+        "job 42 waits: Resources",
     ]
+    assert [re.findall(r"started (\d+) time", text) for text in said] == [[], ["1"], ["2"]]
 
 
 def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: Path) -> None:
@@ -181,7 +194,7 @@ def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: 
 
 
 @pytest.mark.parametrize(
-    ("state", "said"), [("CANCELLED", "cancelled, by somebody else"), ("TIMEOUT", "its time was up"), ("FAILED", "")]
+    ("state", "said"), [("CANCELLED", "cancelled, by"), ("TIMEOUT", "its time was up"), ("FAILED", "")]
 )
 def test_what_slurm_or_somebody_else_has_ended_is_said(
     state: str, said: str, slurm: dict[str, Any], script: Any, shared: Path
@@ -196,7 +209,7 @@ def test_what_slurm_or_somebody_else_has_ended_is_said(
 
 def test_what_cannot_be_submitted(slurm: dict[str, Any], script: Any, shared: Path) -> None:
     code, _, err = finished("--engine", "slurm", "--sbatch", "--partition=none", script(""), **slurm)
-    assert (code, "invalid partition" in err, "sbatch has not taken the job" in err) == (1, True, True)
+    assert (code, "invalid partition" in err, "sbatch has not" in err) == (1, True, True)
     code, _, err = finished("--engine", "slurm", "missing.py", **slurm)
     assert (code, "missing.py" in err) == (2, True)
     slurm["env"]["PATH"] = "/usr/bin:/bin"
@@ -213,19 +226,19 @@ def test_what_a_worker_needs_is_asked_of_slurm(slurm: dict[str, Any], script: An
     assert code == 0, err
     lines = out.splitlines()
     assert {"#SBATCH --cpus-per-task=4", "#SBATCH --mem-per-cpu=2560M", "#SBATCH --gpus-per-task=1"} <= set(lines)
-    assert " run --engine slurm -n 2 --gpus-per-worker 1 '" in lines[-1]
+    assert " --engine slurm -n 2 --gpus-per-worker 1 '" in lines[-1]
     for said, options in (
-        ("Slurm gives a task whole ones", ("--engine", "slurm", "--cpus-per-worker", 0.5)),
-        ("Slurm gives a task whole ones", ("--engine", "slurm", "--cpus-per-worker", "inf")),
-        ("for --engine slurm, kubernetes and ray", ("--engine", "mpi", "--hosts", "a", "--cpus-per-worker", 1)),
-        ("for --engine slurm, kubernetes and ray", ("--memory-per-worker", "1G")),
-        ("must be an integer", ("--gpus-per-worker", 0.5)),
+        ("--cpus-per-worker is 0.5", ("--engine", "slurm", "--cpus-per-worker", 0.5)),
+        ("--cpus-per-worker is inf", ("--engine", "slurm", "--cpus-per-worker", "inf")),
+        ("--cpus-per-worker: for --engine slurm", ("--engine", "mpi", "--hosts", "a", "--cpus-per-worker", 1)),
+        ("--memory-per-worker: for --engine slurm", ("--memory-per-worker", "1G")),
+        ("--gpus-per-worker", ("--gpus-per-worker", 0.5)),
     ):
         code, _, err = finished(*options, script(""), **slurm)
         assert (code, said in err) == (2, True), err
     slurm["env"] |= {"SLURM_JOB_NODELIST": "n1"}
     code, _, err = finished("--engine", "slurm", "--cpus-per-worker", 1, script(""), **slurm)
-    assert (code, "Ask for it there: salloc" in err) == (2, True), err
+    assert (code, "salloc" in err) == (2, True), err
 
 
 def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
@@ -261,7 +274,7 @@ def test_a_chief_and_servers_are_a_component_of_their_own(slurm: dict[str, Any],
     ("options", "what"),
     [
         (("--engine", "slurm", "--sbatch-servers", "-p cpu"), "the job has none"),
-        (("--search", "--rate=1"), "--search is for a job that --engine slurm submits"),
+        (("--search", "--rate=1"), "--search is for"),
         (("--engine", "slurm", "--search", "--rate"), "NAME=VALUE,VALUE"),
         (("--engine", "slurm", "--search", "--rate=1,1"), "NAME=VALUE,VALUE"),
         (("--engine", "slurm", "--search", "--rate=1", "--search", "--rate=2"), "each once"),

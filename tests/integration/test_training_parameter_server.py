@@ -3,13 +3,13 @@
 import json
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.agents import says
 from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
@@ -370,13 +370,13 @@ def test_a_worker_a_server_and_the_chief_fail_and_no_step_counts_twice(forking: 
     assert "finished 50 50.0 5 restarts 3" in out
     worker, server, hang, save, last = out[out.index("fault ") :].splitlines()[1:]
     assert "worker 1 replaced" in worker
-    assert re.search(r" 3  ps 0 .*SIGKILL", server)  # 23 steps, of which 20 were saved
-    assert re.search(r" 4  chief hangs: in step 15 ", hang)  # 34 steps, of which 30 were
-    assert re.search(r" 10  chief .*SIGKILL", save)
-    assert re.search(r"4 of 4 faults.* 0\.", last)
+    assert says(server, " 3  ps 0 ", "SIGKILL")  # 23 steps, of which 20 were saved
+    assert says(hang, " 4  chief hangs", "in step 15 ")  # 34 steps, of which 30 were
+    assert says(save, " 10  chief ", "SIGKILL")
+    assert says(last, "4 of 4 faults", " 0.")
     said = [line for line in err.splitlines() if line.startswith("tfdist run: ")]
     assert sum("the job steps again" in line for line in said) == 3
-    assert re.search(r"code 0 after 3 of 4 restarts; 1 worker replaced.*; 17 steps", said[-1])
+    assert says(said[-1], "code 0", "3 of 4 restarts", "1 worker replaced", "17 steps")
 
 
 def test_a_job_is_asked_to_end_and_no_step_counts_twice(forking: Forks, tmp_path: Path) -> None:

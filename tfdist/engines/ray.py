@@ -274,7 +274,9 @@ def _folder_of(run: Any) -> Path | None:
     except OSError as error:
         raise ConfigError(
             f"storage_path is {shown(run.storage_path)}, where no folder {folder.name} can be made "
-            f"({error.strerror}). Name a folder that is writable."
+            f"({error.strerror}). Name a folder that is writable.",
+            name="storage_path",
+            received=shown(run.storage_path),
         ) from error
     return folder
 
@@ -308,7 +310,9 @@ def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = N
     """
     if not hasattr(scaling, "num_workers") or not hasattr(scaling, "resources_per_worker"):
         raise ConfigTypeError(
-            f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)"
+            f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)",
+            name="scaling_config",
+            received=shown(scaling),
         )
     each = {"CPU": 1, "GPU": int(scaling.use_gpu), **(scaling.resources_per_worker or {})}
     unknown = sorted(each.keys() - set(_RESOURCES))
