@@ -83,14 +83,15 @@ def gone(pid: int) -> Callable[[], bool]:
 def test_what_is_installed_stays() -> None:
     code, out, err = built()
     assert code == 0, err
-    assert re.match(r"Horovod \S+ for TensorFlow \S+ is installed, built with gloo", out)
+    assert re.match(r"Horovod \S+ for TensorFlow \S+ is ", out)
+    assert "gloo" in out
 
 
 @pytest.mark.quick
 def test_no_compiler_is_said_before_anything_is_fetched(tmp_path: Path, cache: Path) -> None:
     code, out, err = built(*SMALL, TFDIST_CACHE_DIR=str(cache), PATH=str(tmp_path))
     assert (code, out) == (1, "")
-    assert "no C++ compiler (g++) is on PATH; as root: apt-get install g++" in err
+    assert says(err, "(g++)", "PATH", "apt-get install g++")
     assert "fetching" not in err
     assert left_in(cache) == []
 
@@ -100,7 +101,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = built(*SMALL, TFDIST_CACHE_DIR=str(tmp_path / "file" / "cache"))
     assert code == 2
-    assert "cannot be written (Not a directory). Name another: export TFDIST_CACHE_DIR=/path" in err
+    assert says(err, "Not a directory", "export TFDIST_CACHE_DIR=")
 
 
 @pytest.mark.quick
@@ -109,7 +110,7 @@ def test_an_index_that_cannot_be_reached(cache: Path) -> None:
     nowhere |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "no_proxy": "127.0.0.1"}
     code, _, err = built(*SMALL, TFDIST_CACHE_DIR=str(cache), **nowhere)
     assert code == 1
-    assert "Horovod was not built: the package index cannot be reached" in err
+    assert "Horovod was not built" in err
     assert "PIP_INDEX_URL" in err
     (log,) = (cache / "logs").iterdir()
     assert f"The full log: {log}" in err
@@ -169,7 +170,7 @@ def test_of_two_builds_at_once_the_second_takes_the_wheel_of_the_first(
         wait_until(called.exists, "the compiler was never called")
         with building(*SMALL, TFDIST_CACHE_DIR=str(cache), PATH=path) as second:
             assert second.stderr is not None
-            assert second.stderr.readline() == f"waiting for process {first.pid}, which builds the same\n"
+            assert second.stderr.readline().partition(",")[0] == f"waiting for process {first.pid}"
             place = into(cache, kept_wheel)
             first.send_signal(signal.SIGINT)
             assert first.wait(timeout=DEADLINE_SECONDS) == 130
@@ -211,10 +212,9 @@ def test_a_fresh_environment_takes_the_wheel_from_the_cache(
         said = [process.communicate(timeout=DEADLINE_SECONDS) for process in (first, second)]
         assert first.returncode == second.returncode == 0, said
     outputs = sorted(out for out, _ in said)
-    assert "came from the cache, built with gloo; installed and works" in outputs[0]
-    assert outputs[1].endswith(
-        "is installed, built with gloo.\n"
-    )  # by the other one, in the middle of whose work it came
+    assert says(outputs[0], "came from the cache", "gloo")
+    assert says(outputs[1], "is installed", "gloo")  # by the other one, in the middle of whose work it came
+    assert "came from the cache" not in outputs[1]
     assert [path.name for path in cache.iterdir()] == ["wheels"]  # a cache of others, which cannot be written, will do
     (site,) = fresh_python.parents[1].glob("lib/python*/site-packages")
     (record,) = site.glob("horovod-*.dist-info/tfdist-build.json")
@@ -240,5 +240,5 @@ def test_a_wheel_that_does_not_work_here_is_said_to_be_so(
     code, _, err = built(python=fresh_python, **variables)
     assert code == 1
     assert [str(log) in err for log in tmp_path.glob("tfdist-*")] == [True]
-    assert "Horovod was not installed: the library does not work here" in err
+    assert says(err, "Horovod was not installed", "does not work")
     assert "--force" in err

@@ -55,7 +55,7 @@ def run(forking: Forks, folder: Path, text: str) -> str:
 def test_operations_do_not_remember_where_they_were_made(forking: Forks, tmp_path: Path) -> None:
     said = run(forking, tmp_path, FAILING)
     assert "made at {None}" in said, "TensorFlow takes stacks in another place: all tests cost more"
-    assert "this sum : Tensor had NaN values" in said
+    assert "Tensor had NaN values" in said
 
 
 def test_a_pool_traces_a_step_of_one_device_once(forking: Forks) -> None:

@@ -144,7 +144,8 @@ def test_algorithms_between_hosts_by_name(members: Members) -> None:
         assert others == [first] * 2
         assert first["chosen"] == first["one-shot"] == first["two-shot"]  # in the order of ranks
         assert first["chosen"] not in (first["ring"], first["halving-doubling"], first["double-tree"])
-        assert "different algorithms of all_reduce (member 0: one-shot, member 1: two-shot, " in first["refused"]
+        for fact in ("algorithms of all_reduce", "member 0: one-shot", "member 1: two-shot"):
+            assert fact in first["refused"]
 
 
 def test_what_cannot_be_is_refused_before_anything_travels(members: Members) -> None:
@@ -182,7 +183,7 @@ def test_what_is_used_no_more_ends_its_engine_and_what_was_traced_with_it_says_s
     for found in members.call("native_cases:dropped"):
         if members.name.startswith("native"):
             ended, said = found
-            assert (ended, "The native collectives have ended: they were stopped" in said) == (1, True), said
+            assert (ended, "native collectives have ended" in said) == (1, True), said
         else:
             assert found is None
 
@@ -244,7 +245,7 @@ def test_a_member_that_is_killed_beside_process_sets_is_named(forking: Forks, tm
     assert "SIGKILL" in killed.message
     for reply in others:
         assert (reply.status, "exit code 1" in reply.message) == ("exited", True), reply
-        assert f"WorkerLostError: worker {reply.worker} cannot go on" in reply.detail
+        assert f"WorkerLostError: worker {reply.worker} " in reply.detail
         assert "worker 2 (127.0.0.1:" in reply.detail
 
 
@@ -256,5 +257,5 @@ def what_became_of(ranks: list[int], folder: Path) -> list[str]:
         assert time.monotonic() < deadline, "a member still waits for one that is gone"
         time.sleep(0.05)
     said = [path.read_text() for path in found]
-    assert all(text.startswith("WorkerLostError: ") and "a sum that one does not join" in text for text in said), said
+    assert all(text.startswith("WorkerLostError: ") and "a sum without one" in text for text in said), said
     return said

@@ -416,7 +416,7 @@ def _wait(own: Any, folder: str, fails: bool = False) -> None:
         return own.all_reduce([checked], key="never")[0]
 
     try:
-        with watchdog.waiting("a sum that one does not join"):
+        with watchdog.waiting("a sum without one"):
             total = tf.function(step, autograph=False)(tf.constant(np.nan if fails else 1.0))
         text = f"returned {total}"
     except (errors.TfdistError, tf.errors.OpError) as error:

@@ -31,5 +31,10 @@ def met(action: Callable[[], Any], *kinds: type[BaseException]) -> list[Any]:
 
 
 def are(report: Sequence[Any], *expected: Any) -> bool:
-    """Return whether a report begins with these values, of which ``...`` stands for any."""
-    return all(value is ... or value == found for value, found in zip(expected, report, strict=False))
+    """Return whether a report begins with these values, of which ``...`` stands for any.
+
+    Of the message, which comes last, one fact is expected, not all of it.
+    """
+    (*values, message) = report
+    wanted, fact = expected[: len(values)], "".join(expected[len(values) :])
+    return fact in message and all(one is ... or one == found for one, found in zip(wanted, values, strict=False))

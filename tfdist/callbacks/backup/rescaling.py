@@ -35,7 +35,9 @@ def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None,
         if keras_optimizer.has_other_learning_rates(optimizer):
             raise ConfigError(
                 f"learning_rate_rule is {rule!r}, and the learning rate of {optimizer.name} follows a schedule; scale "
-                "the schedule where it is made, and set the rule to 'none'."
+                "the schedule where it is made, and set the rule to 'none'.",
+                name="learning_rate_rule",
+                received=rule,
             )
         for rate in keras_optimizer.learning_rate_variables(optimizer):
             old = float(rate.numpy())

@@ -54,7 +54,7 @@ class TrainState:
             try:
                 callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
             except ConfigTypeError as error:
-                raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}") from error
+                raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
         return arrays, {"callbacks": callbacks}
 
     def _callback_states(self) -> list[tuple[str, Any]]:

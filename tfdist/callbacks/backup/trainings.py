@@ -140,5 +140,7 @@ def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
         f"the backup in {backup_dir} is of fit number {found['before'] + 1} of its script with this backup_dir, and "
         f"this is number {own['before'] + 1}. Each call of fit needs a backup_dir of its own: move this backup to "
         "another directory, name that one in the BackupAndRestore of the fit that it is of, and start again. Earlier "
-        "fits of a script should have delete_checkpoint=False, or they train anew when the script is started again."
+        "fits of a script should have delete_checkpoint=False, or they train anew when the script is started again.",
+        name="backup_dir",
+        received=backup_dir,
     )
