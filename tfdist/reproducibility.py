@@ -61,7 +61,9 @@ def reproducible(seed: int) -> None:
     if made is not None:
         raise ConfigError(
             f"tfdist.reproducible({seed}) comes too late: {made}, with seeds that nobody has set. Call it before "
-            "strategies, datasets, layers and tensors are made; best in the first line after the imports."
+            "strategies, datasets, layers and tensors are made; best in the first line after the imports.",
+            name="seed",
+            received=seed,
         )
     _fix_reductions()
     keras.utils.set_random_seed(int(seed))

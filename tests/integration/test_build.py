@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.agents import ROOT, wait_until
+from tests.integration.agents import ROOT, says, wait_until
 
 DEADLINE_SECONDS = 800
 SMALL = ["--no-install", "--jobs", "1"]

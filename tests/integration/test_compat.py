@@ -283,7 +283,7 @@ def test_a_name_without_an_assertion_is_seen(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("tested", "says"),
-    [((), 'pip install "tensorflow=='), (None, "something else in this process")],
+    [((), 'pip install "tensorflow=='), (None, "replaced methods")],
 )
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any, says: str) -> None:
     here = (versions.Pair(tf.__version__, keras.__version__),)

@@ -137,7 +137,7 @@ def test_swapped_shards_are_found_when_reading_begins(path: str, tmp_path: Path)
     for n, content in zip((2, 0), contents, strict=True):
         with place.create(f"data-0000{n}.tfrecord") as file:
             file.write(content)
-    with pytest.raises(CorruptDataError, match=r"data-0000[02].tfrecord holds the examples of data-0000[02].tfrecord"):
+    with pytest.raises(CorruptDataError, match=r"data-0000[02].tfrecord .* data-0000[02].tfrecord"):
         list(data.read(where, global_batch_size=8, ops=path == "ops", verify="never", on_corrupt="skip"))
 
 

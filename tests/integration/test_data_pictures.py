@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.integration.agents import says
+from tests.refusals import refused
 from tfdist import data
 from tfdist.errors import ConfigError, CorruptDataError
 
@@ -76,9 +78,9 @@ def test_broken_pictures_are_not_written(photos: Path, tmp_path: Path) -> None:
         shutil.copytree(photos, tmp_path / "both" / split)
     (tmp_path / "both" / "test" / "class 1" / "x.bmp").write_bytes(bmp())
     said = write(tmp_path / "both", tmp_path / "out", num_shards=3, processes=1)
-    assert said.startswith("CorruptDataError: 5 pictures cannot be kept")  # all of them, in whatever shard
+    assert said.startswith("CorruptDataError: 5 pictures ")  # all of them, in whatever shard
     for name in ("train/class 0/05.jpg", "train/class 1/17.jpg", "test/class 0/05.jpg", "test/class 1/17.jpg"):
-        assert f"{name} cannot be decoded by TensorFlow" in said
+        assert f"{name} cannot be decoded" in said
     assert "x.bmp is a BMP picture" in said
     assert "--no-check-images" in said
     assert "--convert-images" in said
@@ -93,7 +95,7 @@ def test_pictures_are_kept_as_they_are_or_converted(photos: Path, tmp_path: Path
     found = [example["image"] for example in data.open(tmp_path / "out")]
     assert found[:COUNT] == [jpeg(number) for number in range(COUNT)]  # what is kept is not touched
     assert np.array_equal(tf.io.decode_png(found[COUNT]), tf.io.decode_bmp(bmp()))
-    with pytest.raises(ConfigError, match="convert_images decodes pictures"):
+    with refused(ConfigError, name="convert_images", received=True):
         data.write(photos, tmp_path / "more", check_images=False, convert_images=True)
 
 
@@ -159,8 +161,7 @@ def test_raising_names_example_file_and_byte(broken: Path) -> None:
         with pytest.raises(CorruptDataError) as raised:
             list(data.read(broken, global_batch_size=BATCH, order="none", **options))
         name = examples.manifest.shards[int(shard[0])].file
-        assert f"example 5 cannot be decoded: {name}, byte {int(offset[0])}: " in str(raised.value)
-        assert "Invalid JPEG data" in str(raised.value)
+        assert says(str(raised.value), "example 5 ", f"{name}, byte {int(offset[0])}: ", "Invalid JPEG data")
 
 
 def test_shares_of_workers_skip_the_same(broken: Path) -> None:
@@ -189,7 +190,7 @@ def test_what_is_not_an_examples_fault_is_told_as_it_was(broken: Path) -> None:
     def never(example: dict[str, Any]) -> dict[str, Any]:
         return {"x": tf.io.decode_png(b"no picture"), "label": example["label"]}
 
-    with pytest.raises(CorruptDataError, match=r"no example of .* can be decoded, of 24"):
+    with refused(CorruptDataError, name="decode", path=str(broken), mentions=("no example of", "of 24 ")):
         list(data.read(broken, global_batch_size=BATCH, decode=never, on_corrupt="skip"))
 
 
@@ -207,14 +208,14 @@ def test_verifying_decodes_what_training_will(broken: Path, tmp_path: Path) -> N
     done = subprocess.run(run, capture_output=True, text=True, timeout=800, check=True)
     places, cure, repaired = json.loads(done.stdout)
     assert [number for number, _ in places] == list(BAD)
-    assert all("'image' cannot be decoded by TensorFlow" in problem for _, problem in places)
+    assert all("'image' cannot be decoded" in problem for _, problem in places)
     assert "--decode" in cure
     assert repaired["kept"] == COUNT - len(BAD)
     assert [place["example"] for place in repaired["lost"]] == list(BAD)
     found = [int(example["label"]) for example in data.open(tmp_path / "data")]
     assert found == [number for number in range(COUNT) if number not in BAD]
     data.write({"x": np.zeros(3)}, tmp_path / "numbers")
-    with pytest.raises(ConfigError, match="decode is for pictures"):
+    with refused(ConfigError, name="decode", received=True):
         data.verify(tmp_path / "numbers", decode=True)
-    with pytest.raises(ConfigError, match="--quick"):
+    with refused(ConfigError, name="contents", received=False):
         data.verify(tmp_path / "data", decode=True, contents=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.refusals import refused
 from tfdist import data
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -98,10 +99,10 @@ def test_names_of_features_are_looked_at_when_they_are_given(folder: Path, optio
 
 def test_a_weight_needs_a_label_and_must_be_a_number(folder: Path, tmp_path: Path) -> None:
     for functions in ({}, {"decode": lambda example: {**example}}):
-        with pytest.raises(ConfigError, match="weight names the feature 'text', which is no number"):
+        with refused(ConfigError, name="weight", received="text", mentions=("no number",)):
             read(folder, weight="text", **functions)
     data.write({"x": np.zeros((COUNT, 2)), "w": np.ones(COUNT)}, tmp_path)
-    with pytest.raises(ConfigError, match="weight is 'w', and without a label"):
+    with refused(ConfigError, name="weight", received="w", mentions=("without a label",)):
         read(tmp_path, weight="w")
 
 

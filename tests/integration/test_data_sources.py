@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.refusals import refused
 from tfdist import data
 from tfdist.data.format.schema import Feature
 from tfdist.data.sources import open_source
@@ -92,16 +93,16 @@ def test_shapes_that_are_not_known_are_those_of_the_first() -> None:
     assert column(source, "label", 1, 4) == [1, 2, 3]
     assert column(source, "input", 3)[1] == [[4.0] * 3] * 2
     source = open_source(Dataset.from_generator(lambda: make(7), output_signature=signature))
-    with pytest.raises(ConfigError, match=r"Example 4: feature 'input' is .*shape \(2, 7\).*of one shape first"):
+    with refused(ConfigError, name="input", mentions=("Example 4", "shape (2, 7)")):
         list(source.blocks(0, None))
 
 
 def test_a_schema_of_other_dtypes_is_checked() -> None:
     dataset = Dataset.range(300).map(lambda i: {"x": i})
     assert column(open_source(dataset.take(256), schema={"x": Feature("uint8")}), "x") == list(range(256))
-    with pytest.raises(ConfigError, match=r"Example 256: feature 'x' is 256 \(int64\)"):
+    with refused(ConfigError, name="x", received=256, mentions=("Example 256", "int64")):
         list(open_source(dataset, schema={"x": Feature("uint8")}).blocks(0, None))
-    with pytest.raises(ConfigError, match="has the features 'x'; the schema has 'y'"):
+    with refused(ConfigError, name="schema", received="'y'"):
         open_source(dataset, schema={"y": Feature("uint8")})
 
 
@@ -115,7 +116,7 @@ def test_a_dataset_with_other_elements_is_not_mixed_with_finished_shards(tmp_pat
 
     with pytest.raises(InterruptedError):
         write(0, progress=stop)
-    with pytest.raises(ConfigError, match=r"data-00000\.tfrecord.*the same examples again"):
+    with refused(ConfigError, name="data-00000.tfrecord", path=str(tmp_path)):
         write(1)
     write(0)
     assert [example["x"] for example in data.open(tmp_path)] == list(range(COUNT))
@@ -129,23 +130,20 @@ def test_names_that_are_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "fact"),
     [
-        (lambda: Dataset.range(3).repeat(), r"never ends; pass dataset\.take\(n\)"),
+        (lambda: Dataset.range(3).repeat(), "dataset never ends"),
         (lambda: Dataset.range(0), "has no elements"),
         (lambda: Dataset.range(3).filter(lambda i: i > 5), "has no elements"),
-        (
-            lambda: Dataset.from_tensor_slices(tf.ragged.constant([[[1], [2, 3]], [[4]]])),
-            "is a RaggedTensor; store its",
-        ),
-        (lambda: Dataset.from_tensors(tf.sparse.from_dense([1, 0])), "is a SparseTensor; make it dense"),
-        (lambda: Dataset.range(3).map(lambda i: {"a": {"b": i}}), "'a' of the dataset is .*; it must be a tensor"),
-        (lambda: Dataset.range(3).map(lambda i: tf.cast(i, tf.bfloat16)), "is bfloat16; it must be one of"),
+        (lambda: Dataset.from_tensor_slices(tf.ragged.constant([[[1], [2, 3]], [[4]]])), "is a RaggedTensor"),
+        (lambda: Dataset.from_tensors(tf.sparse.from_dense([1, 0])), "is a SparseTensor"),
+        (lambda: Dataset.range(3).map(lambda i: {"a": {"b": i}}), "'a' of the dataset"),
+        (lambda: Dataset.range(3).map(lambda i: tf.cast(i, tf.bfloat16)), "is bfloat16"),
         (lambda: Dataset.range(3).map(lambda i: (i, i, i, i)), "4 parts"),
     ],
 )
-def test_what_is_refused(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_refused(make: Any, fact: str) -> None:
+    with refused(ConfigError, mentions=(fact,)):
         list(open_source(make()).blocks(0, None))
 
 

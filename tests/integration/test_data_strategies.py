@@ -4,7 +4,6 @@ All cases of a kind run in one call: what takes time is to start processes.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.corruption import flip
+from tests.integration.agents import says
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
@@ -151,7 +151,7 @@ def test_workers_that_read_differently_are_told(
     strategy: str, options: dict[str, Any], call: Pools, folders: dict[str, str]
 ) -> None:
     for said in call(strategy, "refused", folder=folders["37"], options=options):
-        assert "workers read different data: at step 0 of the epoch worker 0 has" in said
+        assert says(said, "different data", "step 0 ", "worker 0 has", "worker 1 has"), said
         assert ("batches" if "tail" in options else "a batch with fingerprint") in said
 
 
@@ -179,10 +179,10 @@ def test_the_error_of_reading_is_what_iterations_and_fit_raise(
     (seen,) = call(strategy, "failing", damaged=str(tmp_path / "damaged"), changed=str(tmp_path / "changed"))
     changed = seen.pop("changed")
     assert changed[0] == "DataChangedError", changed
-    assert "was written anew, repaired or removed while it was read: its revision is 2" in changed[1]
+    assert says(changed[1], "written anew", "revision is 2")
     for way, (kind, said) in seen.items():
         assert kind == "CorruptDataError", way
-        assert re.fullmatch(r"example 12 is corrupt: data-00001.tfrecord, byte 0\. `tfdist data verify .*", said), way
+        assert says(said, "example 12 ", "data-00001.tfrecord, byte 0", "`tfdist data verify "), way
 
 
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring", "parameter-server"])

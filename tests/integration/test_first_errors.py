@@ -9,28 +9,24 @@ from tests.integration.agents import environment
 
 CASES = Path(__file__).with_name("cases") / "first_errors.py"
 
-# what was received, what is required or present, what to do
+# its type, and facts of what was received, of what there is, and of what to do
 TABLE = {
-    "no such strategy": ("'mirorred'", "must be one of 'mirrored', 'multi-worker'", "Choose one of these names"),
-    "no such option": ("'gpus': 2", "It takes devices", "leave the others out"),
-    "no GPU": ("GPU:0, GPU:1", "this process has /device:CPU:0", "use_logical_cpus(2)"),
-    "too few devices": ("replicas_per_worker is 2", "this process has 1 CPU device", "Ask for fewer"),
-    "batch of none": ("global_batch_size is 0", "an integer of at least 1", "Pass the examples of a step"),
-    "batch of text": ("global_batch_size is '64' (str)", "an integer of at least 1", "Pass the examples of a step"),
-    "no data": ("nothing has no file", "a directory that `tfdist data write", "Pass a directory"),
-    "empty data": ("empty has no file", "a directory that `tfdist data write", "Pass a directory"),
-    "a file for data": ("file", "Not a directory", "choose another directory"),
-    "TF_CONFIG cut short": ('{"cluster": ', "it is not JSON", "Write it with json.dumps"),
-    "replicas in words": ("TFDIST_REPLICAS_PER_WORKER is 'two'", "an integer of at least 1", "Unset it"),
-    "workers and no index": ("TFDIST_WORKERS is 'a:1,b:2'", "nothing tells which", "Set TFDIST_WORKER_INDEX"),
-    "port taken, ring": ("worker 0 cannot listen at 127.0.0.1:", "Address already in use", "a free port"),
-    "no Horovod": (
-        "Horovod is not installed",
-        "RingStrategy and horovod collectives are Horovod's",
-        "tfdist build horovod",
-    ),
-    "TensorFlow before the strategy": ("has started in this process before", "a tensor", "Create the strategy first"),
-    "port taken, multi-worker": ("worker 0 cannot listen at 127.0.0.1:", "Another process has the port", "a free port"),
+    "no such strategy": ("ConfigError", "'mirorred'", "'mirrored', 'multi-worker'"),
+    "no such option": ("ConfigError", "'gpus': 2", "It takes devices"),
+    "no GPU": ("ConfigError", "GPU:0, GPU:1", "/device:CPU:0", "use_logical_cpus(2)"),
+    "too few devices": ("ConfigError", "replicas_per_worker is 2", "1 CPU device", "use_logical_cpus(2)"),
+    "batch of none": ("ConfigError", "global_batch_size is 0", "at least 1"),
+    "batch of text": ("ConfigTypeError", "global_batch_size is '64' (str)", "at least 1"),
+    "no data": ("ConfigError", "/nothing ", "`tfdist data write"),
+    "empty data": ("ConfigError", "/empty ", "`tfdist data write"),
+    "a file for data": ("StorageError", "/file", "Not a directory", "another directory"),
+    "TF_CONFIG cut short": ("ConfigError", '{"cluster": ', "JSON", "json.dumps"),
+    "replicas in words": ("ConfigError", "TFDIST_REPLICAS_PER_WORKER is 'two'", "at least 1", "Unset it"),
+    "workers and no index": ("ConfigError", "TFDIST_WORKERS is 'a:1,b:2'", "TFDIST_WORKER_INDEX"),
+    "port taken, ring": ("ConfigError", "worker 0 ", " 127.0.0.1:", "Address already in use", "a free port"),
+    "no Horovod": ("MissingDependencyError", "Horovod", "tfdist build horovod"),
+    "TensorFlow before the strategy": ("ConfigError", "TensorFlow ", "a tensor", "Create the strategy first"),
+    "port taken, multi-worker": ("ConfigError", "worker 0 ", " 127.0.0.1:", "a free port"),
 }
 
 
@@ -43,12 +39,11 @@ def test_errors_say_what_was_received_what_is_required_and_what_to_do(shared: Pa
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told.keys() == TABLE.keys()
-    assert all(phrase for phrases in TABLE.values() for phrase in phrases)
-    wrong = [f"{name}: {kind}: {text}" for name, (ours, kind, text) in told.items() if not ours]
-    wrong += [
-        f"{name}: {phrase!r} is not in {told[name][2]!r}"
-        for name, phrases in TABLE.items()
-        for phrase in phrases
-        if phrase not in told[name][2]
+    assert all(ours for ours, *_ in told.values()), told
+    wrong = [
+        f"{name}: {told[name]} lacks {fact!r}"
+        for name, (kind, *facts) in TABLE.items()
+        for fact in (kind, *facts)
+        if (fact != told[name][1] if fact == kind else fact not in told[name][2])
     ]
     assert not wrong, "\n".join(wrong)

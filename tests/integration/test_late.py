@@ -1,6 +1,7 @@
 """What a step makes at its end if it takes it, and the loss of parts of logits, for which it is there."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -102,5 +103,8 @@ def test_the_loss_of_all_parts_is_that_of_keras() -> None:
 
 @pytest.mark.parametrize("target", [-1, 7])
 def test_a_target_that_is_no_class_is_an_error(target: int) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)a target is no class: .* have 0 to.*6.*targets are"):
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         logits(tf.zeros([2, 7])).crossentropy(tf.constant([0, target], tf.int64), tf.float32)
+    message = str(raised.value)
+    assert "target is no class" in message
+    assert re.search(rf"\b6\b(?s:.*){target}\b", message)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.agents import alive, environment, told, wait_until
+from tests.integration.agents import alive, environment, says, told, wait_until
 from tests.integration.kernels import Kernel, kernel
 
 PRELUDE = """
@@ -104,7 +104,7 @@ def f():
     assert shown.error == "WorkerFailedError"
     shown = cells.run("notebook(f, max_restarts=1)")
     assert shown.result == "'1'"
-    assert "tfdist: worker 1 failed: killed by SIGKILL" in shown.err
+    assert says(shown.err, "tfdist: worker 1 ", "SIGKILL")
 
 
 def test_an_interrupt_ends_all_workers_and_the_kernel_lives(cells: Kernel, running: tuple[Kernel, Path]) -> None:
@@ -122,7 +122,7 @@ def test_workers_that_hang_again_and_again(cells: Kernel) -> None:
     cells.run("def f(): os.kill(os.getpid(), signal.SIGSTOP)")
     shown = cells.run("notebook(f, max_restarts=1, hang_seconds=2.0)")
     assert shown.error == "WorkerFailedError"
-    assert "the workers were started again 1 of 1 times" in shown.traceback
+    assert "1 of 1 times" in shown.traceback
     assert "SIGSTOP" in shown.traceback or "stopped" in shown.traceback, shown.traceback
 
 
@@ -130,7 +130,7 @@ def test_a_deadline(cells: Kernel, running: tuple[Kernel, Path]) -> None:
     cells.run(WAITS)
     shown = cells.run("notebook(waits, timeout_seconds=1.0, grace_seconds=1.0)")
     assert shown.error == "DeadlineError"
-    assert "waits has not returned after 1 s (timeout_seconds)" in shown.traceback
+    assert says(shown.traceback, "waits ", "1 s (timeout_seconds)")
 
 
 def test_all_of_much_output_arrives(cells: Kernel) -> None:
@@ -171,22 +171,26 @@ notebook(f)
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "facts"),
     [
-        ("lock = threading.Lock()\ndef f(): return lock\nnotebook(f)", "the variable 'lock', of type _thread.lock, wh"),
-        ("def g(): return f()\nnotebook(g)", "the variable 'lock' of the function f, of type _thread.lock, which g us"),
-        ("notebook(print, {'a': [1, (i for i in ())]})", "['a'][1], of type generator"),
-        ("def h(): return {'model': threading.Lock()}\nnotebook(h, workers=1)", "the result['model'] of h, of type _t"),
-        ("import sys\nnotebook(sys.exit, workers=1)", "worker 0 ended before exit had returned, with code 0"),
-        ("notebook(f, 1)", "f() cannot be called with 1 arguments"),
-        ("notebook(f())", "which cannot be called"),
-        ("notebook(print, strategy='mirrored')", "in Python workers=1 and replicas_per_worker=2"),
-        ("notebook(print, worker=3)", "worker is no option of notebook(). It has env, timeout_seconds"),
-        ("notebook(print, env={'A': 1})", "Write {'A': '1'}"),
+        ("lock = threading.Lock()\ndef f(): return lock\nnotebook(f)", ("variable 'lock', of type _thread.lock",)),
+        ("def g(): return f()\nnotebook(g)", ("'lock' of the function f", "type _thread.lock", " g ")),
+        ("notebook(print, {'a': [1, (i for i in ())]})", ("['a'][1], of type generator",)),
+        (
+            "def h(): return {'model': threading.Lock()}\nnotebook(h, workers=1)",
+            ("result['model'] of h", "_thread.lock"),
+        ),
+        ("import sys\nnotebook(sys.exit, workers=1)", ("worker 0 ", "exit ", "code 0")),
+        ("notebook(f, 1)", ("f() ", "1 arguments")),
+        ("notebook(f())", ("cannot be called",)),
+        ("notebook(print, strategy='mirrored')", ("workers=1", "replicas_per_worker=2")),
+        ("notebook(print, worker=3)", ("worker is no option", "env, timeout_seconds")),
+        ("notebook(print, env={'A': 1})", ("{'A': '1'}",)),
     ],
 )
-def test_what_cannot_be_is_told(cells: Kernel, code: str, said: str) -> None:
-    assert said in cells.run(code).traceback
+def test_what_cannot_be_is_told(cells: Kernel, code: str, facts: tuple[str, ...]) -> None:
+    traceback = cells.run(code).traceback
+    assert says(traceback, *facts), traceback
 
 
 TRAIN = """
@@ -261,7 +265,7 @@ def test_from_a_script_and_from_a_repl(shared: Path) -> None:
     assert sorted(done.stdout.splitlines()[1:3]) == ["[worker 0] in a worker", "[worker 1] in a worker"]
     assert done.stdout.splitlines()[3] == "(42, '0')"
     fails = subprocess.run([sys.executable, "-c", FAILS], **options)  # type: ignore[call-overload]
-    assert fails.stdout == "worker 0 of 1 failed, ZeroDivisionError: division by zero\n", fails.stderr
+    assert says(fails.stdout, "worker 0 of 1", ", ZeroDivisionError: "), fails.stderr
     lines = SCRIPT.replace('"WORKER_INDEX"]\n', '"WORKER_INDEX"]\n\n')
     repl = subprocess.run([sys.executable, "-i"], input=lines.replace("\nprint(", "\n\nprint(", 1), **options)  # type: ignore[call-overload]
     assert "(42, '0')" in repl.stdout, repl.stderr

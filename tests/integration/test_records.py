@@ -261,7 +261,7 @@ def test_vectors_of_different_lengths_are_refused(reader: Reader, shard: Shard, 
     with pytest.raises(Exception, match=r"one per record|has shape"):
         reader.records([shard.path], **asked)
     asked[name] = [asked[name]]
-    with pytest.raises(Exception, match=r"must be a vector|must be one per record|rank"):
+    with pytest.raises(Exception, match=r"a vector|one per record|rank"):
         reader.records([shard.path], **asked)
     if name in row(0):
         with pytest.raises(Exception, match=r"one per record|has shape"):
@@ -455,5 +455,5 @@ def test_of_a_file_in_another_state_no_record_is_ok(ops: Records, tmp_path: Path
     now = [number & 2**64 - 1 for number in now]
     state = np.array(now, np.uint64).view(np.int64)
     assert ops.read_records(paths, **vectors, state=state)[1].numpy().tolist() == [True, True]
-    with pytest.raises(Exception, match="state has 3 values, and there are 2 files"):
+    with pytest.raises(Exception, match=r"3 values.* 2 files"):
         ops.read_records(paths, **vectors, state=[1, 2, 3])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.agents import says
 from tests.integration.forks import Forks
 
 SCRIPT = Path(__file__).parent / "cases" / "reproducible_jobs.py"
@@ -33,12 +34,12 @@ def test_another_seed_is_another_training(found: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "facts"),
     [
-        ("a layer", "comes too late: Keras has made a dense"),
-        ("a tensor", "comes too late: TensorFlow has begun"),
-        ("tuning", "HOROVOD_AUTOTUNE is 1"),
+        ("a layer", ("too late: ", "Keras ", "dense")),
+        ("a tensor", ("too late: ", "TensorFlow ")),
+        ("tuning", ("HOROVOD_AUTOTUNE is 1",)),
     ],
 )
-def test_what_cannot_be_promised_is_refused(found: dict[str, list[str]], before: str, said: str) -> None:
-    assert said in found[before][0]
+def test_what_cannot_be_promised_is_refused(found: dict[str, list[str]], before: str, facts: tuple[str, ...]) -> None:
+    assert says(found[before][0], *facts)

@@ -37,4 +37,4 @@ def test_stacks_of_a_job_that_runs(script, shared: Path) -> None:  # type: ignor
     assert [one["task"] for one in processes] == ["worker 0", "worker 1"]
     assert all(any(frame.startswith("stands (") for frame in one["threads"][0]["frames"]) for one in processes)
     assert "worker 1 (process " in shown.stdout
-    assert "no job has an id like it" in missing.stderr
+    assert "'no such job'" in missing.stderr

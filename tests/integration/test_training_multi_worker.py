@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import pytest
 
+from tests.integration.agents import says
+from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
@@ -94,13 +96,13 @@ def test_measured_buckets_are_alike(pool: WorkerPool) -> None:
     chief, other = call(pool, "measured_buckets", cases="bucket_cases")
     assert chief == other
     assert chief["mebibytes"] in (1, 2, 4, 8, 16, 32, 64)
-    assert 'must be a number of bytes, such as 4194304, or "auto"' in chief["refused"]
+    assert refusal_fields.are(chief["refused"], "ConfigError", "bucket_bytes", "large")
 
 
 @under_two
 def test_steps_that_reduce_different_gradients_are_named(pool: WorkerPool) -> None:
     for said in call(pool, "models_that_differ", cases="bucket_cases"):
-        assert "workers run different functions: at reduction" in said
+        assert "different functions" in said
         assert "gradient of" in said
 
 
@@ -127,22 +129,22 @@ def test_all_begin_with_the_chiefs_weights(pool: WorkerPool) -> None:
 
 @under_two
 @pytest.mark.parametrize(
-    ("rows", "shift", "says"),
+    ("rows", "shift", "facts"),
     [
-        ([40, 40], [0.0, 0.5], "worker 1 has a batch with fingerprint"),
-        ([40, 24], [0.0, 0.0], "worker 0 has 5 batches, worker 1 has 3 batches"),
-        ([40, 38], [0.0, 0.0], "at step 4 of the epoch worker 0 has a batch of 8 examples, worker 1 has a batch of 6"),
+        ([40, 40], [0.0, 0.5], ["worker 1 has a batch", "fingerprint"]),
+        ([40, 24], [0.0, 0.0], ["worker 0 has 5 batches", "worker 1 has 3 batches"]),
+        ([40, 38], [0.0, 0.0], ["step 4 ", "worker 0 has a batch", "of 8 examples", "worker 1 has a batch", "of 6 "]),
     ],
 )
-def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: list[float], says: str) -> None:
+def test_data_that_differs_is_named(pool: WorkerPool, rows: list[int], shift: list[float], facts: list[str]) -> None:
     for said in call(pool, "data_that_differs", rows=rows, shift=shift):
-        assert says in said
+        assert says(said, *facts), said
 
 
 @under_one
 def test_generators_of_different_lengths_are_named_when_the_shorter_ends(pool: WorkerPool) -> None:
     for said in call(pool, "generators_that_differ"):
-        assert "at step 3 of the epoch worker 0 has a further batch, worker 1 has no further batch" in said
+        assert says(said, "step 3 ", "worker 0 has a further", "worker 1 has no further"), said
 
 
 @under_two
@@ -228,7 +230,7 @@ def test_predictions_of_other_types_are_gathered_or_refused(pool: WorkerPool) ->
     for seen in call(pool, "predictions_of_kinds"):
         assert seen["bool"] is True
         assert seen["uint8"] is True
-        assert "Let the model return those" in seen["string"]
+        assert refusal_fields.are(seen["string"], "UnsupportedError")
 
 
 @pytest.mark.parametrize(("strategy", "collectives", "carrier"), CARRIERS)
@@ -237,7 +239,7 @@ def test_a_worker_that_waits_in_vain_is_told(strategy: str, collectives: str, ca
         assert call(workers, "carrier") == [carrier] * 2
         waiting, left = call(workers, "waits_for_one_who_left", seconds=20.0)
     assert left == "left"
-    assert "this worker has waited 20 s in" in waiting
+    assert "waited 20 s in" in waiting
 
 
 @under_two  # what the others' collectives are called is what the first one's are

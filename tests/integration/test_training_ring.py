@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
@@ -167,27 +168,27 @@ def test_a_model_that_differs_is_told_before_it_trains(three: WorkerPool, kind: 
 
 def test_an_optimizer_wrapped_by_horovod_is_refused(three: WorkerPool) -> None:
     for said in call(three, "horovods_optimizer"):
-        assert "averages no gradients under Keras 3" in said["outside"]
-        assert "Pass the plain Keras optimizer" in said["inside"]
+        assert "averages no gradients" in said["outside"][3]
+        assert refusal_fields.are(said["inside"], "UnsupportedError", "SGD", None)
 
 
 def test_groups_train_by_themselves_and_together(forking: Forks) -> None:
     with start(forking, 3) as workers:
-        for said in call(workers, "refused_groups", module="ring_group_cases"):
-            overlap, missing, order, outside, *types = said
-            assert "a worker may be in one group only" in overlap
-            assert "worker 1 is in none" in missing
-            assert "must be in rising order" in order
-            assert "a worker in groups is 3" in outside
-            assert all("must be a list of lists" in text for text in types)
+        for reports in call(workers, "refused_groups", module="ring_group_cases"):
+            overlap, missing, order, outside, *types = reports
+            assert refusal_fields.are(overlap, "ConfigError", "groups", "[[0, 1], [1, 2]]")
+            assert refusal_fields.are(missing, "ConfigError", "groups", "[[0], [2]]", "worker 1 ")
+            assert refusal_fields.are(order, "ConfigError", "groups", "[[2, 0], [1]]")
+            assert refusal_fields.are(outside, "ConfigError", "a worker in groups", "3")
+            assert all(refusal_fields.are(report, "ConfigTypeError", "groups") for report in types)
         zero, one, two = call(workers, "groups", module="ring_group_cases")
         assert [worker["replicas"] for worker in (zero, one, two)] == [2, 1, 2]
         assert [worker["chief"] for worker in (zero, one, two)] == [True, True, False]
         assert zero["apart"] == two["apart"]
         assert zero["apart"] != one["apart"]
         assert zero["all"] == one["all"] == two["all"]
-        for said in call(workers, "other_groups", module="ring_group_cases"):
-            assert "Give all groups to the first one" in said
+        for report in call(workers, "other_groups", module="ring_group_cases"):
+            assert refusal_fields.are(report, "ConfigError", "groups", "[[0], [1, 2]]")
 
 
 LAUNCHED = """

@@ -165,7 +165,7 @@ def what_ends(trial: OverSsh) -> None:
         trial.found.cut("b")
         err, _ = process.communicate(timeout=SECONDS)
         seconds = time.monotonic() - begun
-        assert "the connection to host b has ended" in err, err
+        assert "connection to host b" in err, err
         wait_until(lambda: not trial.left(), seconds=150)
         gone = time.monotonic() - begun
         trial.found.join("b")
@@ -201,7 +201,7 @@ def a_machine_is_lost(trial: OverSsh) -> None:
             flush=True,
         )
         assert stepping["lost"] <= 1
-    assert "host a was lost, and cannot be reached again" in err, err
+    assert "host a was lost" in err, err
     print(f"equal to the bit, {time.monotonic() - begun:.0f} s after the machine's end", flush=True)
 
 

@@ -99,7 +99,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if not isinstance(data, (tuple, tf.data.Dataset)) or (isinstance(data, tuple) and len(data) not in (2, 3)):
             raise ConfigTypeError(
                 f"data is {validation.shown(data)}; it must be a tuple of arrays, (inputs, targets) or "
-                "(inputs, targets, weights), or a tf.data.Dataset of batches."
+                "(inputs, targets, weights), or a tf.data.Dataset of batches.",
+                name="data",
+                received=validation.shown(data),
             )
         self.batch_size = validation.integer("batch_size", batch_size, minimum=2)
         self.every = validation.integer("every", every, minimum=1)
@@ -118,7 +120,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if keras_model.has_own_train_step(self.model) or self.model.loss is None:
             raise ConfigError(
                 f"the model {self.model.name!r} has a train_step of its own, or no loss; the gradient noise scale is "
-                "that of the loss given to compile(). Compile it with one."
+                "that of the loss given to compile(). Compile it with one.",
+                name=self.model.name,
             )
         self._parts = _parts(self.parts, self.batch_size, tf_strategies.replica_count(self._strategy))
         self._unseeded = keras_model.global_seed_generator()
@@ -175,7 +178,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if rows < self.batch_size:
             raise ConfigError(
                 f"a batch of data has {rows} examples; GradientNoiseScale(batch_size={self.batch_size}) needs as many "
-                f"in each. Make it with .batch({self.batch_size}, drop_remainder=True)."
+                f"in each. Make it with .batch({self.batch_size}, drop_remainder=True).",
+                name="data",
+                received=rows,
             )
         return step.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
 
@@ -231,6 +236,8 @@ def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
         hint = f"Take one of {suits}." if suits else "Take another batch_size."
         raise ConfigError(
             f"parts is {parts} with batch_size={batch_size} on {replicas} replica(s); it must be at least 2, a "
-            f"multiple of the replicas, and divide the batch. {hint}"
+            f"multiple of the replicas, and divide the batch. {hint}",
+            name="parts",
+            received=parts,
         )
     return parts

@@ -98,7 +98,11 @@ def require_bytes(name: str, value: int | str) -> None:
     if value == "auto":
         return
     if isinstance(value, str):
-        raise ConfigError(f'{name} is {value!r}; it must be a number of bytes, such as {DEFAULT_BYTES}, or "auto".')
+        raise ConfigError(
+            f'{name} is {value!r}; it must be a number of bytes, such as {DEFAULT_BYTES}, or "auto".',
+            name=name,
+            received=value,
+        )
     validation.integer(name, value, minimum=1)
 
 

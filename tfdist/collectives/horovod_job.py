@@ -55,7 +55,8 @@ def import_horovod() -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             "Horovod is not installed, and RingStrategy and horovod collectives are Horovod's. Install it: "
-            "tfdist build horovod"
+            "tfdist build horovod",
+            name="horovod",
         ) from error
     except (ImportError, OSError, tf.errors.OpError) as error:
         raise MissingDependencyError(
@@ -344,7 +345,9 @@ def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Jo
     if missing:
         raise ConfigError(
             f"groups has {missing}, with which Horovod was not started in this process. Give all groups to the "
-            "first one, alike on every worker."
+            "first one, alike on every worker.",
+            name="groups",
+            received=missing,
         )
     return job
 
@@ -374,7 +377,10 @@ def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
         address, error = str(told[0]), str(told[1])
     if error:
         raise ConfigError(
-            f"worker 0 cannot listen at {given}: {error}. Give it an address of this host and a free port."
+            f"worker 0 cannot listen at {given}: {error}. Give it an address of this host and a free port.",
+            name="TFDIST_WORKERS",
+            received=given,
+            workers=(0,),
         )
     return address
 

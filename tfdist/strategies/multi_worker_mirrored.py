@@ -127,7 +127,10 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             raise ConfigError(
                 f"worker {cluster.worker_index} cannot listen at {cluster.require_addresses()[cluster.worker_index]} "
                 f"({cluster.source}; {error.message}). Another process has the port, or the address is not this "
-                "host's. Give it an address of this host and a free port."
+                "host's. Give it an address of this host and a free port.",
+                name="TFDIST_WORKERS",
+                received=cluster.require_addresses()[cluster.worker_index],
+                workers=(cluster.worker_index,),
             ) from error
         stages.require_one_cpu(shard_optimizer, extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
@@ -208,7 +211,9 @@ def _require_devices(replicas: int) -> None:
     if replicas > present:
         raise ConfigError(
             f"replicas_per_worker is {replicas}; this process has {present} {kind} device(s). Ask for fewer, or split "
-            f"the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas})."
+            f"the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({replicas}).",
+            name="replicas_per_worker",
+            received=replicas,
         )
 
 

@@ -152,7 +152,11 @@ def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster"
     if groups is None:
         return tuple(range(cluster.num_workers))
     if not all(isinstance(group, (list, tuple)) and group for group in groups):
-        raise ConfigTypeError(f"groups is {groups!r}; it must be a list of lists of workers, such as [[0, 1], [2, 3]].")
+        raise ConfigTypeError(
+            f"groups is {groups!r}; it must be a list of lists of workers, such as [[0, 1], [2, 3]].",
+            name="groups",
+            received=groups,
+        )
     everybody = [
         validation.integer("a worker in groups", worker, minimum=0, maximum=cluster.num_workers - 1)
         for group in groups
@@ -160,9 +164,16 @@ def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster"
     ]
     # The same checks on every worker: one that went on alone would wait for the others.
     if len(set(everybody)) < len(everybody):
-        raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.")
+        raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.", name="groups", received=groups)
     if absent := sorted(set(range(cluster.num_workers)) - set(everybody)):
-        raise ConfigError(f"groups is {groups!r}; worker {absent[0]} is in none. Give every worker a group.")
+        raise ConfigError(
+            f"groups is {groups!r}; worker {absent[0]} is in none. Give every worker a group.",
+            name="groups",
+            received=groups,
+            workers=absent,
+        )
     if any(list(group) != sorted(group) for group in groups):
-        raise ConfigError(f"groups is {groups!r}; the workers of a group must be in rising order.")
+        raise ConfigError(
+            f"groups is {groups!r}; the workers of a group must be in rising order.", name="groups", received=groups
+        )
     return next(tuple(group) for group in groups if cluster.worker_index in group)

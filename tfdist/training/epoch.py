@@ -268,5 +268,7 @@ def _require_alike(seen: list[list[int]], position: int) -> None:
                 f"{who}. Every worker must be given the same dataset (tfdist gives each its slice of every batch); "
                 "seed every shuffle alike. If each worker is meant to read data of its own, pass a tf.data.Dataset "
                 "whose options have experimental_distribute.auto_shard_policy = "
-                "tf.data.experimental.AutoShardPolicy.OFF."
+                "tf.data.experimental.AutoShardPolicy.OFF.",
+                name="data",
+                workers=(0, *others),
             )

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import refusal_fields
 import tensorflow as tf
 from multi_worker_cases import RANK, STRATEGY, X, Y, model
 
@@ -93,7 +94,7 @@ def measured_buckets() -> dict[str, Any]:
     try:
         tfdist.strategies.create(os.environ["TFDIST_STRATEGY"], bucket_bytes="large")
     except errors.ConfigError as error:
-        return {"mebibytes": strategy.extended.bucket_bytes >> 20, "refused": str(error)}
+        return {"mebibytes": strategy.extended.bucket_bytes >> 20, "refused": refusal_fields.fields(error)}
     return {}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import number_cases
 import numpy as np
+import refusal_fields
 import tensorflow as tf
 
 import tfdist.strategies
@@ -278,7 +279,7 @@ def predictions_of_kinds() -> dict[str, Any]:
             got = network.predict(X[:5], verbose=0)
             seen[name] = bool(np.array_equal(got, np.asarray(function(tf.constant(X[:5])))))
         except errors.UnsupportedError as error:
-            seen[name] = str(error)
+            seen[name] = refusal_fields.fields(error)
     return seen
 
 

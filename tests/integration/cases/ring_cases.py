@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import refusal_fields
 import tensorflow as tf
 from rested import ring
 
@@ -231,7 +232,7 @@ def still_works() -> float:
     return float(STRATEGY.reduce(SUM, STRATEGY.run(lambda: tf.constant(1.0)), axis=None))
 
 
-def horovods_optimizer() -> dict[str, str]:
+def horovods_optimizer() -> dict[str, list[Any]]:
     """Wrap an optimizer by Horovod outside of a scope, and as another build would let it pass; return what is said."""
     import horovod.tensorflow.keras as hvd
 
@@ -239,7 +240,7 @@ def horovods_optimizer() -> dict[str, str]:
     try:
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     except RuntimeError as error:
-        said["outside"] = str(error)
+        said["outside"] = refusal_fields.fields(error)
     wrapped = type("SGD", (keras.optimizers.SGD,), {"__module__": "horovod._keras"})
     with STRATEGY.scope():
         network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -247,5 +248,5 @@ def horovods_optimizer() -> dict[str, str]:
     try:
         network.fit(np.ones((6, 3)), np.ones((6, 1)), verbose=0)
     except errors.UnsupportedError as error:
-        said["inside"] = str(error)
+        said["inside"] = refusal_fields.fields(error)
     return said

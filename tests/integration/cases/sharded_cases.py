@@ -401,8 +401,7 @@ def _loop_of_updates() -> None:
     model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
-def refused(among: list[str] | None) -> dict[str, str]:
-    found = {}
+def refused(among: list[str] | None) -> dict[str, list[Any]]:
     codec = {"accumulate_steps": 2, "compression": "topk"}
     adasum = {"accumulate_steps": 2, "reduction": "adasum"}
     ways = {
@@ -415,12 +414,9 @@ def refused(among: list[str] | None) -> dict[str, str]:
         "loop": _own_loop,
         "checkpoint": _checkpoint,
     }
-    for name in among or [name for name in ways if name != "loop of updates"]:
-        try:
-            ways[name]()
-        except errors.TfdistError as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+    chosen = among or [name for name in ways if name != "loop of updates"]
+    found = {name: refusal_fields.met(ways[name], errors.TfdistError) for name in chosen}
+    return {name: report for name, report in found.items() if report != refusal_fields.NOTHING}
 
 
 def _own_loop() -> None:

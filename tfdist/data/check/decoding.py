@@ -25,7 +25,11 @@ class Decoding:
 
     def __init__(self, schema: Schema, size: int) -> None:
         if not any(feature.encoding == "bytes" for feature in schema.values()):
-            raise ConfigError(f"decode is for pictures, and {', '.join(map(repr, schema))} hold none. Leave it out.")
+            raise ConfigError(
+                f"decode is for pictures, and {', '.join(map(repr, schema))} hold none. Leave it out.",
+                name="decode",
+                received=True,
+            )
         self._pool = InOrder(max(1, min(_MOST, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
 
     def __enter__(self) -> "Decoding":

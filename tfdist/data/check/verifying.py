@@ -140,7 +140,11 @@ def verify(
         [(2, 'a payload whose checksum does not fit')]
     """
     if validation.boolean("decode", decode) and not contents:
-        raise ConfigError("decode takes records apart, and contents is False (--quick). Leave one of them out.")
+        raise ConfigError(
+            "decode takes records apart, and contents is False (--quick). Leave one of them out.",
+            name="contents",
+            received=contents,
+        )
     place = place_of(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
     try:
         found = read_manifest(place)

@@ -38,9 +38,15 @@ class Roles:
         for argument, name in named:
             if name is not None and name not in features:
                 way = " Return it too, or name one of these." if self.origin.endswith("returns") else ""
-                raise ConfigError(f"{argument} names the feature {name!r}; {self.origin} {there}.{way}")
+                raise ConfigError(
+                    f"{argument} names the feature {name!r}; {self.origin} {there}.{way}", name=argument, received=name
+                )
         if self.weight is not None and getattr(features[self.weight], "dtype", TEXT) == TEXT:
-            raise ConfigError(f"weight names the feature {self.weight!r}, which is no number; a weight must be one.")
+            raise ConfigError(
+                f"weight names the feature {self.weight!r}, which is no number; a weight must be one.",
+                name="weight",
+                received=self.weight,
+            )
 
     def element(self, found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
         """Return (x, y), (x, y, weight) or x.
@@ -86,6 +92,9 @@ def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
     )
     if found.weight is not None and found.label is None:
         raise ConfigError(
-            f"weight is {weight!r}, and without a label there is nothing to weigh. Name the label, or leave weight out."
+            f"weight is {weight!r}, and without a label there is nothing to weigh. Name the label, or leave weight "
+            "out.",
+            name="weight",
+            received=weight,
         )
     return found

@@ -131,7 +131,9 @@ def read(
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
             f"{what} gives some examples the weight 0, and without a label there is no weight. Name the label, or pass "
-            + ("tail='keep' or 'drop'." if tail == "pad" else "on_corrupt='raise'.")
+            + ("tail='keep' or 'drop'." if tail == "pad" else "on_corrupt='raise'."),
+            name=what.partition("=")[0],
+            received=what.partition("=")[2].strip("'"),
         )
     if on_corrupt == "verify":
         from tfdist.data.check.verifying import verify_manifest

@@ -140,5 +140,7 @@ class Search:
                 return number
         raise CorruptDataError(
             f"no example of {self._examples.storage.url} can be decoded, of {len(steps) + 1} that were tried; of the "
-            f"last, {problem}."
+            f"last, {problem}.",
+            name="decode",
+            path=self._examples.storage.url,
         )

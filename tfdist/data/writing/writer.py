@@ -173,7 +173,11 @@ def _sizes(num_shards: int | None, shard_bytes: int | None) -> tuple[int | None,
 def _looks(check_images: bool, convert_images: bool) -> bool:
     looks = validation.boolean("check_images", check_images)
     if validation.boolean("convert_images", convert_images) and not looks:
-        raise ConfigError("convert_images decodes pictures, and check_images is False. Leave one of them out.")
+        raise ConfigError(
+            "convert_images decodes pictures, and check_images is False. Leave one of them out.",
+            name="convert_images",
+            received=True,
+        )
     return looks
 
 

@@ -104,7 +104,10 @@ class Signatures:
         raise DisagreementError(
             f"workers run different functions: at reduction {position + 1} worker 0 has [{first}] and worker {other} "
             f"has [{second}]. Every worker must build the same model, with its variables in the same order, and "
-            "compile it alike."
+            "compile it alike.",
+            name=first,
+            received=second,
+            workers=(0, other),
         )
 
     def _exchange(self, entries: list[str]) -> list[list[str]]:

@@ -181,6 +181,8 @@ def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         raise UnsupportedError(
             f"the reduction of {optimizer.name!r} remembers {names} from one step to the next, for each replica by "
             "itself, under ParameterServerStrategy, whose workers come and go and remember nothing. Pass a "
-            'codec without a memory, such as compression="qsgd-8", or train under another strategy.'
+            'codec without a memory, such as compression="qsgd-8", or train under another strategy.',
+            name=optimizer.name,
+            received=names,
         )
     optimizers.adapt(optimizer, strategy)

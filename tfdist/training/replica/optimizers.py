@@ -43,7 +43,8 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         raise UnsupportedError(
             f"the optimizer {type(optimizer).__name__!r} is wrapped in Horovod's DistributedOptimizer. Under Keras 3 "
             "it averages nothing, because Keras no longer calls the methods that it overrides, and the strategy "
-            "reduces gradients by itself. Pass the plain Keras optimizer to compile()."
+            "reduces gradients by itself. Pass the plain Keras optimizer to compile().",
+            name=type(optimizer).__name__,
         )
     require_scope(optimizer, strategy)
     for inner in keras_optimizer.wrapped(optimizer):  # is handed gradients that are reduced already

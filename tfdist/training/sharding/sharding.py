@@ -74,7 +74,9 @@ class OptimizerSharding:
             what = "compression" if choices.compression is not None else 'reduction="adasum"'
             raise UnsupportedError(
                 f"accumulate_steps and {what} are given together, which needs whole accumulated gradients on every "
-                f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1."
+                f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1.",
+                name="accumulate_steps",
+                received=what,
             )
         return self.stage > 1
 

@@ -160,7 +160,8 @@ class Gathers:
                 raise UnsupportedError(
                     f"A loop that is traced in a step uses the weight {variable.name!r} and then updates it, and a "
                     "weight in parts is gathered once for all turns of a loop. Let a step update once, and have "
-                    "model.fit run the steps (steps_per_execution), or take stage 2."
+                    "model.fit run the steps (steps_per_execution), or take stage 2.",
+                    name=variable.name,
                 )
 
     def _used(self, before: list[_Gathered]) -> list[tf.Operation]:

@@ -46,7 +46,9 @@ def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Strea
         )
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
-        raise ConfigError("the dataset never ends; pass dataset.take(n), or leave out its repeat().")
+        raise ConfigError(
+            "the dataset never ends; pass dataset.take(n), or leave out its repeat().", name="dataset", received=dataset
+        )
     if count == 0:
         raise ConfigError("the dataset has no elements; at least one is needed.")
     specs = _specs(dataset.element_spec)
@@ -123,17 +125,23 @@ def _specs(element: Any) -> dict[str, Any]:
         elif isinstance(spec, tf.RaggedTensorSpec):
             raise ConfigError(
                 f"feature {name!r} of the dataset is a RaggedTensor; store its flat_values and its row_splits as two "
-                f"features, or pad it with to_tensor(). {_FIX}"
+                f"features, or pad it with to_tensor(). {_FIX}",
+                name=name,
+                received="RaggedTensor",
             )
         elif isinstance(spec, tf.SparseTensorSpec):
             raise ConfigError(
                 f"feature {name!r} of the dataset is a SparseTensor; make it dense with tf.sparse.to_dense(), or store "
-                f"its indices and values as two features. {_FIX}"
+                f"its indices and values as two features. {_FIX}",
+                name=name,
+                received="SparseTensor",
             )
         elif not isinstance(spec, tf.TensorSpec):
             raise ConfigError(
                 f"feature {name!r} of the dataset is {validation.shown(spec)}; it must be a tensor. Give each tensor "
-                f"in it a name of its own. {_FIX}"
+                f"in it a name of its own. {_FIX}",
+                name=name,
+                received=validation.shown(spec),
             )
     return found
 
@@ -146,7 +154,11 @@ def _is_known(spec: Any) -> bool:
 def _feature(name: str, spec: Any, shape: Any) -> Feature:
     dtype = TEXT if spec.dtype == tf.string else spec.dtype.name
     if dtype not in DTYPES:
-        raise ConfigError(f"feature {name!r} of the dataset is {dtype}; it must be one of {', '.join(DTYPES)}. {_FIX}")
+        raise ConfigError(
+            f"feature {name!r} of the dataset is {dtype}; it must be one of {', '.join(DTYPES)}. {_FIX}",
+            name=name,
+            received=dtype,
+        )
     is_list = spec.shape.rank == 1 and not spec.shape.is_fully_defined()
     return Feature(dtype, (None,) if is_list else tuple(int(size) for size in shape))
 
@@ -155,7 +167,9 @@ def _same_names(schema: Schema, specs: Mapping[str, Any]) -> None:
     if schema.keys() != specs.keys():
         raise ConfigError(
             f"the dataset has the features {', '.join(map(repr, specs))}; the schema has "
-            f"{', '.join(map(repr, schema))}. Both must have the same names. {_FIX}"
+            f"{', '.join(map(repr, schema))}. Both must have the same names. {_FIX}",
+            name="schema",
+            received=", ".join(map(repr, schema)),
         )
 
 
