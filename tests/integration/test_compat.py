@@ -180,7 +180,7 @@ class Looks(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         fit = keras_epochs.running_fit(model)
-        self.found["when told of the model"] = fit is not None and fit.callbacks is not None
+        self.found["when told"] = fit is not None and fit.callbacks is not None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         fit = keras_epochs.running_fit(self.model)
@@ -200,7 +200,7 @@ def test_an_element_is_taken_without_an_executor_that_other_threads_may_find_del
 def test_a_running_fit_is_found_from_a_callback() -> None:
     looks = Looks()
     model().fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=[looks])
-    expected = {"when told of the model": True, "epochs": 2, "steps": 2, "batch size": 2, "callbacks": True}
+    expected = {"when told": True, "epochs": 2, "steps": 2, "batch size": 2, "callbacks": True}
     assert looks.found == expected, moved("keras/epochs.py", f"a local variable of fit (found: {looks.found})")
 
 

@@ -284,7 +284,7 @@ def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPoo
         ("no servers", ("ConfigError", "cluster", "2")),
         ("a worker", ("ConfigError", "cluster", "worker 0")),
         ("second axis", ("ConfigError", "variable_partitioner", "[1, 2]")),
-        ("norms of parts", ("UnsupportedError", "Lamb", "cut/kernel")),
+        ("norms of parts", ("UnsupportedError", "Lamb", ..., "cut/kernel")),
         ("norms of parts, wrapped", ("UnsupportedError", "LARS", ...)),
     ],
 )

@@ -385,7 +385,7 @@ def _tasks(
                 "Workers and parameter servers need no script: start them with tfdist run, or as "
                 "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG.",
                 name="cluster",
-                received=cluster.task,
+                received=str(cluster.task),
             )
         chief = cluster.chief or "127.0.0.1:0"
         return None, {"chief": [chief], "worker": list(cluster.addresses), "ps": list(cluster.parameter_servers)}

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfdist
 from benchmarks.parallel import dtensor_perceptron as dtensor
 from benchmarks.parallel import parallel_networks as networks
+from tests.integration.cases import refusal_fields
 from tests.integration.cases.model_parallel_models import (
     attention,
     convolution,

@@ -18,6 +18,7 @@ import tfdist
 import tfdist.callbacks
 import tfdist.strategies
 from benchmarks.parallel import sharding_formulas as formulas
+from tests.integration.cases import refusal_fields
 from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective

@@ -71,7 +71,9 @@ def _refusal(names: list[str], rows: list[Any]) -> UnsupportedError:
         "input must have one row for each example. If an example is a graph or a set, give each input one row for each "
         "of them: a tf.RaggedTensor, or rows padded to one length. Inputs that belong to all examples of a batch are "
         "given whole to every replica if they are named: strategy.whole_inputs = [...]. What never changes may be in "
-        "the model, as a constant or a weight that does not train."
+        "the model, as a constant or a weight that does not train.",
+        name=names[0],
+        received=counted,
     )
 
 
