@@ -33,7 +33,7 @@ _SERIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DataBench(Suite):
-    """TFRecord data: writing, reading and resuming.
+    """Measure writing, reading and resuming of TFRecord data, beside TensorFlow's own tools and grain.
 
     \b
     tf.train.Example   the peer of writing: an Example for each, serialized, into tf.io.TFRecordWriter
@@ -44,11 +44,11 @@ class DataBench(Suite):
     extent             tfdist, shuffled, as it writes pictures: nothing is parsed
     numpy, native      without and with the compiled reader; verify="always": every checksum
     later epochs       checked when a record was read first: verify="first", the default
-    grain              array_record (groups of one) shuffled and parsed, where both are there
+    grain              array_record (groups of one) shuffled and parsed, where both are installed
 
-    Resuming is the time from making the dataset until its first batch, beside tf.data with `skip`. All sides take
-    turns; ratios to the peer are of the same round: median [lower-upper quartile]. It needs 1 GB in the folder for
-    temporary files, and takes about 3 minutes on 2 cores.
+    Resuming is the time from making the dataset to its first batch, beside tf.data with `skip`. All sides take turns.
+    Ratios to the peer are of the same round: median [lower-upper quartile]. It needs 1 GB in the folder for temporary
+    files, and takes about 3 minutes on 2 cores.
     """
 
     rows: int = option(500_000, "Rows that are read.", minimum=4096)
@@ -72,7 +72,6 @@ class DataBench(Suite):
         return self.rows if kind == "rows" else self.images
 
     def run(self, told: Told = untold) -> "DataReport":
-        """Make the data, measure all sides in turns, and return the report."""
         from benchmarks.files.data_sides import prepare, reading, resuming, writing
 
         setup = self
@@ -175,7 +174,7 @@ class DataRow:
     Attributes:
         subject: "write", "read" or "resume".
         kind: "rows" or "images"; "resume".
-        way: who does it, and how.
+        way: which side does it, and how.
         examples: per turn.
         seconds: wall clock, per round.
         cpu_seconds: of the whole process with all its threads, per round.
@@ -235,7 +234,6 @@ class DataReport(Report):
         return next(each for each in self.rows if (each.subject, each.kind, each.way) == wanted)
 
     def derived(self) -> dict[str, Any]:
-        """Return ratios and targets."""
         results = []
         for row in self.rows:
             against, target = row.against(self.peer(row)), row.target
@@ -253,7 +251,6 @@ class DataReport(Report):
         return {"results": results}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the tables and what was run."""
         for subject in ("write", "read"):
             rows = [
                 [row.kind, row.way, *_each(row, 1e6), *_ratios(self, row, "speed", "cpu")]
@@ -283,7 +280,6 @@ class DataReport(Report):
         yield self.ran_on()
 
     def draw(self, path: Path) -> None:
-        """Draw how fast each side reads beside tf.data in order, by the wall clock and by CPU time, as a PNG."""
         figure = figure_of(10, 8, dpi=130)
         counts = [len(_read(self, kind)) for kind in _TITLES]
         panels = figure.subplots(len(_TITLES), 1, sharex=True, height_ratios=[max(1, count) for count in counts])

@@ -22,25 +22,23 @@ WAYS = (NONE, PEER, "tfdist, waits", "tfdist")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointBench(Suite):
-    """Checkpoints: how long training stops for them, their bytes, and how long going on takes.
+    """Measure how long training stops for checkpoints, their bytes, and how long going on takes.
 
-    A model of eight dense layers and Adam is trained by `fit` in four ways that take turns:
+    `fit` trains eight dense layers with Adam in four ways that take turns:
 
     \b
     no saves        nothing is saved
     keras           the peer: keras.callbacks.BackupAndRestore, one file, no fsync or checksums
     tfdist, waits   tfdist.callbacks.BackupAndRestore(asynchronous=False), on the disk first
-    tfdist          the same as it is: training goes on while a backup is written
+    tfdist          the same with its default: training goes on while a backup is written
 
-    "Stops" is how long training stands still for a save: from the end of a step to the begin of the next, beyond what
-    that takes without a save. "Keras stops" is how many times as long that is for the peer, in the same round. "Adds"
-    is what one save adds to all of `fit`, what is written meanwhile, the wait for the last one and the removal of all
-    at the end included: the whole call with saves minus the whole call without, in the same round, by the number of
-    saves; on a machine that does other things it is mostly noise. "Restore" is the time from calling `fit` of a new
-    model until its first step begins, minus that of one that has no backup. Each is the median [lower to upper
-    quartile] over rounds.
+    "Stops" is the time from the end of a step to the begin of the next, beyond what that takes without a save. "Keras
+    stops" is the peer's stop over this one's in the same round. "Adds" is what one save adds to all of `fit`: the call
+    with saves minus the call without, by the number of saves. It includes the wait for the last backup and the removal
+    of all. On a busy machine it is mostly noise. "Restore" is the time from calling `fit` of a new model to its first
+    step, minus that of a model without a backup. Figures are medians [lower to upper quartile] over rounds.
 
-    Runs on the CPU; the defaults write 20 GB, at most 0.5 GB at a time, and take about 10 minutes on 2 cores.
+    Runs on the CPU. The defaults write 20 GB, at most 0.5 GB at a time, and take about 10 minutes on 2 cores.
     """
 
     megabytes: Sequence[float] = option(
@@ -62,7 +60,6 @@ class CheckpointBench(Suite):
             raise ConfigError(f"directory is {self.directory!r}, which is no folder. Make it, or name another.")
 
     def run(self, told: Told = untold) -> "CheckpointReport":
-        """Let all ways take turns and return the report."""
         from benchmarks.jobs.checkpoint_training import Trained
 
         ways = list[Way]()
@@ -159,7 +156,6 @@ class CheckpointReport(Report):
         return ratio(self.way(way.megabytes, PEER).stops, way.stops)
 
     def derived(self) -> dict[str, Any]:
-        """Return what follows from the measurements."""
         results = [
             {
                 "megabytes": way.megabytes,
@@ -177,7 +173,6 @@ class CheckpointReport(Report):
         return {"results": results}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         ratios = ("stops, ms per save", "keras stops", "adds, ms per save", "of training")
         yield Table(
             ("state", "", *ratios, "bytes", "restore, ms"),

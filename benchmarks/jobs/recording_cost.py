@@ -36,20 +36,19 @@ def both_ways(arms: Sequence[str], number: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingBench(Suite):
-    """What `tfdist run --monitor` adds to a step of `fit`, in the same processes, in turns.
+    """Measure what `tfdist run --monitor` adds to a step of `fit`, in the same processes.
 
     \b
     nothing       not recorded
-    observers     what the host notes of a step, and writes twice a second
-    stamps        and the times that the graph takes
-    everything    and the norm of the gradient, in one step of twenty: what --monitor does
+    observers     what the host notes of a step and writes twice a second
+    stamps        also the times that the graph takes
+    everything    also the norm of the gradient, in one step of twenty: what --monitor does
 
-    Each arm is compared with the step of the same round of which nothing was recorded, in time and in processor time,
-    of which other programs take nothing. The interval is that of the median, with a probability of 95 %: where it has 0
-    in it, nothing was seen.
+    Each arm is compared with the unrecorded step of the same round, in time and in processor time, which other programs
+    do not change. The interval contains the median with a probability of 95 %. Where it contains 0, nothing was seen.
 
-    The last table has no noise of a step in it: for how long the thread that steps did what the recorder does, and how
-    much longer a function takes by the stamps of a step and nothing else of it, where nothing hides them.
+    The last table is free of the noise of steps. It has the time in which the stepping thread did the recorder's work,
+    and the time that stamps add to a function that has nothing else.
     """
 
     strategy: str = option("multi-worker", "Of workers.", choices=STRATEGIES)
@@ -61,7 +60,6 @@ class RecordingBench(Suite):
     rounds: int = option(100, "Measurements each.")
 
     def run(self, told: Told = untold) -> "RecordingReport":
-        """Measure all arms in turns, in the same processes, and return the report."""
         seconds, processor, flushing, inside = ({arm: list[float]() for arm in ARMS} for _ in range(4))
         what = {"strategy": self.strategy, "model": self.model, "global_batch_size": self.batch_size}
         with machine.observed() as about, lanes.Lane(self.strategy, workers=self.workers) as lane:
@@ -130,7 +128,6 @@ class RecordingReport(Report):
         return [one / median(self.seconds["nothing"]) for one in self.inside[arm]]
 
     def derived(self) -> dict[str, Any]:
-        """Return what each arm adds."""
         added = {
             of: {
                 arm: {**asdict(quartiles(self.added(arm, of))), "interval": interval(self.added(arm, of))}
@@ -142,7 +139,6 @@ class RecordingReport(Report):
         return {"added": added, "added_processor_seconds": self.added_seconds(), "added_at_most": most}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the tables and what was run."""
         rows, parts, most, more = list[list[str]](), list[list[str]](), list[list[str]](), self.added_seconds()
         for arm in ARMS:
             cells = [arm]

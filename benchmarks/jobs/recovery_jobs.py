@@ -144,7 +144,7 @@ def of_notes(happened: Sequence[dict[str, Any]], notes: Sequence[dict[str, Any]]
         happened: the log of faults: one kill.
         notes: of the script's processes.
     Raises:
-        TfdistError: nobody was killed, or the other worker did not step again.
+        TfdistError: no worker was killed, or the other worker did not step again.
     """
     if not happened:
         raise TfdistError("no worker was killed: Horovod's job did not get to that step.")

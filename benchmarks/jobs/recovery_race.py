@@ -23,26 +23,24 @@ STRATEGIES = ("multi-worker", "multi-worker --standby", "ring", "ring --standby"
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryBench(Suite):
-    """Recovery: a worker is killed, and how long it takes until all step again with their state.
+    """Kill a worker, and measure how long it takes until all workers step again with their state.
 
-    Two workers train a model of eight dense layers and Adam; one of them gets SIGKILL before a scripted step. Jobs of
-    these ways take turns:
+    Two workers train eight dense layers with Adam. One of them gets SIGKILL before a scripted step. Jobs take turns:
 
     \b
-    horovod elastic   the peer: horovod.tensorflow.elastic, a hand-written loop, committed after every
-                      step; the worker that is left goes on ALONE, so there is one kill in a job
+    horovod elastic   the peer: horovod.tensorflow.elastic, a hand-written loop, committed after each
+                  step; the remaining worker goes on ALONE, so a job has one kill
     multi-worker,     `tfdist run --max-restarts`, `fit` and tfdist.callbacks.BackupAndRestore: all
     ring              workers are started again, and as many as before go on
     ... --standby     a second set of workers, which has run up to its first step, takes over
 
-    "Noticed" is from the kill until it is seen: by the agent of `tfdist run`, or by Horovod's worker that is left.
-    "Step again" is from the kill until all workers that go on have ended a step, from the state as it was. "Peer" is
-    how many times as long Horovod takes, in the same round: below 1 Horovod is faster. "Repeated" are steps that were
-    done before and are done once more, median and most. "ms per step" is before the first kill, with all that is done
-    to go on later. Quartiles are over kills, those of ratios over rounds.
+    "Noticed" ends when the agent of `tfdist run` sees the kill, or the remaining worker of Horovod. "Step again" ends
+    when all workers that go on have ended a step, with the state as it was. "Peer" is Horovod's time over this one's
+    in the same round: below 1 Horovod is faster. "Repeated" counts steps that are done twice, as median and most. "ms
+    per step" is before the first kill. Quartiles are over kills, those of ratios over rounds.
 
-    Steps before --first give the process that restarts are forked from the time to import TensorFlow, those of --every
-    a second set of workers the time to get ready. If Horovod elastic cannot run, the table says why.
+    Before step --first, the process that restarts are forked from imports TensorFlow. In --every steps a second set of
+    workers gets ready. Where Horovod elastic cannot run, a line below the table says why.
     """
 
     strategies: Sequence[str] = option((), "Default: all.", choices=STRATEGIES, flag="--strategy")
@@ -144,7 +142,6 @@ class RecoveryReport(Report):
         return quartiles([quartiles(a.recovered).median / quartiles(b.recovered).median for a, b in pairs])
 
     def derived(self) -> dict[str, Any]:
-        """Return what follows from the measurements."""
         results: list[Mapping[str, Any]] = []
         for way in self.ways:
             if way.why_not:
@@ -163,7 +160,6 @@ class RecoveryReport(Report):
         return {"results": results}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         head = ("kills", "noticed, ms", "step again, s", "at most", "peer", "repeated", "workers after", "ms per step")
         yield Table(("", *head), [[way.name, *_cells(self, way)] for way in self.ways if not way.why_not])
         yield from (f"{way.name} was not measured: {way.why_not}" for way in self.ways if way.why_not)

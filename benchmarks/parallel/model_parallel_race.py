@@ -59,12 +59,12 @@ class TransformerSuite(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallelBench(TransformerSuite):
-    """A transformer with its weights in parts over two processes, beside one process, in turns.
+    """Train a transformer with its weights in parts over two processes, beside one process.
 
-    Each process has one processor. Efficiency is the time of one process over twice that of two; its limit is what it
-    would be if nothing but the sums of activations came on top of half of the computing, at the speed at which two
-    processes add them up in the same round. DTensor has no Keras layers: it trains the blocks without attention, beside
-    the same network under model-parallel. Speeds over DTensor above 1: tfdist is faster.
+    Each process has one processor. The efficiency is the time of one process over twice that of two. Its limit is the
+    efficiency that only the sums of activations would leave, at the speed at which two processes add them up in the
+    same round. DTensor has no Keras layers, so it trains the blocks without attention, beside the same network under
+    model-parallel. A speed over DTensor above 1 means that tfdist is faster.
     """
 
     words: int = option(1024, "That there are.")
@@ -81,7 +81,6 @@ class ModelParallelBench(TransformerSuite):
         return self.batch_size * self.length * self.width
 
     def run(self, told: Told = untold) -> "ModelParallelReport":
-        """Measure all arms in turns and return the report."""
         seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
         of_sums: list[float] = []
         with machine.observed() as about, lanes.running({arm: _lane(arm) for arm in ARMS}) as call:
@@ -137,7 +136,6 @@ class ModelParallelReport(Report):
         return ratio(self.seconds["DTensor, no attention"], self.seconds["two processes, no attention"])
 
     def derived(self) -> dict[str, Any]:
-        """Return efficiencies and limits."""
         kinds = ("", ", no attention")
         return {
             "efficiency": {kind or "transformer": self.efficiency(kind) for kind in kinds},
@@ -147,7 +145,6 @@ class ModelParallelReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         setup, kinds = self.setup, ("", ", no attention")
 
         def milliseconds(arm: str) -> str:

@@ -37,12 +37,12 @@ _TRAINING = "benchmarks.parallel.pipeline_training"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineBench(TransformerSuite):
-    """A transformer in two stages over two processes, by three schedules, beside one process, in turns.
+    """Train a transformer in two stages over two processes, by three schedules, beside one process.
 
     Each process has one processor. The ideal step takes half of the time of one process, and the bubble of the
-    schedule; what is printed is the ideal over the step that was measured. One process that computes micro-batch after
-    micro-batch shows what smaller matrices cost; two that each train the whole model at once show what the machine
-    leaves: memory is shared. Memory is what a process took at its peak, less what it had without a model.
+    schedule. The table has the ideal over the measured step. One process that computes micro-batch after micro-batch
+    shows what smaller matrices cost. Two processes that each train the whole model show what shared memory costs. The
+    memory of a process is its peak, less what it had before there was a model.
     """
 
     batch_size: int = option(32, "Texts of a step.")
@@ -60,7 +60,6 @@ class PipelineBench(TransformerSuite):
             raise ConfigError(f"blocks is {self.blocks}; two stages share them. Choose an even number.")
 
     def run(self, told: Told = untold) -> "PipelineReport":
-        """Measure all arms in turns and return the report."""
         order = [ALONE, BESIDE, IN_PARTS, *SCHEDULES]
         with machine.observed() as about, lanes.running({arm: _lane(arm) for arm in order}) as call:
 
@@ -113,7 +112,6 @@ class PipelineReport(Report):
         return ratio(wanted, self.seconds[schedule])
 
     def derived(self) -> dict[str, Any]:
-        """Return the parts of the ideal."""
         return {
             "of_ideal": {one: self.of_ideal(one) for one in SCHEDULES},
             "of_microbatches": {one: self.of_microbatches(one) for one in SCHEDULES},
@@ -122,7 +120,6 @@ class PipelineReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         setup, arms, none = self.setup, (ALONE, BESIDE, IN_PARTS, *SCHEDULES), ("", "", "")
         parts = (
             ("of the ideal", self.of_ideal),

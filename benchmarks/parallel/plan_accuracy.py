@@ -37,11 +37,11 @@ _TRAINING = "benchmarks.parallel.plan_training"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAccuracyBench(Suite):
-    """What `tfdist parallel plan` predicts of steps, beside steps of `fit` on one and two processes.
+    """Compare what `tfdist parallel plan` predicts with steps of `fit` on one and two processes.
 
-    Each process has one processor. The layers are measured in each round, in one process alone, and for plans of two in
-    two at once. Predicted over measured above 1: the step was shorter. The plan with the shortest
-    predicted step is the one that is chosen; its measured step over that of the best plan is what the choice costs.
+    Each process has one processor. Each round measures the layers: in one process alone, and in two at once for the
+    plans of two. Predicted over measured above 1 means that the step was shorter than predicted. The plan with the
+    shortest predicted step is chosen. Its measured step over that of the best plan is what the choice costs.
     """
 
     models: Sequence[str] = option((), "Only this one.", choices=MODELS, flag="--model")
@@ -56,7 +56,6 @@ class PlanAccuracyBench(Suite):
     rounds: int = option(8, "Measurements each.")
 
     def run(self, told: Told = untold) -> "PlanAccuracyReport":
-        """Profile, predict and measure, and return the report."""
         rows, links = dict[str, dict[str, Row]](), list[Link]()
         found = {
             plan: lanes.Lane(name, workers=workers)
@@ -156,7 +155,6 @@ class PlanAccuracyReport(Report):
         return ratio(rows[self.chosen(model)].measured, rows[best].measured)
 
     def derived(self) -> dict[str, Any]:
-        """Return what is chosen and what that costs."""
         return {
             "chosen": {model: self.chosen(model) for model in self.rows},
             "regret": {model: self.regret(model) for model in self.rows},
@@ -166,7 +164,6 @@ class PlanAccuracyReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         setup, link = self.setup, self.link
         yield Table(
             ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "chosen / best"),

@@ -32,14 +32,14 @@ _TRAINING = "benchmarks.parallel.sharding_training"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingBench(Suite):
-    """Memory, bytes and step time of sharded data parallelism, beside plain.
+    """Measure memory, bytes and step time of sharded data parallelism, beside plain data parallelism.
 
-    A wide perceptron with Adam and a global norm, under multi-worker and under the stages of sharded-data-parallel, in
-    turns. Memory is the largest of a process above that of one with a narrow network, over the formula 4 N (1 + 3 / p)
-    bytes of N weights and p workers; plain: 16 N; stage 3: 16 N / p, and two layers. Below it stands what it is
-    over the formula and two layers more, which are whole while they travel, however many layers there are. Bytes are
-    over those of an all_reduce, 8 N (p - 1) / p; stage 3: half as many again, less those of two layers. Times are
-    ratios to plain data parallelism: below 1 sharding is faster.
+    A wide perceptron with Adam and a global norm is trained under multi-worker and under each stage of sharded-data-
+    parallel. Memory is the peak of a process, less that of a process with a narrow network. The formula for N weights
+    and p workers is 16 N bytes for plain, 4 N (1 + 3 / p) for stages 1 and 2, and 16 N / p plus two layers for stage
+    3. The row below it adds the two layers that are whole while they travel. Bytes are compared with those of an
+    all_reduce, 8 N (p - 1) / p; stage 3 sends half as many again, less those of two layers. A time is a ratio to plain
+    data parallelism: below 1 sharding is faster.
     """
 
     workers: int = option(2, "Processes.", minimum=2)
@@ -53,7 +53,6 @@ class ShardingBench(Suite):
     )
 
     def run(self, told: Told = untold) -> "ShardingReport":
-        """Measure all arms in turns, then memory and bytes, and return the report."""
         few, thin = sharding_formulas.batch(self.workers), sharding_formulas.narrow(self.units)
         with machine.observed() as about:
             with lanes.running({arm: self._lane(arm) for arm in ARMS}) as call:
@@ -148,7 +147,6 @@ class ShardingReport(Report):
         return sharding_formulas.sent_bytes(self.parameters, workers, ARMS[arm][1], layers=layers)
 
     def derived(self) -> dict[str, Any]:
-        """Return ratios and formulas."""
         return {
             "time_over_plain": {arm: self.time(arm) for arm in self.seconds},
             "expected_bytes": {arm: self.expected_bytes(arm) for arm in self.seconds},
@@ -157,7 +155,6 @@ class ShardingReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table and what was run."""
         setup, arms, mega = self.setup, list(ARMS), 1e6
         memory = {arm: max(self.peak_bytes[arm]) for arm in arms}
         whole = {arm: self.expected_bytes(arm) + self.under_way_bytes(arm) for arm in arms}

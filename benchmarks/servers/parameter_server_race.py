@@ -24,22 +24,23 @@ _WIDTH = 0.26
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerBench(Suite):
-    """Parameter servers: a slow worker, and a large table.
+    """Measure parameter servers: what a slow worker costs, and a large table in parts.
 
-    Stragglers: plain Keras `fit` of a small convolutional model, with two parameter servers and one slow worker among
-    several, in three modes that take turns over the same workers:
+    Stragglers: Keras `fit` trains a small convolutional model on two parameter servers. One of several workers is
+    slow. Three modes take turns over the same workers:
 
     \b
-    synchronous    max_staleness=0: every batch is cut for all workers, and waits for the slow one
-    bounded        max_staleness=workers + 1: a batch for each worker; what is too far ahead waits
-    asynchronous   max_staleness=None: a batch for each worker, and nobody waits
+    synchronous    max_staleness=0: each batch is cut for all workers, and waits for the slow one
+    bounded        max_staleness=workers + 1: a batch for each worker; one that is too far ahead waits
+    asynchronous   max_staleness=None: a batch for each worker, without waiting
 
-    The slow worker is stopped and let go in turns of 30 ms. A worker's step has --batch-size examples in every mode, so
-    the synchronous mode makes fewer and larger updates. "Against synchronous" compares examples per second of the same
+    The slow worker is stopped and resumed every 30 ms. A worker's step has --batch-size examples in each mode, so the
+    synchronous mode makes fewer and larger updates. "Against synchronous" compares examples per second of the same
     round. Whether stale gradients train as well is not measured here.
 
-    Lookups: a table of --rows by --dim in two parts, two workers, batches of 8192 ids, uniform or by a power law. Rows
-    per second of `predict`, and of `fit` with SGD and Adagrad; the memory of the servers, 4 GB with the defaults.
+    Lookups: a table of --rows by --dim in two parts, two workers, batches of 8192 ids, uniform or by a power law. The
+    tables have the rows per second of `predict` and of `fit` with SGD and Adagrad, and the memory of the servers,
+    which is 4 GB with the defaults.
     """
 
     workers: str = option("1,2,3", "Numbers of workers, each a measurement.", metavar="N,N")
@@ -62,7 +63,6 @@ class ParameterServerBench(Suite):
         return tuple(parse_integer("workers", one, minimum=1, hint="Such as 1,2,3.") for one in self.workers.split(","))
 
     def run(self, told: Told = untold) -> "ParameterServerReport":
-        """Measure with each number of workers, then on the table, and return the report."""
         with machine.observed() as about:
             crowds = [self._crowd(workers, told) for workers in self.counts]
             table = None
@@ -96,7 +96,6 @@ class ParameterServerReport(Report):
     table: TableResult | None
 
     def derived(self) -> dict[str, Any]:
-        """Return throughputs, ratios and staleness."""
         results = [
             {
                 "workers": crowd.workers,
@@ -125,7 +124,6 @@ class ParameterServerReport(Report):
         return {"results": results, "table_results": rates}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the tables and what was run."""
         yield Table(
             ("workers", "mode", "examples per second", "updates per second", "against synchronous", "staleness"),
             [
@@ -157,7 +155,6 @@ class ParameterServerReport(Report):
         yield self.ran_on()
 
     def draw(self, path: Path) -> None:
-        """Draw examples per second by number of workers and mode, with lines between the quartiles, as a PNG."""
         figure = figure_of(8, 5)
         _bars(figure.add_subplot(), self.crowds)
         figure.suptitle(f"Parameter servers\n{caption(self.machine)}", fontsize=10, color="#555555")

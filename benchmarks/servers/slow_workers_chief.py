@@ -36,7 +36,7 @@ def start(workers: int, servers: int, bounds: Mapping[str, int | None]) -> list[
 
 
 def alone(worker: int) -> float:
-    """Return the seconds that a worker needs for a chain of products of matrices, while nobody else computes."""
+    """Return the seconds that a worker needs for a chain of products of matrices, while no other worker computes."""
     with tf.device(f"/job:worker/replica:0/task:{worker}"):
         float(_chain(tf.constant(2)))  # traced and warm
         began = time.perf_counter()

@@ -13,9 +13,9 @@ EXAMPLES = 200  # there are more; fewer mean that they were not found
 
 
 def modules() -> list[str]:
-    """The modules of tfdist whose docstrings have examples."""
+    """The modules of tfdist and of the benchmarks whose docstrings have examples."""
     found = []
-    for path in sorted((ROOT / "tfdist").rglob("*.py")):
+    for path in sorted(path for folder in ("tfdist", "benchmarks") for path in (ROOT / folder).rglob("*.py")):
         if re.search(r"^\s*>>> ", path.read_text(encoding="utf-8"), re.MULTILINE):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))

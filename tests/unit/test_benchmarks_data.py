@@ -3,10 +3,7 @@
 import json
 from typing import Any
 
-import pytest
-
 from benchmarks.files.data_race import PEERS, TARGETS, DataBench, DataReport, DataRow, DataTarget, measured
-from tfdist.errors import ConfigError
 from tfdist.measurement.ratio import Quartiles
 
 SETUP: dict[str, Any] = {"rows": 4096, "images": 256, "written_rows": 10, "written_images": 5, "rounds": 2}
@@ -49,22 +46,6 @@ def test_a_target_is_met_at_its_bound_and_not_beyond() -> None:
         assert target.is_met(Quartiles(1.8, 0.0, 9.0))
         assert not target.is_met(Quartiles(other, 0.0, 9.0))
     assert str(DataTarget("cpu", 0.06, at_least=False)) == "cpu <= 0.06"
-
-
-def test_what_is_asked_are_the_figures_of_the_design() -> None:
-    asked = {key: (target.of, target.bound) for key, target in TARGETS.items()}
-    assert asked["write", "rows", "tfdist"] == ("cpu", 0.06)
-    assert asked["read", "rows", "generic, numpy"] == ("speed", 1.0)
-    assert asked["read", "rows", "generic, native"] == ("speed", 2.0)
-    assert asked["read", "rows", "fixed, native"] == ("speed", 1.8)
-    assert asked["read", "images", "extent, native"] == ("speed", 1.2)
-    assert asked["resume", "resume", "in the middle"] == ("time", 1.2)
-
-
-@pytest.mark.parametrize("changes", [{"rows": 10}, {"images": 1}, {"rounds": 0}, {"written_rows": 0}])
-def test_what_makes_no_sense_is_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(changes))):
-        DataBench(**SETUP | changes)
 
 
 def test_sides_take_turns_and_the_first_round_is_not_counted() -> None:

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.jobs import recovery_jobs
 from benchmarks.jobs.recovery_jobs import Job, of_events, of_notes
 from benchmarks.jobs.recovery_race import PEER, STRATEGIES, RecoveryBench, RecoveryReport, Way
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import TfdistError
 from tfdist.monitor.fault_plan import Fault, FaultPlan
 
 KILL = Fault(kind="kill", worker=1, step=11)
@@ -122,18 +120,3 @@ def test_a_peer_that_fails_is_left_out_and_the_others_go_on(monkeypatch: pytest.
         RecoveryBench(rounds=1).run()
     monkeypatch.setattr(recovery_jobs, "has_horovod", lambda: False)
     assert [bool(way.why_not) for way in RecoveryBench(rounds=1).run().ways] == [True, False, False, True, True]
-
-
-@pytest.mark.parametrize("arguments", [["--megabytes", "0"], ["--kills", "0"], ["--first", "0"], ["--rounds", "x"]])
-def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str]) -> None:
-    done = CliRunner().invoke(main, ["recovery", *arguments])
-    assert done.exit_code == 2
-    assert arguments[0] in done.output
-
-
-@pytest.mark.parametrize(
-    "setup", [{"megabytes": 0.0}, {"kills": 0}, {"strategies": ["mirrored"]}, {"batch_size": 1}, {"rounds": True}]
-)
-def test_a_setup_that_makes_no_sense(setup: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        RecoveryBench(**setup)

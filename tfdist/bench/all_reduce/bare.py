@@ -1,7 +1,7 @@
-"""What two processes reach that do nothing but add up an array through memory that they share: `native/bare/sum.cc`.
+"""A bare loop that adds up an array through memory that processes share: `native/bare/sum.cc`.
 
-The loop makes the passes over memory that a sum cannot do without, with no framework, no threads and nobody who may be
-late, so it is nearer to what an all-reduce can reach than a copy is. It is compiled when it is first measured.
+The loop makes only the passes over memory that a sum needs, without a framework or threads. So it is nearer to what an
+all-reduce can reach than a copy is. It is compiled when it is first measured.
 """
 
 import contextlib

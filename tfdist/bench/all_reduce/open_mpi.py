@@ -82,7 +82,7 @@ def start(engine: str) -> None:
     """
     del engine
     with tempfile.TemporaryDirectory(prefix="tfdist-mpi-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        address = str(Path(folder) / "asked")  # of mode 0700: nobody else connects
+        address = str(Path(folder) / "asked")  # of mode 0700: no other user connects
         listener.bind(address)
         listener.listen(1)
         listener.settimeout(1.0)

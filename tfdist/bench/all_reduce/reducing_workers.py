@@ -6,7 +6,7 @@
 - ``native``: tfdist's own collectives, one `all_reduce` of the list; behind links each worker is a host. A name
   behind a colon is the algorithm between hosts.
 
-As in a step, the tensors are written anew before each all-reduce, by an op whose results nobody else needs. The clock
+As in a step, the tensors are written anew before each all-reduce, by an op whose results nothing else needs. The clock
 runs in the graph, from the last tensor that is written to the last sum.
 """
 

@@ -40,7 +40,7 @@ class Lane:
             `NOT_STRATEGIES`.
         workers: number of processes.
         replicas_per_worker: replicas in each.
-        environment: variables for each, beside those that tell it who it is.
+        environment: variables for each, beside those that tell it its place among the workers.
         network: where the workers are; None: on this host.
     """
 

@@ -20,7 +20,7 @@ def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strate
 
     Args:
         name: registered name.
-        collectives: of a multi-worker strategy; None: what a user gets who does not choose.
+        collectives: of a multi-worker strategy; None: the default.
     """
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
