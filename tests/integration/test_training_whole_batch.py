@@ -112,6 +112,13 @@ def test_reduced_gradients_are_those_of_one_device(pool: WorkerPool) -> None:
     require_the_numbers_of_one_device(call(pool, "reduced", cases="own_gradient_cases"))
 
 
+def test_a_table_whose_rows_cannot_be_told_apart_eagerly_is_named_once(pool: WorkerPool) -> None:
+    seen = call(pool, "rows_that_are_said", cases="own_gradient_cases")
+    (sentence,) = seen.pop("eagerly")
+    assert "looked_up/embeddings'" in sentence
+    assert seen == {"eagerly, added up": [], "traced": []}
+
+
 def test_gradients_that_cannot_be_reduced_in_a_step_are_refused(pool: WorkerPool) -> None:
     seen = call(pool, "refusals", cases="own_gradient_cases")
     assert set(seen.values()) == {"UnsupportedError"}, seen

@@ -173,7 +173,7 @@ def eagerly(name: str) -> list[str]:
     scope.whole_inputs = WHOLE
     with scope.scope():
         made = Asked()
-        made.compile("sgd", "mse", run_eagerly=True)
+        made.compile("adam", "mse", run_eagerly=True)
         made(asked([1])[0])
     with heard() as said:
         made.train_on_batch(*asked([3, 5, 7]))

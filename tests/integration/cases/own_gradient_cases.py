@@ -188,6 +188,27 @@ def reduced(names: list[str] | None = None) -> dict[str, Any]:
     return _those_of(runs, names)
 
 
+def rows_that_are_said() -> dict[str, list[str]]:
+    """Return what is said of a table in two steps."""
+    x, y = np.arange(4 * BATCH).reshape(-1, 2) % 5, np.ones((2 * BATCH, 1))
+
+    def said(optimizer: str, **options: Any) -> list[str]:
+        with heard() as sentences:
+            with STRATEGY.scope():
+                table = keras.layers.Embedding(5, 2, name="looked_up")
+                layers = [keras.Input((2,), dtype="int32"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
+                model = keras.Sequential(layers)
+                model.compile(optimizer, "mse", **options)
+            model.fit(x, y, batch_size=BATCH, verbose=0)
+        return sentences
+
+    return {
+        "eagerly": said("adam", run_eagerly=True),
+        "eagerly, added up": said("sgd", run_eagerly=True),
+        "traced": said("adam"),
+    }
+
+
 def refusals() -> dict[str, str]:
     """Return the errors where gradients cannot be reduced in the step."""
     rows = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([5, 2]))

@@ -22,9 +22,9 @@ from tfdist.training.replica import shards, step
 from tfdist.training.sharding import sharding
 
 _OF_A_TABLE = (
-    "the model runs eagerly, and looks up the table {!r}: by examples or by strategy.whole_inputs, tfdist cannot tell. "
-    "Rows that whole inputs look up are there once for each replica then, of which Adam and other optimizers that "
-    "square gradients make another update than on one device. Leave run_eagerly=True out."
+    "the model runs eagerly, where tfdist cannot tell how replicas look up the table {!r}. The rows of its gradient "
+    "count as rows of examples. Where they are not (positions, the distinct words of a batch, a sparse input, "
+    "strategy.whole_inputs), {} makes another update than on one device. Leave run_eagerly=True out."
 )
 
 
@@ -90,20 +90,21 @@ def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
         apply_here(optimizer, list(grads), trainable_variables)
     else:
         grads = list(grads)
-        if current.has_whole_inputs and tf.executing_eagerly() and current.group.size > 1:
-            tables = (v for g, v in zip(grads, trainable_variables or (), strict=False) if _is_sparse(g))
-            for table in tables:
-                _warn_of_table(table.path)
+        if tf.executing_eagerly() and current.group.size > 1:
+            _warn_of_tables(optimizer, grads, trainable_variables)
         current.sink.apply(optimizer, grads, trainable_variables)
 
 
-def _is_sparse(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)
+def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
+    if keras_optimizer.keeps_duplicate_indices(optimizer):
+        for gradient, table in zip(grads, variables or (), strict=False):
+            if isinstance(gradient, tf.IndexedSlices):
+                _warn_of_table(table.path, type(optimizer).__name__)
 
 
 @functools.cache  # once for all replicas and steps
-def _warn_of_table(path: str) -> None:
-    step_clock().warn(_OF_A_TABLE.format(path))
+def _warn_of_table(path: str, optimizer: str) -> None:
+    step_clock().warn(_OF_A_TABLE.format(path, optimizer))
 
 
 def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:

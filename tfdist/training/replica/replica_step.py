@@ -64,7 +64,6 @@ class ReplicaStep:
         adapt(self._model, self._unseeded)
         given, data = data, whole_inputs.plain(data)
         with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.exchanging(current):
-            current.has_whole_inputs = whole_inputs.is_in(given)
             current.counts_by_whole = whole_inputs.first(given) is not None
             if tf.executing_eagerly():
                 current.meeting = functools.partial(keras_model.added_losses_kept, self._model)

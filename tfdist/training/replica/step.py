@@ -121,8 +121,6 @@ class Step:
         self.present = tf.cast(self.rows > 0, tf.float32)
         #: whether Keras weighs the batch's loss by the rows of an input that every replica has whole
         self.counts_by_whole = False
-        #: whether some inputs are whole
-        self.has_whole_inputs = False
         #: optimizers whose loss was weighted by `share` before its gradient was taken
         self.weighted: set[int] = set()
         #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric

@@ -111,11 +111,6 @@ def joined(*leaves: Any) -> Any:
     return tf_data.joined(*leaves)
 
 
-def is_in(data: Any) -> bool:
-    """Return whether a batch has a whole input."""
-    return any(isinstance(leaf, Whole) for leaf in tf.nest.flatten(data, expand_composites=False))
-
-
 def first(data: Any) -> Whole | None:
     """Return the first input of a batch if it is whole: Keras takes its rows for the weight of the batch's loss."""
     leaf = next((leaf for name, leaf in named(data) if leaf is not None and name.partition("/")[0] == "x"), None)
