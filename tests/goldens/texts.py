@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.goldens.command_help import command_help
 from tests.goldens.file_formats import file_formats
+from tests.goldens.messages import messages
 from tests.goldens.public_names import public_names
 from tests.goldens.variables_read import variables_read
 
@@ -15,6 +16,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "command_help.txt": command_help,
     "variables_read.txt": variables_read,
     "file_formats.txt": file_formats,
+    "messages.txt": messages,
 }
 MOST_LINES = 80  # of a difference that is shown
 

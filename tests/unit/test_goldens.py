@@ -22,7 +22,7 @@ from tfdist.watch.snapshot import sentence
 SAMPLES = texts.FOLDER / "samples"
 
 
-@pytest.mark.parametrize("name", texts.TEXTS)
+@pytest.mark.parametrize("name", [name for name in texts.TEXTS if name != "messages.txt"])
 def test_what_is_promised_is_kept(name: str) -> None:
     changed = texts.changes(name)
     assert not changed, (
