@@ -12,7 +12,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py")
 # each minor version in the range was run: docs/compatibility.md; tfdist/compat/versions.py has the same range
 TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
-SHARED = ("README.md", "docs/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
+SHARED = ("README.md", "docs/*.md", "docs/design/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
 RAY = "ray>=2.50,<3"
 # 37.0.2 asks for python-dateutil 3, which botocore, and so s3fs, refuses: pip would try every version of them
 KUBERNETES = "kubernetes>=31,<37.0.2"

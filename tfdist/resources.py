@@ -47,7 +47,7 @@ def pages() -> dict[str, Path]:
         'data.md'
     """
     found = {path.stem: path for path in sorted((root() / "docs").glob("*.md")) if path.stem != "cli"}
-    return {"readme": root() / "README.md", **found}
+    return {"readme": root() / "README.md", **found, "design": root() / "docs" / "design" / "index.md"}
 
 
 def title(page: Path) -> str:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist"
 RECIPES = ROOT / "strategies"
 
-# A module imports packages of lower layers, or its own package. docs/design.md has the reasons.
+# A module imports packages of lower layers, or its own package. docs/design/rooms.md has the reasons.
 LAYERS = {
     "": 0,
     "errors": 0,
@@ -171,7 +171,7 @@ def dotted(node: ast.AST) -> str:
 
 def test_every_package_has_a_layer() -> None:
     homeless = {source.package for source in sources()} - LAYERS.keys()
-    assert not homeless, f"no layer for {sorted(homeless)}: add it here and in docs/design.md"
+    assert not homeless, f"no layer for {sorted(homeless)}: add it here and in docs/design/rooms.md"
 
 
 def test_imports_go_down() -> None:

@@ -16,7 +16,8 @@ from tfdist.cluster import strategy_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(page for top in ("docs", "docker") for page in (ROOT / top).glob("*.md"))])
-PAGES += sorted((ROOT / "strategies").rglob("*.md"))
+DESIGN = sorted((ROOT / "docs" / "design").rglob("*.md"))
+PAGES += [*DESIGN, *sorted((ROOT / "strategies").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -62,6 +63,17 @@ def test_options_on_a_page_exist(page: Path) -> None:
 def test_links_on_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_pages_of_the_design_can_be_read_at_a_sitting() -> None:
+    for page in DESIGN:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 200, page.name
+        fenced = False
+        for line in lines:
+            fenced ^= line.startswith("```")
+            wide = line if not (fenced or line.startswith(("|", "- ["))) else ""
+            assert len(wide) <= 100, f"{page.name}: {line}"
 
 
 def test_every_subcommand_and_strategy_is_on_its_page() -> None:

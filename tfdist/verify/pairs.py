@@ -402,7 +402,7 @@ EXCLUDED: tuple[Excluded, ...] = (
         Excluded(
             ("loop", "run_eagerly"),
             ("model", model),
-            "without a graph nothing tells where indices come from: docs/design.md, Rows of a gradient",
+            "without a graph nothing tells where indices come from: docs/design/gradients.md",
         )
         for model in ("words", "shared_table", "distinct", "sparse")
     ),
