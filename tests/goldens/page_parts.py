@@ -4,6 +4,7 @@ A part begins at `<!-- made by make goldens: NAME -->` and ends at `<!-- end -->
 hand.
 """
 
+import ast
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,6 +61,19 @@ def measured_recipes() -> str:
     return _table(("", "examples per second", "test accuracy", "memory per process"), rows)
 
 
+def rooms() -> str:
+    """Every package and single module below `tfdist`, with the first line of its docstring."""
+    top = ROOT / "tfdist"
+    files = [*top.glob("*.py"), *top.rglob("*/__init__.py")]
+    rows = []
+    for file in sorted(files, key=lambda one: str(one.parent if one.name == "__init__.py" else one.with_suffix(""))):
+        name = str((file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(top))
+        if name not in (".", "__init__", "__main__"):
+            says = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            rows.append((f"`{name}`", says.partition("\n\n")[0].replace("\n", " ").replace("``", "`")))
+    return _table(("room", "what it holds"), rows)
+
+
 def _cells(page: str) -> list[tuple[str, ...]]:
     lines = (line for line in page.splitlines() if line.startswith("|"))
     return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
@@ -81,5 +95,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "places of faults": places_of_faults,
     "arguments of BackupAndRestore": arguments_of_backups,
     "measured recipes": measured_recipes,
+    "rooms": rooms,
 }
-PAGES: tuple[Path, ...] = (ROOT / "docs" / "fault-tolerance.md", ROOT / "strategies" / "README.md")
+PAGES: tuple[Path, ...] = (
+    *(ROOT / "docs" / "fault-tolerance.md", ROOT / "docs" / "design" / "rooms.md"),
+    ROOT / "strategies" / "README.md",
+)
