@@ -65,7 +65,11 @@ class Auto(Codec):
         for codec in self.candidates or ():
             require_codec("candidates", codec)
             if codec.has_momentum or isinstance(codec, Auto):
-                raise ConfigError(f"candidates has {codec!r}, which can only be chosen for a whole training.")
+                raise ConfigError(
+                    f"candidates has {codec!r}, which can only be chosen for a whole training.",
+                    name="candidates",
+                    received=codec,
+                )
         if self.candidates is not None:
             object.__setattr__(self, "candidates", tuple(self.candidates))
 

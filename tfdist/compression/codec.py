@@ -252,7 +252,9 @@ def require_codec(name: str, value: Any) -> "Codec":
     hint = f" Pass {value.__name__}(...), an object of it." if isinstance(value, type) else ""
     raise ConfigTypeError(
         f"{name} is {validation.shown(value)} ({type(value).__name__}); it must be a codec, such as "
-        f"PowerSGD(rank=2).{hint}"
+        f"PowerSGD(rank=2).{hint}",
+        name=name,
+        received=value,
     )
 
 

@@ -49,7 +49,11 @@ class ErrorFeedback(Codec):
         take_over(self)
         super().__post_init__()
         if self.codec.has_memory:
-            raise ConfigError(f"codec is {self.codec!r}, which remembers gradients itself; pass it alone.")
+            raise ConfigError(
+                f"codec is {self.codec!r}, which remembers gradients itself; pass it alone.",
+                name="codec",
+                received=self.codec,
+            )
         if self.follows_learning_rate is None:
             object.__setattr__(self, "follows_learning_rate", self.codec.memory_is_of_updates)
 

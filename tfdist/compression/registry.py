@@ -123,7 +123,9 @@ def from_config(config: dict[str, Any]) -> Codec:
     if name not in CLASSES:
         raise ConfigError(
             f"the model was saved with the codec {name!r}, which is not known here. Import the module that defines it, "
-            "with @tfdist.compression.register, before loading."
+            "with @tfdist.compression.register, before loading.",
+            name="codec",
+            received=name,
         )
     return CLASSES[name](**options)
 

@@ -434,22 +434,30 @@ def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | No
     if reduction == "adasum":
         raise ConfigError(
             f"compression is {codec.name!r} and reduction is 'adasum', which needs every replica's gradient. Leave one "
-            "of them out."
+            "of them out.",
+            name="reduction",
+            received=reduction,
         )
     if wire_dtype is not None:
         raise ConfigError(
             f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; a codec says what travels. Leave "
-            f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD())."
+            f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD()).",
+            name="wire_dtype",
+            received=wire_dtype,
         )
     if codec.has_momentum and getattr(inner, "momentum", None):
         raise ConfigError(
             f"compression is {codec.name!r}, which has momentum itself, and inner ({inner.name!r}) has "
-            f"momentum={inner.momentum}. Pass the momentum to the codec, and 0 to the optimizer."
+            f"momentum={inner.momentum}. Pass the momentum to the codec, and 0 to the optimizer.",
+            name="momentum",
+            received=inner.momentum,
         )
     if codec.has_momentum and not isinstance(inner, keras.optimizers.SGD):
         raise ConfigError(
             f"compression is {codec.name!r}, whose momentum is that of SGD, and inner is {type(inner).__name__}. Take "
-            'keras.optimizers.SGD, or another codec, such as "topk".'
+            'keras.optimizers.SGD, or another codec, such as "topk".',
+            name="compression",
+            received=codec.name,
         )
     return codec
 

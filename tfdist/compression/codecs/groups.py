@@ -37,7 +37,11 @@ class GroupCodec(RowCodec):
         super().__post_init__()
         validation.integer("group", self.group, minimum=packing.WORD_BITS)
         if self.group % packing.WORD_BITS:
-            raise ConfigError(f"group is {self.group}; it must be a multiple of {packing.WORD_BITS}, such as {SIZE}.")
+            raise ConfigError(
+                f"group is {self.group}; it must be a multiple of {packing.WORD_BITS}, such as {SIZE}.",
+                name="group",
+                received=self.group,
+            )
 
     @property
     def row_multiple(self) -> int:

@@ -183,6 +183,6 @@ def position_of(pipeline: Pipeline, state: Any) -> Position:
     try:
         found = pipeline.identity.position(state)
     except ConfigError as error:
-        raise ConfigError(f"state cannot be used: {error}") from error
+        raise ConfigError(f"state cannot be used: {error}", name="state", received=validation.shown(state)) from error
     # what is left may be less than a batch, now that the batches are larger, and be dropped
     return found if pipeline.batches(found.start).steps else Position(found.epoch + 1)

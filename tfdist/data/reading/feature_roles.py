@@ -79,10 +79,16 @@ def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
     if isinstance(label, (list, tuple, set, Mapping)):
         raise ConfigError(
             f"label is {validation.shown(label)}; it must be the name of one feature. Let decode return several labels "
-            "as one, a dict by the names of the model's outputs: {**example, 'label': {'a': ..., 'b': ...}}."
+            "as one, a dict by the names of the model's outputs: {**example, 'label': {'a': ..., 'b': ...}}.",
+            name="label",
+            received=validation.shown(label),
         )
     if isinstance(inputs, bytes) or not isinstance(inputs, (str, Sequence, set, frozenset)):
-        raise ConfigTypeError(f"inputs is {validation.shown(inputs)}; it must be a feature's name, or a list of names.")
+        raise ConfigTypeError(
+            f"inputs is {validation.shown(inputs)}; it must be a feature's name, or a list of names.",
+            name="inputs",
+            received=validation.shown(inputs),
+        )
     names = [validation.text("inputs", name) for name in ([inputs] if isinstance(inputs, str) else inputs)]
     found = Roles(
         None if label is None else validation.text("label", label),

@@ -111,7 +111,11 @@ def read(
     validation.one_of("verify", verify, ("first", "always", "never"))
     for name, function in (("decode", decode), ("augment", augment)):
         if function is not None and not callable(function):
-            raise ConfigTypeError(f"{name} is {validation.shown(function)}; it must be a function, or None.")
+            raise ConfigTypeError(
+                f"{name} is {validation.shown(function)}; it must be a function, or None.",
+                name=name,
+                received=validation.shown(function),
+            )
     examples = open_directory(
         directory,
         storage_options=storage_options,
@@ -142,7 +146,9 @@ def read(
     if tail == "drop" and chosen.examples < global_batch_size:
         raise ConfigError(
             f"global_batch_size is {global_batch_size} and there are {chosen.examples} examples, so tail='drop' leaves "
-            "nothing. Pass a smaller batch, or another tail."
+            "nothing. Pass a smaller batch, or another tail.",
+            name="tail",
+            received="drop",
         )
     pipeline = pipelines.Pipeline(
         examples=examples,
