@@ -44,9 +44,9 @@ def changes(types: set[str], *, meets_others: bool) -> str | None:
 
 
 def relaxed(value: Any) -> tf.TypeSpec:
-    """Return the spec of a tensor with any number of rows."""
+    """Return the spec of a tensor with any number of rows; of what is no tensor of rows, its own."""
     spec = tf.type_spec_from_value(value)
-    if not spec.shape.rank:
+    if not getattr(spec, "shape", tf.TensorShape([])).rank:
         return spec
     shape = tf.TensorShape([None, *spec.shape[1:]])
     if isinstance(spec, tf.RaggedTensorSpec):

@@ -114,7 +114,7 @@ class TriedStep:
         self._together: tuple[int, Rules, Any] | None = None  # what was traced last of several parts
         self._structure = data
         self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
-        self._specs = [_spec(leaf) for leaf in flat((data,))]
+        self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
         for _ in range(2):
             alone = tf.function(self._alone, autograph=False)
             self._traced = alone.get_concrete_function(*self._options, *self._specs)
@@ -325,10 +325,6 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
 def joined(*nests: Any) -> Any:
     """Return the rows of several nests; of what has no rows, the first."""
     return tf.nest.map_structure(whole_inputs.joined, *nests, expand_composites=False)
-
-
-def _spec(leaf: Any) -> tf.TypeSpec:
-    return tf.type_spec_from_value(leaf) if isinstance(leaf, whole_inputs.Whole) else tf_trial.relaxed(leaf)
 
 
 def _ones(metric: keras.Metric) -> Any:
