@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests.refusals import refused
 from tfdist import data, native
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
+from tfdist.training.data import CountedDataset
 
 pytestmark = pytest.mark.quick
 
@@ -58,6 +59,7 @@ def ids_of(epoch: Any) -> list[int]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_epoch_has_every_example_once_with_its_values(folders: dict[str, str], layout: str, path: str) -> None:
     reading = read(folders, layout, path)
+    assert isinstance(reading, CountedDataset), "strategies would take it for any dataset"
     assert int(reading.cardinality()) == len(reading) == 11
     orders = []
     for epoch in range(2):

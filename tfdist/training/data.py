@@ -11,12 +11,11 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import data as tf_data
-from tfdist.data.reading.dataset import Reading
 from tfdist.errors import UnsupportedError
 from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
 from tfdist.training.layout import Layout
@@ -34,6 +33,66 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 #: makes of the dataset of an input's elements the one that is iterated
 Tee = Callable[[tf.data.Dataset, "Input"], tf.data.Dataset]
+
+
+@runtime_checkable
+class CountedDataset(Protocol):
+    """A `tf.data.Dataset` of global batches that counts what was consumed, and of which a worker may read a part.
+
+    What `tfdist.data.read` returns follows it, so that a strategy and a backup need nothing of `tfdist.data`. Any other
+    dataset is read whole by each worker, and replayed when a training resumes.
+    """
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of examples of a batch over all replicas."""
+
+    @property
+    def rows(self) -> int | None:
+        """Number of examples of every batch; None where the last one may have fewer."""
+
+    @property
+    def steps(self) -> int:
+        """Number of batches in the iteration that begins next."""
+
+    def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
+        """Return the part of every global batch that a worker's replicas take.
+
+        Args:
+            first: the worker's first part.
+            count: how many parts it takes.
+            parts: how many there are, one per replica.
+        Returns:
+            A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
+            number of examples and its data). A part without examples has one row and the number 0.
+        """
+
+    def begin(self) -> None:
+        """Begin an iteration of shares."""
+
+    def handed_out(self) -> bool:
+        """Count a batch, and return whether it was the last of the iteration."""
+
+    def failure(self, text: str) -> Exception | None:
+        """Return the error that reading raised and an error of TensorFlow quotes, None where it quotes none.
+
+        Args:
+            text: of TensorFlow's error.
+        """
+
+    def state(self, batches: int | None = None) -> dict[str, Any]:
+        """Return where reading stands, as JSON.
+
+        Args:
+            batches: how many batches of the current iteration have been consumed; None: as many as were counted.
+        """
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go on from a state: iterators that are made from now on begin there.
+
+        Raises:
+            ConfigError: the state belongs to other data, another order or another seed.
+        """
 
 
 class Source(enum.Enum):
@@ -97,8 +156,8 @@ class Input:
         self._expect = expect
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-        self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, Reading)]
-        self._reading = dataset if isinstance(dataset, Reading) else None
+        self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, CountedDataset)]
+        self._reading = dataset if isinstance(dataset, CountedDataset) else None
         if self._reading is not None:
             if whole:
                 raise UnsupportedError(
@@ -219,7 +278,7 @@ def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: A
     return mapped, layouts[-1]
 
 
-def _share(reading: Reading, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:
+def _share(reading: CountedDataset, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:
     """Return the dataset of this worker's elements, of which nothing else is read, and their layout."""
     own = reading.share(part * local_replicas, local_replicas, parts * local_replicas)
     return _mapped(own, lambda mark, rows, slices: Element(slices, rows, mark))

@@ -15,7 +15,7 @@ from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras.epochs import Fit
 from tfdist.compat.tensorflow import data as tf_data
-from tfdist.data.reading.dataset import Reading
+from tfdist.training.data import CountedDataset
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Input:
         self._fit = fit
         dataset = fit.dataset
         self._reading, self._is_hidden = (None, False) if dataset is None else _reading_of(dataset)
-        self._validation = fit.validation if isinstance(fit.validation, Reading) else None
+        self._validation = fit.validation if isinstance(fit.validation, CountedDataset) else None
 
     @property
     def global_batch(self) -> int | None:
@@ -127,9 +127,9 @@ class Input:
         keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)
 
 
-def _reading_of(dataset: tf.data.Dataset) -> tuple[Reading | None, bool]:
+def _reading_of(dataset: tf.data.Dataset) -> tuple[CountedDataset | None, bool]:
     """Return the tfdist dataset of which each batch is one of these; and whether there is another one deeper inside."""
     found = tf_data.one_to_one_source(dataset)
-    if isinstance(found, Reading):
+    if isinstance(found, CountedDataset):
         return found, False
-    return None, any(isinstance(source, Reading) for source in tf_data.sources(found))
+    return None, any(isinstance(source, CountedDataset) for source in tf_data.sources(found))
