@@ -16,6 +16,21 @@ __version__ = "0.1.0"
 
 _WHERE = {"reproducible": "reproducibility"}  # public functions of the package itself
 
+# Lower packages import or start these by their names alone. They are named here, where all parts may be known.
+#: what a process imports before workers are forked from it, as far as it is there
+PRELOADED = (
+    "tensorflow",
+    "keras",
+    "tfdist.strategies.choose",
+    "tfdist.strategies.multi_worker_mirrored",
+    "tfdist.strategies.ring",
+    "tfdist.strategies.parameter_server",
+    "tfdist.collectives.horovod",
+    "tfdist.callbacks.backup_and_restore",
+)
+#: the program that compares a step of two replicas with that of one device, for versions that were not tested
+STEP_PROGRAM = "tfdist.verify.one_step"
+
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import tfdist
 from tests.integration.light import python_path
 from tfdist.launch.placement.fork_server import ForkServer
 from tfdist.launch.pool import pool
-from tfdist.launch.process import forking
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
@@ -41,7 +41,7 @@ KERNEL = "kernel"
 # A command of a fork: import modules, and fork from then on.
 SERVER = "server"
 MODULES = (
-    *forking.MODULES,
+    *tfdist.PRELOADED,
     "tfdist.strategies.mirrored",
     "tfdist.data.reading.reader",
     "tfdist.data.writing.writer",

@@ -1,13 +1,16 @@
-"""The design inside of packages: no import cycles, no more than 15 files side by side."""
+"""Packages: no cycle between them or inside of one, no more than 15 files side by side."""
 
 import ast
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import pytest
 
-from tests.unit.test_architecture import LAYERS, PACKAGE, ROOT, dotted, imported_modules, package_of, sources
+from tests.unit.test_architecture import LAYERS, PACKAGE, ROOT, Source, dotted, imported_modules, package_of, sources
 
 MOST_FILES = 15
+NAME_IN_STRING = re.compile(r"tfdist(\.\w+)+(:[\w.]+|[.:])?")
 
 
 @cache
@@ -15,6 +18,7 @@ def modules() -> frozenset[str]:
     return frozenset(source.module for source in sources())
 
 
+@cache
 def module_of(name: str) -> str:
     """The module of the package in which a dotted name stands; empty where there is none."""
     while name and name not in modules():
@@ -48,10 +52,39 @@ def imports_inside(package: str) -> dict[str, set[str]]:
     return found
 
 
+def names_in_strings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """The modules that code names in texts: "tfdist.a.b", "tfdist.a.b:function", and f"tfdist.a.{name}"."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
+        if is_text and NAME_IN_STRING.fullmatch(node.value):  # type: ignore[attr-defined]
+            yield node, node.value.partition(":")[0].rstrip(".")  # type: ignore[attr-defined]
+
+
+@cache
+def named_by(source: Source) -> tuple[tuple[ast.AST, str], ...]:
+    """What a file names of other packages: by imports anywhere in it, those for type checkers too, and in strings."""
+    names = (*imported_modules(source), *names_in_strings(source.tree))
+    found = ((node, module_of(name)) for node, name in names if name.startswith("tfdist."))
+    return tuple((node, target) for node, target in found if package_of(target) not in ("", source.package))
+
+
+def package_graph(found: Iterable[Source]) -> dict[str, set[str]]:
+    """Each package, and the packages that its files name. The face of tfdist itself may name all its parts."""
+    graph: dict[str, set[str]] = {}
+    for source in found:
+        if source.package:
+            graph.setdefault(source.package, set()).update(package_of(target) for _, target in named_by(source))
+    return graph
+
+
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     """The sets of modules in a graph that reach each other."""
     reached = {start: reachable(start, graph) for start in graph}
-    found = {tuple(sorted({start, *(end for end in ends if start in reached[end])})) for start, ends in reached.items()}
+    found = {
+        tuple(sorted({start, *(end for end in ends if start in reached.get(end, ()))}))
+        for start, ends in reached.items()
+    }
     return [list(cycle) for cycle in sorted(found) if len(cycle) > 1]
 
 
@@ -89,6 +122,51 @@ def test_no_import_cycle_inside_a_package(package: str) -> None:
     graph = imports_inside(package)
     found = cycles(graph) + cycles(subpackages_of(graph, f"tfdist.{package}"))
     assert not found, f"these name each other: {found}. Move what both need below them."
+
+
+def test_no_cycle_between_packages() -> None:
+    for cycle in cycles(package_graph(sources())):
+        wrong = [
+            f"{source.where(node)}: names {target}"
+            for source in sources()
+            for node, target in named_by(source)
+            if source.package in cycle and package_of(target) in cycle
+        ]
+        raise AssertionError(f"these packages name each other: {cycle}. Cut one way of these:\n" + "\n".join(wrong))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tfdist.verify.cell",
+        "def f():\n    from tfdist.verify import cell",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfdist.verify.cell import run",
+        "import tfdist\nx = tfdist.verify.cell",
+        "TABLE = {'a': 'tfdist.verify.cell'}",
+        "pool.call('tfdist.verify.cell:run')",
+        "import importlib\nm = importlib.import_module(f'tfdist.verify.features.{name}')",
+    ],
+)
+def test_every_way_to_name_a_module_closes_a_cycle(code: str) -> None:
+    low = Source(path=PACKAGE / "launch" / "x.py", module="tfdist.launch.x", tree=ast.parse(code))
+    high = next(source for source in sources() if source.module == "tfdist.verify.lane")
+    assert cycles(package_graph([low, high])) == [["launch", "verify"]]
+
+
+def test_a_text_that_speaks_of_a_module_names_none() -> None:
+    code = "def f():\n    'tfdist.verify.cell'\n    raise ValueError('call tfdist.verify.cell first')"
+    assert list(names_in_strings(ast.parse(code))) == []
+
+
+def test_strategies_read_no_data() -> None:
+    """A strategy knows a counted dataset by its protocol: neither the reader nor the writer comes with it."""
+    graph = {
+        source.module: {module_of(name) for _, name in imported_modules(source) if name.startswith("tfdist.")}
+        for source in sources()
+        if source.package
+    }
+    found = {name for name in reachable("tfdist.strategies.multi_worker_mirrored", graph) if package_of(name) == "data"}
+    assert not found, f"strategies reach {sorted(found)}"
 
 
 def test_cycles_are_found() -> None:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import tfdist
 from tfdist.errors import TfdistError
 from tfdist.launch.process import forking
 
@@ -63,7 +64,7 @@ class ForkServer:
         environment: Mapping[str, str],
         *,
         folder: str | os.PathLike[str],
-        modules: Sequence[str] = forking.MODULES,
+        modules: Sequence[str] = tfdist.PRELOADED,
         stderr: int = subprocess.DEVNULL,
     ) -> "ForkServer":
         """Start the process, which is ready some seconds later.

@@ -21,17 +21,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-MODULES = (
-    "tensorflow",
-    "keras",
-    "tfdist.strategies.choose",
-    "tfdist.strategies.multi_worker_mirrored",
-    "tfdist.strategies.ring",
-    "tfdist.strategies.parameter_server",
-    "tfdist.collectives.horovod",
-    "tfdist.callbacks.backup_and_restore",
-)
-
 NUMBER = struct.Struct("<q")  # before a request its length; the reply: a process, or the negative number of an error
 READY = b"."  # before every request
 _STREAMS = 3

@@ -31,7 +31,7 @@ from tfdist.errors import TfdistError, UnsupportedError
 VARIABLE = "TFDIST_UNTESTED_VERSIONS"
 _MODES = ("check", "allow")
 
-_PROGRAM = "tfdist.verify.one_step"
+_PROGRAM = tfdist.STEP_PROGRAM
 _TIMEOUT_SECONDS = 600.0
 _SHOWN_CHARACTERS = 600
 # All other variables of tfdist would make the process a part of this job.
