@@ -13,6 +13,7 @@ import psutil
 
 from tests.integration import light
 from tests.integration.forks import Fork, Forks
+from tfdist.training.checks.kept_verdicts import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 800
@@ -40,7 +41,14 @@ def wait_told(name):
 def environment(shared: Path, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "NO_COLOR")) and k != "TF_CONFIG"}
     path = os.pathsep.join([light.STARTING, str(ROOT)])
-    return {**kept, "PYTHONPATH": path, "SHARED": str(shared), "TMPDIR": str(shared.parent / "tmp"), **more}
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "SHARED": str(shared),
+        "TMPDIR": str(shared.parent / "tmp"),
+        VARIABLE: "again",
+        **more,
+    }
 
 
 @contextmanager

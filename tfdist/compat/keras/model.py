@@ -455,6 +455,11 @@ def logs_by_itself(model: keras.Model, user_step: Callable[..., Any]) -> bool:
     return all(getattr(one, "__module__", "").startswith("keras.src.") for one in own)
 
 
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return what `compile` was given, as it was given."""
+    return dict(model._compile_config.config) if model.compiled and hasattr(model, "_compile_config") else {}
+
+
 def metrics_result(model: keras.Model) -> dict[str, Any]:
     """Return the model's metrics as `fit` logs them, from the variables' present values."""
     return dict(model.get_metrics_result())

@@ -5,6 +5,7 @@ on two parts of them, and on them given twice. Losses, gradients, logs, metrics 
 all workers come to the same verdicts.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,15 @@ from tfdist.compat.tensorflow.meshes import sharded
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process import step_clock
 from tfdist.training import judging
-from tfdist.training.checks import advice, comparing, tried_step
+from tfdist.training.checks import advice, comparing, kept_verdicts, trial_key, tried_step
+from tfdist.training.checks.code_fingerprint import OpaqueError
+from tfdist.training.checks.kept_verdicts import Shelf, Tried
 from tfdist.training.checks.tried_step import Assignment, Key, TriedStep
 from tfdist.training.judging import Rules, StateRule, Verdict
 from tfdist.training.multi_worker.workers import Workers
 from tfdist.training.replica import replica_step, step
 
+_log = logging.getLogger("tfdist")
 _ROWS = 16
 # more than a step has gradients or losses
 _MANY = 1000
@@ -79,6 +83,7 @@ class Probe:
         #: what is said of what cannot be put together
         self.neither: list[str] = []
         self._uses: dict[Key, str] = {}
+        self._holds = False  # whether what was tried holds for other rows and weights, too
 
     @property
     def is_due(self) -> bool:
@@ -120,10 +125,55 @@ class Probe:
         """
         self._done = True
         step_clock().enter(Phase.TRACE)
+        is_cut = any(sharded.sharding_of(weight) is not None for weight in self._model.weights)
+        shelf = Shelf()
+        key = self._key(slices, is_cut) if shelf.is_open else None
+        known = self._known(shelf, key)
+        if known is None:
+            known = self._tried(slices, is_cut)
+            if key is not None and self._holds:
+                shelf.put(key, known)
+            elif key is not None:
+                _log.debug("tfdist: what is found out of %r is not kept: values may change it", self._model.name)
+        self._uses = known.uses
+        self._settle(known.found, known.names)
+        return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
+
+    def _key(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> str | None:
+        """Return the key of this step's verdicts; None: they are not kept."""
+        data = next((data for rows, data in slices if int(rows)), None)
+        if data is None or getattr(self._strategy, "tee", None) is not None:  # a step that is compared is tried
+            return None
+        how = {
+            "strategy": type(self._strategy).__name__,
+            "loss_reduction": self._strategy.loss_reduction,
+            "replicas": self._replicas,
+            "worker": [self._workers.index, self._workers.count],
+            "training": self._training,
+            "gathers": self._gathers,
+            "is_cut": is_cut,
+        }
+        try:
+            return trial_key.key_of(self._model, self._user_step, data, how)
+        except OpaqueError as error:
+            _log.debug("tfdist: what is found out of %r is not kept: %s", self._model.name, error)
+            return None
+
+    def _known(self, shelf: Shelf, key: str | None) -> Tried | None:
+        """Return the verdicts that were kept, where all workers have kept the same."""
+        mine = None if key is None else shelf.take(key)
+        told = [0, 0] if mine is None else kept_verdicts.as_numbers(mine)
+        every = self._workers.gather(told)
+        if mine is None or not every.all() or not (every == every[0]).all():
+            return None
+        _log.info("tfdist: what was found out of %r at an earlier start is used again", self._model.name)
+        return mine
+
+    def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
+        """Try the step, and return what all workers have found out."""
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
-        is_cut = any(sharded.sharding_of(weight) is not None for weight in self._model.weights)
         wanted = _ROWS if not is_cut else self._shared_rows(slices)
         if (data := tried_step.some_of(slices, wanted)) is not None:
             try:
@@ -134,10 +184,10 @@ class Probe:
             except Exception as error:  # noqa: BLE001 - the user's code, on fewer rows than it is written for
                 tried_step.made_variables(self._strategy)
                 why = error
-        self._settle(self._agree(found), names)
+        agreed = self._agree(found)
         if why is not None and self._workers.is_chief:
             step_clock().warn(advice.untried(self._model, why))
-        return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
+        return Tried(agreed, names, self._uses)
 
     def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
         """Return how many rows all workers can try: where weights lie in parts, every run needs all workers."""
@@ -224,6 +274,7 @@ class Probe:
         found = {key: StateRule(self._way(key, verdict, tried)) for key, verdict in values.items()}
         found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
         self._uses = tried.asked.uses
+        self._holds = not at_once and _holds(tried, values, states)
         return found, tried.asked.names
 
     def _somewhere(self, wanted: bool, is_cut: bool) -> bool:
@@ -248,3 +299,19 @@ class Probe:
             rule = judging.agreed_rule(several)
             found[key] = StateRule(rule.verdict, rule.kept, at_once or (len(several) > 1 and rule.kept != 1.0))
         return found
+
+
+def _holds(tried: TriedStep, values: dict[Key, Verdict], states: list[StateRule]) -> bool:
+    """Return whether verdicts hold for all rows and weights.
+
+    The graph shows a mean or a sum; that a value is neither is shown by one example.
+    """
+    if tried.makes_variables:
+        return False
+    shown: dict[Key, Verdict] = {key: "mean" if found == "equal" else found for key, found in tried.asked.shown.items()}
+    # of a metric that counts by itself its states are looked at, and the value stands for nothing
+    pairs = [(verdict, shown[key]) for key, verdict in values.items() if key[0] != "metric"]
+    pairs += [(rule.verdict, one.shown) for rule, one in zip(states, tried.asked.assignments, strict=True)]
+    return all(
+        found == verdict != "unknown" or (verdict == "neither" and found == "unknown") for verdict, found in pairs
+    )

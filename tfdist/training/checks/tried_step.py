@@ -22,9 +22,9 @@ from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
-from tfdist.training.checks import advice, state_dependence
+from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
-from tfdist.training.judging import Dependence, Rules
+from tfdist.training.judging import Dependence, Rules, Verdict
 from tfdist.training.layout import flat
 from tfdist.training.replica import metrics, replica_step, step, whole_inputs
 
@@ -44,12 +44,14 @@ class Assignment:
         path: of the variable.
         aggregation: that the variable declares.
         dependence: of the new value on the former one.
+        shown: what the graph shows of the change, see `row_sums.shown`.
     """
 
     key: Key
     path: str
     aggregation: str
     dependence: Dependence
+    shown: Verdict = "unknown"
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Asked:
         assignments: of states.
         meets: whether replicas meet in the step, to gather rows or to reduce gradients.
         uses: what is said of values that the step makes of its own gradients, see `advice.of_own_gradients`.
+        shown: what the graph shows of each value, see `row_sums.shown`.
     """
 
     names: dict[Key, str] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class Asked:
     assignments: list[Assignment] = field(default_factory=list)
     meets: bool = False
     uses: dict[Key, str] = field(default_factory=dict)
+    shown: dict[Key, Verdict] = field(default_factory=dict)
 
 
 @dataclass
@@ -115,11 +119,14 @@ class TriedStep:
         self._structure = data
         self._options = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)]
         self._specs = [tf_trial.relaxed(leaf) for leaf in flat((data,))]
+        #: whether the step makes variables when it is traced first
+        self.makes_variables = False
         for _ in range(2):
             alone = tf.function(self._alone, autograph=False)
             self._traced = alone.get_concrete_function(*self._options, *self._specs)
             if not made_variables(strategy):
                 break
+            self.makes_variables = True
         types = tf_trial.operations(self._traced)
         if (change := tf_trial.changes(types, meets_others=meets_others)) is not None:
             raise advice.CannotTryError(f"it changes something else than Keras variables, by the operation {change}")
@@ -194,6 +201,7 @@ class TriedStep:
         model, asked = self._model, Asked()
         values: dict[Key, tuple[str, Any]] = {}
         states: list[tf.Tensor] = []
+        changes: list[tuple[Any, Any]] = []
         data = self._packed(given)
         rows = step.rows_of(data)
 
@@ -211,7 +219,7 @@ class TriedStep:
         keys = self._keys()
 
         def follow(variable: Any, former: Any, value: Any) -> Any:
-            return self._followed(asked, keys[id(variable)], variable, former, value, is_fed, states)
+            return self._followed(asked, keys[id(variable)], variable, former, value, is_fed, states, changes)
 
         # Metrics count from zero: what each replica has counted need not be added up for this.
         counted = [variable for metric in model.metrics for variable in metric.variables]
@@ -231,8 +239,20 @@ class TriedStep:
         if part is None:
             asked.meets = sink.meets
             asked.uses = advice.of_own_gradients(model, values) if keras_model.has_own_train_step(model) else {}
+            self._show(asked, values, changes, given)
             self.asked = asked
         return [_sketch(value) for _, value in values.values()] + states
+
+    def _show(
+        self, asked: Asked, values: dict[Key, tuple[str, Any]], changes: list[tuple[Any, Any]], given: Sequence[Any]
+    ) -> None:
+        """Note what the graph shows of values, and of the changes of states."""
+        rows = [one for one in given if not isinstance(one, whole_inputs.Whole)]
+        found = row_sums.shown([value for _, value in values.values()], rows)
+        asked.shown = dict(zip(values, found, strict=True))
+        for assignment, (value, source) in zip(asked.assignments, changes, strict=True):
+            if assignment.dependence in ("none", "added", "scaled"):
+                (assignment.shown,) = row_sums.shown([value], rows, source)
 
     def _keys(self) -> dict[int, Key]:
         """Return the key of each state whose assignments are followed, by the identity of its variable."""
@@ -245,7 +265,15 @@ class TriedStep:
         return keys
 
     def _followed(
-        self, asked: Asked, key: Key, variable: Any, former: Any, value: Any, is_fed: tf.Tensor, states: list[tf.Tensor]
+        self,
+        asked: Asked,
+        key: Key,
+        variable: Any,
+        former: Any,
+        value: Any,
+        is_fed: tf.Tensor,
+        states: list[tf.Tensor],
+        changes: list[tuple[Any, Any]],
     ) -> tf.Tensor:
         """Note an assignment, and return what the state is from then on."""
         if traced_uses.in_condition():
@@ -253,6 +281,7 @@ class TriedStep:
         value = tf.convert_to_tensor(value)
         source = traced_uses.handle_of(former) if isinstance(former, tf.Variable) else former
         found = state_dependence.of(value, source)
+        changes.append((value, source))
         number = len(asked.assignments)
         asked.assignments.append(Assignment(key, variable.path, variable.aggregation, found.dependence))
         kept = tf.ones([], tf.float64) if found.kept is None else found.kept

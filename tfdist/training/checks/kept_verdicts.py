@@ -1,0 +1,150 @@
+"""Verdicts on steps, kept in the cache from one start to the next: a file for each step that was tried.
+
+TensorFlow is not loaded here.
+
+Example:
+    >>> from tfdist.training.judging import StateRule
+    >>> tried = Tried({("loss", 0): StateRule("sum")}, {("loss", 0): "mine"})
+    >>> Tried.of_text(tried.to_text()) == tried
+    True
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist import cache, validation
+from tfdist.errors import TfdistError
+from tfdist.training.judging import VERDICTS, StateRule, Verdict
+
+#: "keep", the default, or "again": try each step at each start
+VARIABLE = "TFDIST_TRIALS"
+_MODES = ("keep", "again")
+_FOLDER = "trials"
+_MOST_FILES = 500
+_MOST_BYTES = 1 << 20
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Tried:
+    """What was found out of a step.
+
+    Attributes:
+        found: the rule of each value and state.
+        names: that the user gave them.
+        uses: what is said of values that a step makes of its own gradients.
+    """
+
+    found: dict[Key, StateRule] = field(default_factory=dict)
+    names: dict[Key, str] = field(default_factory=dict)
+    uses: dict[Key, str] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """Return it as it is kept."""
+        rules = [[*key, one.verdict, one.kept, one.at_once] for key, one in sorted(self.found.items())]
+        texts = [[[*key, text] for key, text in sorted(several.items())] for several in (self.names, self.uses)]
+        return json.dumps({"found": rules, "names": texts[0], "uses": texts[1]})
+
+    @classmethod
+    def of_text(cls, text: str) -> "Tried":
+        """Return what was kept.
+
+        Raises:
+            ValueError: it was not kept by this class.
+        """
+        content = json.loads(text)
+        try:
+            found = {_key(row): _rule(*row[2:]) for row in content["found"]}
+            names, uses = ({_key(row): _text(*row[2:]) for row in content[part]} for part in ("names", "uses"))
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError("these are no verdicts") from error
+        return cls(found, names, uses)
+
+
+def _key(row: list[Any]) -> Key:
+    kind, number = row[:2]
+    if not isinstance(kind, str) or not isinstance(number, int):
+        raise TypeError
+    return kind, number
+
+
+def _rule(verdict: Verdict, kept: float, at_once: bool) -> StateRule:
+    if verdict not in VERDICTS or not isinstance(kept, float) or not isinstance(at_once, bool):
+        raise TypeError
+    return StateRule(verdict, kept, at_once)
+
+
+def _text(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError
+    return text
+
+
+class Shelf:
+    """Where verdicts are kept.
+
+    Args:
+        environ: variables to read, `os.environ` by default.
+    Raises:
+        ConfigError: `VARIABLE` has another value than "keep" or "again".
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        self._keeps = validation.one_of(VARIABLE, environ.get(VARIABLE) or "keep", _MODES) == "keep"
+        self._root = cache.folder(environ)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything may be kept."""
+        return self._keeps
+
+    def take(self, key: str) -> Tried | None:
+        """Return what is kept under a key; None if nothing is, or if a file has something else in it."""
+        try:
+            with self._place(key).open(encoding="utf-8") as file:
+                return Tried.of_text(file.read(_MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def put(self, key: str, tried: Tried) -> None:
+        """Keep what was found out; nothing happens where the cache cannot be written."""
+        text, place = tried.to_text(), self._place(key)
+        with contextlib.suppress(OSError, TfdistError):
+            cache.make(self._root, (_FOLDER,))
+            with tempfile.NamedTemporaryFile("w", dir=place.parent, encoding="utf-8", delete=False) as copy:
+                try:
+                    copy.write(text)
+                    copy.flush()
+                    os.replace(copy.name, place)
+                except BaseException:
+                    os.unlink(copy.name)
+                    raise
+            self._remove_oldest()
+
+    def _place(self, key: str) -> Path:
+        return self._root / _FOLDER / f"{key}.json"
+
+    def _remove_oldest(self) -> None:
+        """Remove files beyond a number, temporary ones included that were left by a process that was killed."""
+        files = []
+        for file in (self._root / _FOLDER).iterdir():
+            with contextlib.suppress(OSError):  # another process may remove it at this moment
+                files.append((file.stat().st_mtime, file))
+        for _, file in sorted(files)[:-_MOST_FILES]:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def as_numbers(tried: Tried) -> list[int]:
+    """Return two numbers by which workers see whether they have kept the same."""
+    digest = hashlib.sha256(tried.to_text().encode()).digest()
+    return [int.from_bytes(digest[place : place + 7], "big") for place in (0, 7)]
