@@ -14,6 +14,7 @@ _WHAT = {
     "logs": "logs of builds that failed",
     "ops": "compiled ops of tfdist: seconds to compile again",
     "tfrecords": "indexes of TFRecord files of others, and what compressed ones hold",
+    "trials": "what was found out of training steps of your own: seconds to try again",
     "wheels": "wheels of Horovod: minutes to build again",
     "work": "what builds have left that were ended in the middle",
 }

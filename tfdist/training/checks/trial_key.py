@@ -125,7 +125,7 @@ def _write_object(value: Any, digest: Digest) -> None:
         _write_model(value, digest)
     elif is_of_library(kind):
         digest.write(_config(value))
-    own = _names_of_keras(kind)  # type: ignore[arg-type]
+    own = _names_of_keras(kind)
     for name, one in sorted(attributes_of(value).items()):
         if name in own or _is_planted(name, one):
             continue
@@ -160,12 +160,20 @@ def _config(value: Any) -> Any:
         raise OpaqueError(f"the configuration of {type(value).__name__} cannot be read: {error}") from error
 
 
-@functools.cache
-def _names_of_keras(kind: Any) -> frozenset[str]:
+def _names_of_keras(kind: type) -> frozenset[str]:
     """Return the attributes that the general classes of Keras give their objects."""
-    general = {base for one in _OF_KERAS for base in one.__mro__ if is_of_library(base)}
-    functions = [value for base in kind.__mro__ if base in general for value in vars(base).values()]
-    return frozenset().union(*(_stored(getattr(function, "__code__", None)) for function in map(_inner, functions)))
+    return frozenset().union(*(_names_by(base) for base in kind.__mro__ if base in _general()))
+
+
+@functools.cache
+def _general() -> frozenset[type]:
+    return frozenset(base for one in _OF_KERAS for base in one.__mro__ if is_of_library(base))
+
+
+@functools.cache
+def _names_by(base: Any) -> frozenset[str]:
+    codes = [getattr(_inner(value), "__code__", None) for value in vars(base).values()]
+    return frozenset().union(*map(_stored, codes))
 
 
 def _inner(function: Any) -> Any:
@@ -176,11 +184,18 @@ def _inner(function: Any) -> Any:
 
 
 def _stored(code: types.CodeType | None) -> set[str]:
+    """Return the attributes to which code assigns."""
     if code is None:
         return set()
+    found, argument = set(), 0
+    for operation, last in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = argument << 8 | last
+        if operation == dis.opmap["STORE_ATTR"]:
+            found.add(code.co_names[argument])
+        if operation != dis.EXTENDED_ARG:
+            argument = 0
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    own = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
-    return own.union(*map(_stored, inner))
+    return found.union(*map(_stored, inner))
 
 
 def _is_planted(name: str, value: Any) -> bool:
