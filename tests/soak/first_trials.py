@@ -1,0 +1,126 @@
+"""What the trial of a step costs: CPU seconds of the first step of `fit`, for two checkouts of tfdist in turns.
+
+python -m tests.soak.first_trials --before /path/to/an/older/checkout --rounds 5
+
+A process for each checkout has imported TensorFlow; each case runs in a fork of it, under two replicas of one process.
+Of this checkout each case runs with an empty cache and then with what that has kept.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[2]
+SERVER = """
+import os, sys, time
+import numpy as np, keras, tensorflow as tf
+import tfdist, tfdist.strategies
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+class Count(keras.layers.Layer):
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        return x
+
+def block(x):
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(4, 16)(x, x))
+    return keras.layers.LayerNormalization()(x + keras.layers.Dense(32)(keras.layers.Dense(64, "gelu")(x)))
+
+def model(name):
+    x = inputs = keras.Input((10, 32))
+    for _ in range(12 if name == "blocks" else 0):
+        x = block(x)
+    x = keras.layers.Dense(16, "relu")(x)
+    if name == "state":
+        x = Count()(x)
+    kind = keras.Model if name in ("plain", "state") else OwnStep
+    return kind(inputs, keras.layers.Dense(1)(x))
+
+def run(name):
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tfdist.strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        made = model(name)
+        made.compile("adam", "mse")
+    x = np.ones((16, 10, 32), "float32")
+    began = time.process_time()
+    made.fit(x, x[:, :, :1], batch_size=16, verbose=0)
+    return time.process_time() - began
+
+for line in sys.stdin:
+    name, cache = line.split()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.environ["TFDIST_CACHE_DIR"] = cache
+        os.write(write, str(run(name)).encode())
+        os._exit(0)
+    os.close(write)
+    print("seconds", os.read(read, 100).decode(), flush=True)
+    os.wait()
+"""
+
+
+def server(checkout: Path) -> "subprocess.Popen[str]":
+    """Start what forks the cases of a checkout."""
+    environ = {**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-c", SERVER], env=environ, cwd="/", text=True, **streams)  # type: ignore[call-overload, no-any-return]
+
+
+def seconds(process: "subprocess.Popen[str]", name: str, cache: str) -> float:
+    """Return what the first step of a case took."""
+    given, told = process.stdin, process.stdout
+    assert given is not None
+    assert told is not None
+    print(name, cache, file=given, flush=True)
+    return float(_answer(told))
+
+
+def _answer(told: IO[str]) -> str:
+    return next(line for line in told if line.startswith("seconds")).split()[1]
+
+
+def main() -> None:
+    """Print a row for each case: before, with an empty cache, and at the second start."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", default=["plain", "own", "state", "blocks"])
+    options = parser.parse_args()
+    with server(options.before) as before, server(ROOT) as ours, tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            rows = []
+            for number in range(options.rounds):
+                cache = f"{folder}/{name}{number}"
+                rows.append([seconds(one, name, cache) for one in (before, ours, ours)])
+            every = [sorted(column) for column in zip(*rows, strict=True)]
+            every += [sorted(first - old for old, first, _ in rows), sorted(last - old for old, _, last in rows)]
+            told = [
+                f"{statistics.median(one):.2f} [{one[len(one) // 4]:.2f}-{one[-1 - len(one) // 4]:.2f}]"
+                for one in every
+            ]
+            print(f"| {name} | {' | '.join(told)} |", flush=True)
+        for process in (before, ours):
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+if __name__ == "__main__":
+    main()
