@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist.training.checks import row_sums
+from tfdist.training.checks import row_rules, row_sums
 
 WEIGHT, BIAS, KERNEL, TABLE = (tf.Variable(tf.ones(shape)) for shape in ((4, 3), (3,), (2, 2, 1, 3), (9, 4)))
 SWITCH, STEP = tf.Variable(0.0), tf.Variable(0)
@@ -161,3 +161,12 @@ def test_rows_of_unlike_length_show_nothing() -> None:
 
     traced.get_concrete_function()
     assert found == ["unknown"]
+
+
+def test_a_rule_that_fails_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(op: Any, given: Any) -> Any:
+        raise TypeError("an operation in another form")
+
+    monkeypatch.setitem(row_rules.RULES, "Mean", fails)
+    assert shown(lambda x: tf.reduce_mean(x)) == "unknown"
+    assert shown(lambda x: tf.reduce_sum(x)) == "sum"

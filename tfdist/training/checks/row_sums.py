@@ -86,9 +86,13 @@ def _known_of(graph: Any, given: Iterable[Any], former: Any) -> dict[Any, Known]
     if former is not None:
         known[former.ref()] = FORMER
     for op in graph.get_operations():  # in an order in which they can run
-        refine(op)
         inputs = [known.get(one.ref(), FREE) for one in op.inputs]
-        for number, (output, found) in enumerate(zip(op.outputs, _outputs(op, inputs), strict=True)):
+        try:
+            refine(op)
+            outputs = _outputs(op, inputs)
+        except Exception:  # noqa: BLE001 - an operation in a form that no rule has met; the step is tried all the same
+            outputs = [ANY] * len(op.outputs)
+        for number, (output, found) in enumerate(zip(op.outputs, outputs, strict=True)):
             known.setdefault(output.ref(), inputs[number] if op.type == "IdentityN" else found)
     return known
 
