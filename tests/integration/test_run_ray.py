@@ -20,7 +20,8 @@ from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import files_of, ray_nodes
 from tests.refusals import refused
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
-from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.launch.plan.demand import NoRoomError
 
 pytest.importorskip("ray")
 
@@ -89,8 +90,9 @@ def test_a_function_is_called_on_nodes_and_its_result_comes_back(
     with refused(ConfigError, name="storage_path", received=repr(str(tmp_path / "file"))):
         Trainer(train_fn=train, run_config=RunConfig(storage_path=str(tmp_path / "file"))).fit()
     many = ScalingConfig(num_workers=3)
-    with refused(TfdistError, mentions=("3 processes of CPU 1 ", "room for 2 ", "--wait-seconds")):
+    with refused(NoRoomError, mentions=("3 processes of CPU 1 ", "--wait-seconds")) as caught:
         Trainer(train_fn=train, train_loop_config={}, scaling_config=many, strategy=None).fit()
+    assert caught.value.room == 2  # type: ignore[attr-defined]
 
 
 def test_a_raylet_is_killed_the_job_goes_on_with_fewer_workers_step_exact_and_ctrl_c_ends_it(
