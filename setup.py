@@ -9,10 +9,18 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tfdist" / "__init__.py").read_text(), re.MULTILINE)[1]
-# each minor version in the range was run: docs/compatibility.md; tfdist/compat/versions.py has the same range
+# each minor version in the range was run: docs/compatibility.md; tfdist/compat/version_pairs.py has the same range
 TENSORFLOW = ">=2.16.2,<2.22"
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29", "matplotlib>=3.8", "scikit-learn>=1.4"]
-SHARED = ("README.md", "docs/*.md", "docs/design/*.md", "docs/images/*.png", "strategies/**/*.md", "strategies/**/*.py", "notebooks/*.*")
+SHARED = (
+    "README.md",
+    "docs/*.md",
+    "docs/design/*.md",
+    "docs/images/*.png",
+    "strategies/**/*.md",
+    "strategies/**/*.py",
+    "notebooks/*.*",
+)
 RAY = "ray>=2.50,<3"
 # 37.0.2 asks for python-dateutil 3, which botocore, and so s3fs, refuses: pip would try every version of them
 KUBERNETES = "kubernetes>=31,<37.0.2"
@@ -54,7 +62,7 @@ setup(
     cmdclass={"build_py": BuildWithPages},
     package_data={
         "tfdist": ["py.typed"],
-        "tfdist.watch": ["page.html"],
+        "tfdist.monitor.watch": ["page.html"],
         "tfdist.native": ["**/*.cc", "**/*.h"],
     },
     python_requires=">=3.11,<3.14",  # Keras 3.15 ends with Python 3.10; TensorFlow 2.21 has no wheel for 3.14

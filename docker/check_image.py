@@ -31,7 +31,7 @@ ELASTIC = ("tfdist", "run", "--strategy", "multi-worker", "-n", "2", "--max-rest
 SIGNAL_WORKERS = """
 import psutil, signal, sys
 for process in psutil.process_iter():
-    if any(word.endswith("launch/process/worker.py") for word in process.cmdline()):
+    if any(word.endswith("jobs/process/script_worker.py") for word in process.cmdline()):
         process.send_signal(signal.Signals[sys.argv[1]])
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import tfdist
-from tfdist.data.format.manifest import Manifest
-from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.format.data_manifest import Manifest
+from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.reading.examples import Examples
 from tfdist.storage.directory import Storage

@@ -29,7 +29,7 @@ from tests.private_objects import (
     node,
     optimizer,
 )
-from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.compat.keras import callback_fields as keras_callbacks
 
 #: a name of the file's own, in a class that derives from one of TensorFlow's or Keras'
 OURS = None
@@ -56,10 +56,12 @@ ATTENTION = (
 # file -> name -> what it must be found in
 NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     # of modules alone
-    **{f"{name}.py": {} for name in ("horovod/ops", "keras/calls", "keras/first_batch", "versions")},
-    **{f"tensorflow/{name}.py": {} for name in ("coordination", "numeric_variables", "sparse_sums", "trial")},
+    **{
+        f"{name}.py": {} for name in ("horovod/horovod_ops", "keras/keras_frames", "keras/first_batch", "version_pairs")
+    },
+    **{f"tensorflow/{name}.py": {} for name in ("coordination_service", "numeric_variables", "sparse_sums", "dry_run")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
-    "keras/callbacks.py": {
+    "keras/callback_fields.py": {
         **{
             name: functools.partial(callback, name)
             for names in keras_callbacks._FIELDS.values()
@@ -70,7 +72,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_save_model _weights_path", lambda: keras.callbacks.BackupAndRestore),
         **each("_tf_swap_variables _tf_finalize_ema_values", lambda: keras.callbacks.SwapEMAWeights),
     },
-    "keras/distributions.py": {"_layout_map": lambda: keras.distribution.ModelParallel},
+    "keras/keras_distributions.py": {"_layout_map": lambda: keras.distribution.ModelParallel},
     "keras/epochs.py": {
         **each("_current_iterator _distributed_dataset _enumerate_iterator _get_iterator", epoch_iterator),
         **each("_num_batches _steps_seen", epoch_iterator),
@@ -81,12 +83,12 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_functional": model,
         **each("_nodes_by_depth _outputs_struct _standardize_inputs", lambda: model()._functional),
     },
-    "keras/symbolic/hanging.py": {"_keras_mask": masked},
+    "keras/symbolic/tensor_attributes.py": {"_keras_mask": masked},
     "keras/symbolic/nested_models.py": {
         "_inputs_struct": lambda: model()._functional,
         **each("_graph _has_mask", OURS),
     },
-    "keras/layers.py": {
+    "keras/layer_methods.py": {
         **each(" ".join(ATTENTION), attention),
         **each("_moments _reduction_axes", layer),
         "_embeddings": embedding,
@@ -96,8 +98,8 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_flat_losses": lambda: model()._compile_loss,
         "_keras_logits": lambda: keras.activations.softmax(tf.zeros([1, 2])),
     },
-    "keras/metrics.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
-    "keras/model.py": {
+    "keras/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
+    "keras/keras_trainer.py": {
         **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
         "_loss_tracker": model,
         "_losses": layer,
@@ -139,9 +141,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_thread": lambda: importlib.import_module("multiprocessing.queues").Queue,
     },
     "random_states.py": {"_rng": lambda: context.Context},
-    "tensorflow/arrays.py": {"_numpy": lambda: tf.constant(1.0)},
+    "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},
     "initialized.py": {"_context_handle": context.context},
-    "tensorflow/data.py": {
+    "tensorflow/tf_data.py": {
         **each("_inputs _variant_tensor _options_attr", lambda: tf.data.Dataset.range(2)),
         **each("_dataset _element_spec _flat_output_shapes _flat_output_types _iterator_resource", elements),
         "_MapDataset": lambda: importlib.import_module("tensorflow.python.data.ops.map_op"),
@@ -150,7 +152,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_OptionsDataset": lambda: importlib.import_module("tensorflow.python.data.ops.dataset_ops"),
         **each("_cardinality _find _iterated _made _make _taken", OURS),
     },
-    "tensorflow/meshes/replicas.py": {
+    "tensorflow/meshes/mesh_replicas.py": {
         **each("_container_strategy _create_variable _get_variable_creator_initial_value", lambda: MirroredExtended),
         **each("_update _validate_colocate_with_variable", lambda: MirroredExtended),
         "_call_for_each_replica": lambda: MirroredExtended,
@@ -164,20 +166,20 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_is_weight _Part _make _made _staged _distribute_strategy _dtype _is_settled _kwargs _variables", OURS),
         **each("_changed _in_stage _shards_slots_of", OURS),
     },
-    "tensorflow/meshes/late.py": {"_update_input": lambda: tf.Operation},
+    "tensorflow/meshes/lazy_gather.py": {"_update_input": lambda: tf.Operation},
     "tensorflow/meshes/backpressure.py": {"_add_control_inputs": lambda: tf.Operation},
-    "tensorflow/meshes/gathering.py": {
+    "tensorflow/meshes/weight_gathering.py": {
         "_update_input": lambda: tf.Operation,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
     },
-    "tensorflow/meshes/sharded.py": {
+    "tensorflow/meshes/sharded_variable.py": {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
         **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
     },
     "tensorflow/new_variables.py": each("_dtype _shape", lambda: keras.Variable([1.0])),
     "tensorflow/partitioned.py": each("_value", lambda: keras.Variable([1.0])),
     "tensorflow/replay.py": {"_class": node},
-    "tensorflow/ring.py": {
+    "tensorflow/ring_extended.py": {
         **each(EXTENDED, lambda: MirroredExtended),
         "_replica_id": lambda: tf.distribute.ReplicaContext,
         **each("_collective _from_first_replica _input_context _local_sums", OURS),
@@ -195,7 +197,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_handle_data": lambda: tf.Variable(1.0).handle,
         "_unique_id": lambda: tf.Variable(1.0),
     },
-    "tensorflow/strategies.py": {
+    "tensorflow/mirrored_extended.py": {
         **each(MIRRORED, lambda: MirroredExtended),
         **each("_collective_ops _cross_device_ops _get_cross_device_ops _use_merge_call", lambda: MirroredExtended),
         **each("_in_multi_worker_mode _num_replicas_in_sync", lambda: MirroredExtended),

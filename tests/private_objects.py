@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tfdist.compat.keras import callbacks as keras_callbacks
-from tfdist.compat.keras.symbolic import hanging
+from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras.symbolic import tensor_attributes
 from tfdist.strategies import MirroredStrategy
 
 X = np.ones((4, 2), np.float32)
@@ -70,15 +70,15 @@ def hung() -> list[Any]:
     noted: list[Any] = []
 
     def compute(x: tf.Tensor) -> None:
-        noted.append(hanging.attributes_of(x))
-        for kind, activation in hanging.ACTIVATIONS.items():
-            found = hanging.activated(activation(x))
+        noted.append(tensor_attributes.attributes_of(x))
+        for kind, activation in tensor_attributes.ACTIVATIONS.items():
+            found = tensor_attributes.activated(activation(x))
             noted.append(found is not None and found[0] == kind and found[1] is x)
-        noted.append([*hanging.attributes_of(keras.activations.softmax(x))])
+        noted.append([*tensor_attributes.attributes_of(keras.activations.softmax(x))])
         given = keras.layers.Masking()(x)
-        noted.append([*hanging.attributes_of(given)])
+        noted.append([*tensor_attributes.attributes_of(given)])
         attention()(given, given)
-        noted.append([*hanging.attributes_of(given)])
+        noted.append([*tensor_attributes.attributes_of(given)])
 
     tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec([1, 2, 2]))
     return noted

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.recording.rows import NORM_EVERY, STAMPS, WIDTH, Column
+from tfdist.monitor.step_clock import StepClock
 
 MS = 1_000_000
 # a step of 20 ms

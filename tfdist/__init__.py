@@ -21,11 +21,11 @@ _WHERE = {"reproducible": "reproducibility"}  # public functions of the package 
 PRELOADED = (
     "tensorflow",
     "keras",
-    "tfdist.strategies.choose",
+    "tfdist.strategies.factory",
     "tfdist.strategies.multi_worker_mirrored",
-    "tfdist.strategies.ring",
+    "tfdist.strategies.ring_strategy",
     "tfdist.strategies.parameter_server",
-    "tfdist.collectives.horovod",
+    "tfdist.collectives.backends.horovod_collective",
     "tfdist.callbacks.backup_and_restore",
 )
 #: the program that compares a step of two replicas with that of one device, for versions that were not tested

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.collectives import horovod_job
+from tfdist.collectives.backends import horovod_job
 from tfdist.compat import initialized
 from tfdist.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.measurement import machine
-from tfdist.measurement.pictures import caption, figure_of, plain
+from tfdist.measurement.plot_style import caption, figure_of, plain
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
 
 __all__ = ["BATCH", "PEERS", "TARGETS", "DataBench", "DataReport", "DataRow", "DataTarget", "command", "measured"]

@@ -21,14 +21,14 @@ import tensorflow as tf
 
 from tfdist.bench.workers import measured_strategies, training_loops
 from tfdist.bench.workers.bench_models import MODELS
-from tfdist.monitor.process import step_clock
-from tfdist.monitor.recording import ring
-from tfdist.monitor.recording.graph import Rows, Stamps
+from tfdist.gradients.reduction import norms
+from tfdist.monitor.process_clock import step_clock
+from tfdist.monitor.recording import row_ring
+from tfdist.monitor.recording.graph_stamps import Rows, Stamps
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.recording.rows import NORM_EVERY, Column
-from tfdist.training import stamping
-from tfdist.training.reduction import norms
-from tfdist.training.stamping import new_rows
+from tfdist.training import step_timestamps
+from tfdist.training.step_timestamps import new_rows
 
 __all__ = ["measure", "measure_graphs", "prepare", "prepare_graphs"]
 
@@ -153,7 +153,7 @@ def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: 
     with without_norm if arm == "stamps" else contextlib.nullcontext(), _recorded(arm):
         _prepared[arm](steps)
     if arm in ("stamps", "everything"):
-        stamping.record_with(_recorders[arm])  # a ring of stamps hands them to the recorder that was there first
+        step_timestamps.record_with(_recorders[arm])  # a ring of stamps hands them to the recorder that was there first
 
 
 def measure(arm: str, steps: int) -> dict[str, float]:
@@ -178,7 +178,7 @@ def prepare_graphs(model: str) -> None:
     """Trace functions that have the stamps of a model's step, which was recorded already, and nothing else."""
     one = _recorders["everything"]
     one.flush()
-    _graphs[:] = [Graphs(model, reductions=int(ring.read(one.path)[-1, Column.REDUCTIONS]))]
+    _graphs[:] = [Graphs(model, reductions=int(row_ring.read(one.path)[-1, Column.REDUCTIONS]))]
 
 
 def measure_graphs() -> dict[str, float]:

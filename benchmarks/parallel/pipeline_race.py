@@ -19,7 +19,7 @@ from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
-from tfdist.parallel import schedules
+from tfdist.planner import schedules
 
 __all__ = ["ALONE", "BESIDE", "IN_PARTS", "SCHEDULES", "PipelineBench", "PipelineReport", "command", "ideal"]
 

@@ -18,12 +18,12 @@ from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.measurement import machine
 from tfdist.measurement.ratio import Quartiles, ratio
-from tfdist.parallel.partition.devices import DeviceKind
-from tfdist.parallel.partition.link import MEASURED_BYTES, Link
-from tfdist.parallel.partition.profile import Profile, beside_each_other
-from tfdist.parallel.partition.search import best_stages
-from tfdist.parallel.partition.stages import Setting, Stage
-from tfdist.parallel.partition.step_time import predict
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.layer_profile import Profile, beside_each_other
+from tfdist.planner.planner_link import MEASURED_BYTES, Link
+from tfdist.planner.stage_cost import Setting, Stage
+from tfdist.planner.stage_search import best_stages
+from tfdist.planner.step_time import predict
 
 __all__ = ["MODELS", "PLANS", "PlanAccuracyBench", "PlanAccuracyReport", "Row", "command", "predicted"]
 

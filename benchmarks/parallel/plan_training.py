@@ -13,7 +13,7 @@ import tfdist.strategies
 from benchmarks.parallel.parallel_networks import planned
 from tfdist import cluster as clusters
 from tfdist.collectives import buckets
-from tfdist.parallel.partition.measuring import profile, step_seconds
+from tfdist.parallel.partition.profile_model import profile, step_seconds
 
 _trained: dict[tuple[str, str], Any] = {}
 

@@ -15,7 +15,7 @@ import tfdist.strategies
 from tfdist.bench.workers import interface
 from tfdist.bench.workers.training_loops import Clock
 from tfdist.collectives import buckets
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _prepared: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from tfdist.bench.suite import Report, Suite, Table, Told, option, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
-from tfdist.measurement.pictures import caption, figure_of, plain
+from tfdist.measurement.plot_style import caption, figure_of, plain
 from tfdist.measurement.ratio import Quartiles
 from tfdist.validation import parse_integer
 

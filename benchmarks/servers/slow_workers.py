@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.servers.throttle import Throttle
 from tfdist.bench.suite import Told, in_turns, untold
 from tfdist.bench.workers import lanes
-from tfdist.coordination.staleness import Distribution
 from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.training.parameter_servers.staleness import Distribution
 
 __all__ = ["MODES", "SERVERS", "Crowd", "bounds", "measured"]
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from benchmarks.servers.table_lookups import draw, resident
 from tfdist.bench.workers.training_loops import Clock
-from tfdist.coordination import placement
 from tfdist.errors import TfdistError
 from tfdist.strategies import ParameterServerStrategy
+from tfdist.training.parameter_servers import variable_placement
 
 _built: dict[str, Any] = {}
 
@@ -40,7 +40,7 @@ def create(rows: int, dim: int) -> float:
 def memory() -> list[dict[str, int]]:
     """Return for each server the bytes of variables that were placed on it, and its memory; see `lookups.Server`."""
     strategy = _built["strategy"]
-    placed = placement.loads(strategy.placement(), strategy.num_servers)
+    placed = variable_placement.loads(strategy.placement(), strategy.num_servers)
     found = []
     for server in range(strategy.num_servers):
         status = Path(f"/proc/{strategy._tasks.pid('ps', server)}/status")

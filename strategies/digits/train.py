@@ -14,7 +14,7 @@ from pathlib import Path
 import keras
 
 import tfdist
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
         shuffle=False,  # done already: every epoch has an order of its own
@@ -41,7 +41,7 @@ def main() -> None:
         callbacks=[clock],
         verbose=2,
     ).history
-    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def parse() -> argparse.Namespace:

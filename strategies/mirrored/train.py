@@ -13,7 +13,7 @@ from pathlib import Path
 import keras
 
 import tfdist
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -35,7 +35,7 @@ def main() -> None:
         # under mixed_float16 `compile` puts a dynamic loss scale around the optimizer, which all replicas share
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
         shuffle=False,  # done already: every epoch has an order of its own
@@ -44,7 +44,7 @@ def main() -> None:
         callbacks=[clock],
         verbose=2,
     ).history
-    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def build_model(width: int) -> keras.Model:

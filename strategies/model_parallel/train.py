@@ -15,7 +15,7 @@ from pathlib import Path
 import keras
 
 import tfdist
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 LAYOUTS = {".*hidden/kernel": (None, "model"), ".*hidden/bias": ("model",), ".*classes/kernel": ("model", None)}
 
@@ -37,7 +37,7 @@ def main() -> None:
         optimizer = keras.optimizers.Adam(options.learning_rate, global_clipnorm=1.0)
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
         shuffle=False,  # done already: every epoch has an order of its own
@@ -46,7 +46,7 @@ def main() -> None:
         callbacks=[clock],
         verbose=2,
     ).history
-    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
     if tfdist.cluster.from_environment().is_chief:
         tfdist.parallel.describe(model)
 

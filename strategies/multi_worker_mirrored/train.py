@@ -13,7 +13,7 @@ import keras
 
 import tfdist
 from tfdist.callbacks import BackupAndRestore
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.05, global_clipnorm=1.0)
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     backup = BackupAndRestore(options.output / "backup", save_freq=options.save_freq)  # also in memory, every few steps
     history = model.fit(
         train,
@@ -41,7 +41,7 @@ def main() -> None:
         callbacks=[clock, backup],
         verbose=2,
     ).history
-    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def parse() -> argparse.Namespace:

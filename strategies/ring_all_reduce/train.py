@@ -16,7 +16,7 @@ import keras
 
 import tfdist
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         )
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     history = model.fit(
         train,
         shuffle=False,  # done already: every epoch has an order of its own
@@ -50,7 +50,7 @@ def main() -> None:
         callbacks=[clock],
         verbose=2,
     ).history
-    summary = report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    summary = recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
     if tfdist.cluster.from_environment().is_chief:
         members, width = strategy.num_replicas_in_sync, 2 if options.wire_dtype else 4

@@ -16,7 +16,7 @@ import numpy as np
 import tfdist
 from tfdist.callbacks import BackupAndRestore
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.testing import digits, report
+from tfdist.testing import digits, recipe_report
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
             optimizer = DistributedOptimizer(optimizer, accumulate_steps=options.accumulate_steps)
         model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
-    clock = report.EpochClock(len(train.examples))
+    clock = recipe_report.EpochClock(len(train.examples))
     backup = BackupAndRestore(options.output / "backup", save_freq=200)  # the part of each worker, and what all have
     history = model.fit(
         train,
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"this process holds {weights:.1f} MB of weights and {slots:.1f} MB of the optimizer's variables")
     options.output.mkdir(parents=True, exist_ok=True)
     model.save(options.output / "model.keras")  # whole slots; all workers call it, and the chief writes
-    report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
+    recipe_report.conclude(model, strategy, test, history=history, clock=clock, folder=options.output)
 
 
 def build_model(width: int) -> keras.Model:

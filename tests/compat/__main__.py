@@ -9,7 +9,7 @@ from tests.compat import environment
 from tests.compat.choice import COLUMNS, TEST, Column
 from tests.compat.outcomes import Outcome, of_column, of_tests, row
 from tests.compat.processes import run
-from tfdist.compat.versions import MAIN, TESTED, Pair, Standing, judge
+from tfdist.compat.version_pairs import MAIN, TESTED, Pair, Standing, judge
 
 TEST_SECONDS = 1800.0
 COLUMN_SECONDS = 3600.0
@@ -60,7 +60,7 @@ def _refusal(pair: Pair) -> str:
         )
     judged = judge(pair.tensorflow, pair.keras)
     if judged.standing is Standing.OUT_OF_RANGE:
-        return f"{judged.text}. To try it, widen the range in setup.py and tfdist/compat/versions.py first."
+        return f"{judged.text}. To try it, widen the range in setup.py and tfdist/compat/version_pairs.py first."
     return ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.compat.processes import REPOSITORY, run
-from tfdist.compat.versions import Pair
+from tfdist.compat.version_pairs import Pair
 from tfdist.training.checks import untested
 
 FOLDER = REPOSITORY / ".venv-compat"

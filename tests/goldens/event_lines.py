@@ -9,22 +9,22 @@ from typing import Any, cast
 from tests.simulated_steps import simulated
 from tfdist.cluster import TaskId
 from tfdist.cluster.job_files import steps_folder
-from tfdist.launch.agent.events import EventFile
-from tfdist.launch.agent.job import Job
-from tfdist.launch.agent.monitoring import Monitoring
-from tfdist.launch.agent.restart_reporter import RestartReporter, cause_of
-from tfdist.launch.agent.run import parameters_of
-from tfdist.launch.agent.standing import Standing
-from tfdist.launch.agent.worker_group import WorkerGroup
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.supervision.evicting import Means
-from tfdist.launch.supervision.failure import Failure
-from tfdist.launch.supervision.hangs import Hang, Seen
-from tfdist.launch.supervision.state import Rules
+from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.monitoring import Monitoring
+from tfdist.jobs.agent.process_report import Standing
+from tfdist.jobs.agent.restart_reporter import RestartReporter, cause_of
+from tfdist.jobs.agent.run_job import parameters_of
+from tfdist.jobs.agent.shared_job import Job
+from tfdist.jobs.agent.worker_group import WorkerGroup
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.supervision.evicting import Means
+from tfdist.jobs.supervision.hangs import Hang, Seen
+from tfdist.jobs.supervision.supervisor_state import Rules
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.status import WorkerStatus
+from tfdist.processes.worker_failure import Failure
 from tfdist.waiting import Flag
 
 JOB = "3f9ac1d2aa"

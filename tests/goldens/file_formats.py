@@ -11,13 +11,13 @@ import numpy as np
 
 from tests.goldens.event_lines import write_events
 from tfdist import data
-from tfdist.checkpoint.manifest import NAME, File
-from tfdist.checkpoint.parts import failure, receipt
-from tfdist.checkpoint.store import Joint, Part, Store
-from tfdist.data.format.manifest import NAME as DATA_NAME
-from tfdist.data.order.position import Identity
+from tfdist.checkpoint.checkpoint_manifest import NAME, File
+from tfdist.checkpoint.checkpoint_parts import failure, receipt
+from tfdist.checkpoint.checkpoint_store import Joint, Part, Store
+from tfdist.data.format.data_manifest import NAME as DATA_NAME
+from tfdist.data.order.reading_position import Identity
 from tfdist.monitor import status
-from tfdist.monitor.recording import ring, rows
+from tfdist.monitor.recording import row_ring, rows
 
 
 def file_formats() -> str:
@@ -115,8 +115,8 @@ def _of_memory() -> dict[str, list[str]]:
             *(f"{word.name.lower()}: {int(word)} of a record" for word in status.Word),
         ],
         "record of steps: words of 8 bytes": [
-            f"first word: {ring._MAGIC:#x}",
-            f"header: {ring._HEADER}, rows: {ring.ROWS}, row: {rows.WIDTH}",
+            f"first word: {row_ring._MAGIC:#x}",
+            f"header: {row_ring._HEADER}, rows: {row_ring.ROWS}, row: {rows.WIDTH}",
             *(f"{column.name.lower()}: {int(column)} of a row" for column in rows.Column),
         ],
     }

@@ -18,43 +18,43 @@ import numpy as np
 from tests.goldens.event_lines import write_events
 from tests.simulated_steps import simulated
 from tfdist import data, validation
+from tfdist.build.build_tools import require_tools
 from tfdist.build.edits import Edit
-from tfdist.build.mpi import toolkit
-from tfdist.build.target import require_tools
+from tfdist.build.mpi_for_build import toolkit
 from tfdist.cache import make
-from tfdist.callbacks.noise import Averages, Norms, verdict
+from tfdist.callbacks.noise_scale_math import Averages, Norms, verdict
 from tfdist.checkpoint import Store
-from tfdist.checkpoint.manifest import Manifest, plain_state
-from tfdist.checkpoint.sharding import resharded
+from tfdist.checkpoint.checkpoint_manifest import Manifest, plain_state
+from tfdist.checkpoint.state_resizing import resharded
 from tfdist.cluster import from_environment
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.ports import free_ports
 from tfdist.collectives.membership import sentence
-from tfdist.compat.versions import judge
+from tfdist.collectives.selection.collective_selection import Offer, chosen
+from tfdist.compat.version_pairs import judge
 from tfdist.data.order.class_shares import Weighted
 from tfdist.data.sources import Options, open_source
-from tfdist.doctor.checks import resources
-from tfdist.doctor.checks.resources import Memory
+from tfdist.doctor.checks import resources_check
+from tfdist.doctor.checks.resources_check import Memory
 from tfdist.errors import TfdistError
-from tfdist.exporters import registry as exporters
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.gpus import VISIBLE, visible
-from tfdist.launch.plan.hosts import parse_hosts, places
-from tfdist.launch.supervision.failure import Failure, Record, format_report
+from tfdist.jobs.plan.host_plan import parse_hosts, places
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.visible_gpus import VISIBLE, visible
 from tfdist.monitor import faults
-from tfdist.monitor.verdict.judge import judge as judged
-from tfdist.monitor.verdict.text import lines
-from tfdist.monitor.verdict.timeline import timeline
+from tfdist.monitor.exporters import exporter_names as exporters
+from tfdist.monitor.verdict.job_bound import judge as judged
+from tfdist.monitor.verdict.step_parts import timeline
+from tfdist.monitor.verdict.verdict_text import lines
+from tfdist.monitor.watch.event_log import read_events
+from tfdist.monitor.watch.snapshot import sentence as told
 from tfdist.optimizers import scale_learning_rate
-from tfdist.parallel import schedules
 from tfdist.parallel.layouts import Layouts
-from tfdist.parallel.partition.link import Link
+from tfdist.planner import schedules
+from tfdist.planner.planner_link import Link
+from tfdist.processes.worker_failure import Failure, Record, format_report
 from tfdist.storage.directory import storage
-from tfdist.strategies.offers import Offer, chosen
 from tfdist.tune import batch_size
 from tfdist.verify import column, feature
-from tfdist.watch.event_log import read_events
-from tfdist.watch.snapshot import sentence as told
 
 _SLURM = {
     "SLURM_JOB_ID": "1",
@@ -148,7 +148,7 @@ def _events(folder: Path) -> list[str]:
 
 
 def _memory(_: Path) -> str:
-    (finding,) = resources.judge_memory(Memory(total_bytes=64 << 30, available_bytes=1 << 29))
+    (finding,) = resources_check.judge_memory(Memory(total_bytes=64 << 30, available_bytes=1 << 29))
     return f"{finding.seen}\n{finding.cure}"
 
 

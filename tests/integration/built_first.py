@@ -12,8 +12,8 @@ from typing import Any
 
 from keras.src.backend.tensorflow import trainer
 
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow import data as tf_data
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.tensorflow import tf_data as tf_data
 
 _kept = trainer.TensorFlowTrainer._maybe_symbolic_build
 assert "self._distribute_strategy is None" in inspect.getsource(_kept), "what builds models has changed"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.agents import PRELUDE
 from tests.integration.forks import Forks, forks
-from tfdist.native import library, target
+from tfdist.native import build_target, library
 from tfdist.training.checks import kept_verdicts
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", kept_verdicts.VARIABLE: "again"}
@@ -21,7 +21,7 @@ def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """What forks processes that have TensorFlow already, one for all tests of this process."""
     # minutes on a busy machine, which are not to wait for what has a deadline
     for one in (library.COLLECTIVES, library.STAMPS):
-        library.build(one, target.observe(), os.environ)
+        library.build(one, build_target.observe(), os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TFDIST_", "TF_CONFIG"))}
     with forks(tmp_path_factory.mktemp("forks"), {**kept, **QUIET, **THREADS}) as found:
         yield found

@@ -21,9 +21,9 @@ from typing import IO
 
 from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
 from tests.integration.light import python_path
-from tfdist.launch.placement.fork_server import ForkServer
-from tfdist.launch.pool import worker
-from tfdist.launch.process import forking
+from tfdist.processes import forking
+from tfdist.processes.fork_server import ForkServer
+from tfdist.processes.pool import pool_worker
 
 
 class Child:
@@ -69,7 +69,7 @@ class Probes(Tasks):
     """What `tfdist parallel plan` needs of `subprocess`."""
 
     def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
-        python, _, module, *arguments = command  # python -m tfdist.tune.probe ...
+        python, _, module, *arguments = command  # python -m tfdist.tune.layer_probe ...
         file = importlib.import_module(module).__file__
         assert file is not None
         return super().Popen([python, __file__, os.getcwd(), "0", file, *arguments], env=env, stdout=stdout)
@@ -102,8 +102,8 @@ def leave_graphs_as_traced() -> None:
 @contextlib.contextmanager
 def with_workers_in_forks(server: ForkServer) -> Iterator[None]:
     """Let this server fork the workers of all jobs and pools of this process."""
-    from tfdist.launch.agent import run
-    from tfdist.launch.placement.worker_factory import WorkerFactory
+    from tfdist.jobs.agent import run_job as run
+    from tfdist.jobs.placement.worker_factory import WorkerFactory
 
     class Prepared(WorkerFactory):
         """Has the process that forks before the first start, not before the second, and for jobs without restarts."""
@@ -167,11 +167,11 @@ def run_tfdist(arguments: list[str]) -> None:
         return
 
     if arguments[0] in ("chaos", "tune", "verify"):  # which start `tfdist run`
-        from tfdist.cli import chaos
-        from tfdist.tune import trial
+        from tfdist.cli import chaos_command
+        from tfdist.tune import batch_trial
         from tfdist.verify.proof import proving
 
-        chaos.subprocess = trial.subprocess = proving.subprocess = Jobs(server)  # type: ignore[assignment]
+        chaos_command.subprocess = batch_trial.subprocess = proving.subprocess = Jobs(server)  # type: ignore[assignment]
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 
@@ -197,18 +197,18 @@ def work_for_a_pool() -> None:
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     sys.argv = ["worker", str(requests), str(replies)]
     if os.environ.get("TFDIST_STRATEGY", "parameter-server") != "parameter-server":
-        worker.main()
+        pool_worker.main()
         return
-    with_tasks_in_forks(worker.main)
+    with_tasks_in_forks(pool_worker.main)
 
 
 def with_tasks_in_forks(run: Callable[[], None]) -> None:
     """Run something whose chief starts its own tasks."""
-    from tfdist.launch.placement import tasks
+    from tfdist.jobs.placement import local_tasks
 
     if (server := forked_server()) is None:
         return
-    tasks.subprocess = Tasks(server)  # type: ignore[assignment]
+    local_tasks.subprocess = Tasks(server)  # type: ignore[assignment]
     try:
         run()
     finally:

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import tfdist
 from tests.integration.light import python_path
-from tfdist.launch.placement.fork_server import ForkServer
-from tfdist.launch.pool import pool
+from tfdist.processes.fork_server import ForkServer
+from tfdist.processes.pool import worker_pool
 
 ROOT = Path(__file__).parents[2]
 ENTRY = str(Path(__file__).with_name("forked.py"))
@@ -44,17 +44,17 @@ MODULES = (
     *tfdist.PRELOADED,
     "tfdist.strategies.mirrored",
     "tfdist.data.reading.reader",
-    "tfdist.data.writing.writer",
+    "tfdist.data.writing.dataset_writer",
     "tfdist.optimizers",
-    "tfdist.launch.agent.run",
-    "tfdist.cli.run",
+    "tfdist.jobs.agent.run_job",
+    "tfdist.cli.run_command",
     # what processes import later otherwise, each for itself
-    "tfdist.cli.chaos",
+    "tfdist.cli.chaos_command",
     "tfdist.cli.main",
     "tfdist.compression.registry",
-    "tfdist.data.sources.memory.arrays",
-    "tfdist.data.writing.external",
-    "tfdist.optimizers.distributed",
+    "tfdist.data.sources.memory.array_source",
+    "tfdist.data.writing.foreign_tfrecords",
+    "tfdist.optimizers.distributed_optimizer",
     "tfdist.strategies.pipeline",
     "tests.integration.without_lookups",
     "tests.integration.without_stacks",
@@ -171,17 +171,17 @@ class Forks:
     @contextlib.contextmanager
     def for_pools(self) -> Iterator[None]:
         """Let every pool of this process fork its workers in the block, from several threads too."""
-        own, lock = pool.started, threading.Lock()
+        own, lock = worker_pool.started, threading.Lock()
 
         def started(*arguments: Any) -> Fork:
             with lock:
                 return self.worker(*arguments)
 
-        pool.started = started  # type: ignore[assignment]
+        worker_pool.started = started  # type: ignore[assignment]
         try:
             yield
         finally:
-            pool.started = own
+            worker_pool.started = own
 
     @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:

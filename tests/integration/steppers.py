@@ -19,7 +19,7 @@ from tfdist import cache
 STEPPER = '''
 import json, math, socket
 from tfdist.monitor.phases import Activity, Kind
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 
 START = int(os.environ.get("TFDIST_RESTARTS", 0))
 ADDRESSES = [address.split(":") for address in os.environ["TFDIST_WORKERS"].split(",")]

@@ -10,9 +10,9 @@ import pytest
 
 from tfdist.callbacks.backup import candidates
 from tfdist.callbacks.backup.candidates import Found
-from tfdist.checkpoint.parts import Part
-from tfdist.checkpoint.store import Store
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.checkpoint.checkpoint_parts import Part
+from tfdist.checkpoint.checkpoint_store import Store
+from tfdist.collectives.workers.worker_processes import Workers
 
 SECONDS = 120.0
 DISK, COPIES = "backup", "another host's memory"

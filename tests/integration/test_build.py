@@ -186,7 +186,7 @@ def test_of_two_builds_at_once_the_second_takes_the_wheel_of_the_first(
 @pytest.fixture
 def fresh_python(tmp_path: Path) -> Path:
     """A new virtual environment that has all packages of this one but Horovod."""
-    from tfdist.native.target import observe
+    from tfdist.native.build_target import observe
 
     packages = tmp_path / "packages"
     packages.mkdir()

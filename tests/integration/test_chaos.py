@@ -16,7 +16,7 @@ RESUMABLE = Path(__file__).parent / "cases" / "resumable.py"
 # the steps of a training, without TensorFlow
 TRAIN = """
     from tfdist.monitor.phases import Kind, Phase
-    from tfdist.monitor.process import step_clock
+    from tfdist.monitor.process_clock import step_clock
     step_clock().enter(Phase.EXECUTE)
     start = os.environ["TFDIST_RESTARTS"]
     tell(f"start {start} worker {ME}")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.checkpoint import Store
-from tfdist.checkpoint.arrays import as_arrays
+from tfdist.checkpoint.safetensors_file import as_arrays
 
 DTYPES = (tf.float64, tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.int32, tf.uint8, tf.bool)
 

@@ -30,14 +30,14 @@ from tests.private_objects import (
     model,
     strategy,
 )
-from tfdist.compat import versions
-from tfdist.compat.keras import calls as keras_calls
+from tfdist.compat import version_pairs
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import layers as keras_layers
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow import data as tf_data
+from tfdist.compat.keras import keras_frames as keras_calls
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.tensorflow import tf_data as tf_data
 
-INSTALLED = versions.judge(tf.__version__, keras.__version__).text
+INSTALLED = version_pairs.judge(tf.__version__, keras.__version__).text
 
 
 def moved(file: str, what: str) -> str:
@@ -286,8 +286,8 @@ def test_a_name_without_an_assertion_is_seen(tmp_path: Any) -> None:
     [((), 'pip install "tensorflow=='), (None, "replaced methods")],
 )
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tested: Any, says: str) -> None:
-    here = (versions.Pair(tf.__version__, keras.__version__),)
-    monkeypatch.setattr(versions, "TESTED", here if tested is None else tested)
+    here = (version_pairs.Pair(tf.__version__, keras.__version__),)
+    monkeypatch.setattr(version_pairs, "TESTED", here if tested is None else tested)
     assert says in str(keras_calls.refuse("Model.fit", seen="is not found"))
 
 

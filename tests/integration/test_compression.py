@@ -39,16 +39,16 @@ from tfdist.compression import (
     registry,
     seeds,
 )
-from tfdist.compression.choice import Cost, Link, Measured, chosen, described, is_due, predicted
+from tfdist.compression.auto_choice import Cost, Link, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
-from tfdist.compression.exchange import together
+from tfdist.compression.codec_exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
+from tfdist.gradients.reduction import measured_network
+from tfdist.gradients.reduction.codec_memory import Memory
+from tfdist.gradients.reduction.codec_plan import Plan
+from tfdist.gradients.reduction.compressed_reducer import is_compressed
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.training.reduction import measuring
-from tfdist.training.reduction.compressed import is_compressed
-from tfdist.training.reduction.memory import Memory
-from tfdist.training.reduction.planning import Plan
 
 CASES = str(Path(__file__).parent / "cases" / "compression_cases.py")
 DRAWS = 100_000
@@ -408,8 +408,8 @@ class Choosing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.link, self.now, self.measured_at = SLOW, 0.0, []
-        monkeypatch.setattr(measuring, "agreed_link", self._measured)
-        monkeypatch.setattr(measuring, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
+        monkeypatch.setattr(measured_network, "agreed_link", self._measured)
+        monkeypatch.setattr(measured_network, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
         self._plan = Plan(Auto())
         self._memory = Memory(self._plan.options)
         self._memory.make(LARGE, len(LARGE), self._plan.counters(len(LARGE)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.native import library, loading, target
+from tfdist.native import build_target, library, loading
 from tfdist.native.ops import SWITCH
 
 tf = pytest.importorskip("tensorflow")
@@ -195,7 +195,7 @@ def test_an_optimizer_compiles_before_its_first_step_and_does_without(
 
 def test_by_themselves_under_a_sanitizer(tmp_path: Path) -> None:
     """Nothing is read or written outside of rows, and what C++ leaves undefined is not done; see the program."""
-    compiler = target.find_program(os.environ, "CXX", *target.COMPILERS)
+    compiler = build_target.find_program(os.environ, "CXX", *build_target.COMPILERS)
     assert compiler is not None
     core = [path for path in library.CODECS.sources("*.cc") if path.name != "ops.cc"]
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]

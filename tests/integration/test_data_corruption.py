@@ -220,7 +220,7 @@ def test_files_of_tensorflow_are_read_at_the_first_call(
 
 def test_a_record_that_is_no_example_is_an_error_of_the_pipeline(tmp_path: Path) -> None:
     """Its checksum fits, so whoever wrote it meant it: `verify` says where it is."""
-    from tfdist.data.format.records import frame
+    from tfdist.data.format.record_framing import frame
     from tfdist.data.format.shard_index import Index
     from tfdist.data.writing.shard import store_index
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.refusals import refused
 from tfdist import data, native
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
-from tfdist.training.data import CountedDataset
+from tfdist.training.global_batches import CountedDataset
 
 pytestmark = pytest.mark.quick
 

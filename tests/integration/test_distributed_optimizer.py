@@ -13,10 +13,10 @@ from tests.integration.cases.error_feedback import ErrorFeedback
 from tests.refusals import refused
 from tfdist.callbacks import LossScaleLogger
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
+from tfdist.gradients.reduction import adasum
 from tfdist.optimizers import LARS, DistributedOptimizer
-from tfdist.training.parameter_servers import remote
-from tfdist.training.reduction import adasum
-from tfdist.training.replica import step
+from tfdist.training.parameter_servers import remote_part
+from tfdist.training.replica import current_step
 
 pytestmark = pytest.mark.quick
 
@@ -115,7 +115,7 @@ def test_any_micro_batches_are_their_big_batch(
     optimizer.build(small)
     factor = 1.0 if scale is None else float(optimizer.dynamic_scale.numpy())
     for rows, grads in zip(sizes, each, strict=True):
-        with step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows)):
+        with current_step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows)):
             optimizer.apply([tf.constant(factor * grad) for grad in grads], small)
     reference = inner(**clip)
     for first in range(0, len(sizes) - k + 1, k):
@@ -222,7 +222,7 @@ def test_it_is_saved_with_a_model_in_the_middle_of_an_accumulation(tmp_path: Any
 
 def test_workers_of_parameter_servers_remember_nothing() -> None:
     with refused(UnsupportedError, name="error_feedback", mentions=("the error memory",)):
-        remote.adapt_optimizer(ErrorFeedback("sgd"), tf.distribute.get_strategy())
+        remote_part.adapt_optimizer(ErrorFeedback("sgd"), tf.distribute.get_strategy())
 
 
 def numpy_adasum(gradients: list[Floats]) -> Floats:

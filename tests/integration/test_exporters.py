@@ -15,12 +15,12 @@ from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
 from tfdist.cluster.ports import free_ports
-from tfdist.monitor.verdict.timeline import Part
+from tfdist.monitor.verdict.step_parts import Part
 
 STEPS = 60
 STEPPING = f"""
 from tfdist.monitor.phases import Kind, Phase
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 for _ in range({STEPS}):
     with step_clock().step(Kind.TRAIN, Phase.INPUT):
         time.sleep(0.002)

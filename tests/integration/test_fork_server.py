@@ -17,9 +17,9 @@ import pytest
 
 from tests.integration.agents import alive, environment, wait_until
 from tfdist.errors import TfdistError
-from tfdist.launch.placement import fork_server as module
-from tfdist.launch.placement.fork_server import ForkServer
-from tfdist.launch.plan.plan import WORKER_FILE
+from tfdist.jobs.plan.job_plan import WORKER_FILE
+from tfdist.processes import fork_server as module
+from tfdist.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.quick
 
@@ -231,7 +231,7 @@ def test_on_another_system_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 AGENT = """
 import os, signal, sys, time
-from tfdist.launch.placement.fork_server import ForkServer
+from tfdist.processes.fork_server import ForkServer
 it = ForkServer.start(os.environ, folder=".", modules=[])
 assert it.wait(200)
 it.prepare(2)

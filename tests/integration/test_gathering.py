@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfdist.compat.tensorflow.meshes.gathering import Gathers
+from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
 
 LAYERS, SIZE = 8, 3
 BYTES = SIZE * SIZE * 4

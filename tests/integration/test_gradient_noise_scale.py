@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.integration.agents import says
 from tests.refusals import refused
 from tfdist.callbacks import GradientNoiseScale
-from tfdist.callbacks.noise import Averages, Norms
+from tfdist.callbacks.noise_scale_math import Averages, Norms
 from tfdist.errors import ConfigError, ConfigTypeError
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))

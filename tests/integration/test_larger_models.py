@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.integration.forks import Forks
 from tfdist.cli.main import main
-from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.planner.layer_profile import LayerProfile, Profile
 
 SCRIPT = Path(__file__).parent / "cases" / "larger.py"
 RUNS = (

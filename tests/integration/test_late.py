@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
-from tfdist.collectives.local import LocalCollective
+from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.tensorflow.meshes.late import Late
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.vocabulary import Logits

@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.compat.keras import callback_fields as keras_callbacks
 
 
 @pytest.mark.quick

@@ -13,10 +13,10 @@ from tests.integration.agents import DEADLINE_SECONDS, another_host, told, wait_
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
 from tfdist.monitor.recording.rows import NORM_EVERY
-from tfdist.monitor.verdict.gathering import read_folder
-from tfdist.monitor.verdict.judge import Bound, judge
-from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
-from tfdist.watch.observing import Observer
+from tfdist.monitor.verdict.job_bound import Bound, judge
+from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
+from tfdist.monitor.watch.observing import Observer
 
 CASE = Path(__file__).parent / "cases" / "monitored.py"
 STEPS = 40
@@ -69,7 +69,7 @@ def test_who_is_late_is_named_with_the_cause(options: list[str], shared: Path, f
 
 WAITING = """
 from tfdist.monitor.phases import Kind, Phase
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 for _ in range(30):
     with step_clock().step(Kind.TRAIN, Phase.INPUT):
         time.sleep(0.002)
@@ -121,7 +121,7 @@ def test_on_two_hosts_it_is_of_the_workers_of_both(script, shared: Path) -> None
 
 
 def test_nothing_is_recorded_without_being_asked_for(script, shared: Path) -> None:  # type: ignore[no-untyped-def]
-    path = script("from tfdist.monitor.process import recorder\nassert recorder() is None\n")
+    path = script("from tfdist.monitor.process_clock import recorder\nassert recorder() is None\n")
     with job("-n", 1, path, shared=shared) as run:
         _, errors = run.communicate(timeout=DEADLINE_SECONDS)
     assert (run.returncode, b"bound by" in errors) == (0, False)

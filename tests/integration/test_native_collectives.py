@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.native import library, target
+from tfdist.native import build_target, library
 
 CHECKS = Path(__file__).parents[1] / "native"
 DEADLINE_SECONDS = 800
@@ -24,7 +24,7 @@ def together(paths: Sequence[Path]) -> str:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Compile what the programs share; return what makes one of them, of the files of its folder."""
     folder = tmp_path_factory.mktemp("native")
-    compiler = target.find_program(os.environ, "CXX", *target.COMPILERS)
+    compiler = build_target.find_program(os.environ, "CXX", *build_target.COMPILERS)
     assert compiler is not None
     core = [path for path in library.COLLECTIVES.sources("*.cc") if path.name not in ("ops.cc", "cancellation.cc")]
     command = [compiler, "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]

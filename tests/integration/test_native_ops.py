@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.integration.test_records import Shard, ops, payloads
-from tfdist.data.format.records import masked_crc
+from tfdist.data.format.record_framing import masked_crc
 from tfdist.errors import ConfigError
-from tfdist.native import Records, library, records, target
+from tfdist.native import Records, build_target, library, records
 from tfdist.native import ops as native
 
 __all__ = ["ops"]  # a fixture
@@ -123,7 +123,7 @@ with tempfile.NamedTemporaryFile() as file:
 def test_the_first_use_compiles_and_says_so_once(tmp_path: Path, damage: str) -> None:
     environ = {**os.environ, "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
     if damage:
-        place = library.place(library.RECORDS, target.observe(), environ)
+        place = library.place(library.RECORDS, build_target.observe(), environ)
         place.parent.mkdir(parents=True)
         place.write_bytes(library.sealed(damage.encode()))
     done = subprocess.run(

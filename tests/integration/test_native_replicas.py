@@ -11,8 +11,8 @@ import pytest
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.native import library, target
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.native import build_target, library
+from tfdist.testing.worker_runs import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 240
 CASES = Path(__file__).parent / "cases"
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(3 * DEADLINE_SECONDS)
 @pytest.fixture(scope="module")
 def pool(forking: Forks) -> Iterator[WorkerPool]:
     """One process with two replicas, which TensorFlow gives one thread for all that they run side by side."""
-    library.build(library.COLLECTIVES, target.observe(), os.environ)
+    library.build(library.COLLECTIVES, build_target.observe(), os.environ)
     (environment,) = worker_environments(
         os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=2
     )
@@ -36,7 +36,7 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
 @pytest.fixture(scope="module")
 def processes(forking: Forks) -> Iterator[WorkerPool]:
     """Two processes of two replicas each."""
-    library.build(library.COLLECTIVES, target.observe(), os.environ)
+    library.build(library.COLLECTIVES, build_target.observe(), os.environ)
 
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(2)

@@ -1,4 +1,4 @@
-"""`tfdist.launch.notebook` from a real kernel, a script and a REPL: results, failures, interrupts, no leftovers."""
+"""`tfdist.jobs.notebook` from a real kernel, a script and a REPL: results, failures, interrupts, no leftovers."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.integration.kernels import Kernel, kernel
 PRELUDE = """
 import os, pathlib, signal, threading, time
 import tfdist
-from tfdist.launch import notebook
+from tfdist.jobs import notebook
 def me():
     return int(os.environ["TFDIST_WORKER_INDEX"])
 def tell(name):
@@ -235,7 +235,7 @@ def test_the_end_of_the_kernel_ends_all(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-from tfdist.launch import notebook
+from tfdist.jobs import notebook
 import os
 factor = 21
 def f(x):
@@ -247,7 +247,7 @@ print(notebook(f, 2))
 
 
 FAILS = """
-from tfdist.launch import notebook
+from tfdist.jobs import notebook
 try:
     notebook(lambda: 1 / 0, workers=1)
 except RuntimeError as error:

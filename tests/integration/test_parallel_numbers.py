@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
-from tfdist.parallel import numbers
-from tfdist.parallel import sharding as lying
+from tfdist.parallel import sharded_initializers
+from tfdist.parallel import weight_sharding as lying
 from tfdist.parallel.axes import Axes
-from tfdist.parallel.sharding import Sharding
+from tfdist.parallel.weight_sharding import Sharding
 
 SHAPE = (70, 21, 3)
 INITIALIZERS = {
@@ -32,7 +32,7 @@ INITIALIZERS = {
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_stretches_are_those_of_the_whole(name: str, dtype: str) -> None:
     whole = np.ravel(tf.convert_to_tensor(INITIALIZERS[name](SHAPE, dtype=dtype)))
-    found = numbers.numbers_of(INITIALIZERS[name], SHAPE, dtype)
+    found = sharded_initializers.numbers_of(INITIALIZERS[name], SHAPE, dtype)
     if dtype == "float64" and name in ("he_normal", "truncated_normal"):
         assert found is None  # they are laid out otherwise
         return
@@ -51,7 +51,7 @@ def test_stretches_are_those_of_the_whole(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("initializer", ["orthogonal", lambda shape, dtype: tf.cumsum(tf.ones(shape, dtype))])
 def test_what_is_made_in_another_way_is_seen(initializer: Any) -> None:
     made = keras.initializers.get(initializer) if isinstance(initializer, str) else initializer
-    assert numbers.numbers_of(made, (4, 4), "float32") is None
+    assert sharded_initializers.numbers_of(made, (4, 4), "float32") is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_parts_are_cut_from_a_few_rows_at_a_time(layout: Any, monkeypatch: pytes
     monkeypatch.setattr(lying, "_BLOCK_ELEMENTS", 5 * math.prod(SHAPE[1:]) + 1)
     mesh = Mesh.parse("batch=2,model=7,row=3")
     whole = np.asarray(INITIALIZERS["glorot_uniform"](SHAPE))
-    found = numbers.numbers_of(INITIALIZERS["glorot_uniform"], SHAPE, "float32")
+    found = sharded_initializers.numbers_of(INITIALIZERS["glorot_uniform"], SHAPE, "float32")
     assert found is not None
     for rank in (0, 5, 41):
         sharding = Sharding(Axes(mesh, rank, {}, lambda _: None), layout, SHAPE, "w")  # type: ignore[arg-type,return-value]

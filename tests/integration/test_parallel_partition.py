@@ -18,7 +18,7 @@ from tests.integration.light import python_path
 from tfdist import parallel
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.partition import Link, measure, read, stages_by
-from tfdist.parallel.partition.measuring import LOSS, step_seconds
+from tfdist.parallel.partition.profile_model import LOSS, step_seconds
 from tfdist.parallel.pipeline.division import Division
 
 ROOT = Path(__file__).parents[2]

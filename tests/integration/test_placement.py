@@ -23,18 +23,18 @@ import pytest
 from tests.integration.agents import alive, another_host, wait_until
 from tfdist.cluster import TaskId, job_key
 from tfdist.errors import TfdistError
-from tfdist.launch.agent.worker_group import started
-from tfdist.launch.output.screen import screen
-from tfdist.launch.placement import local
-from tfdist.launch.placement.base import Handle, Placement
-from tfdist.launch.placement.fork_server import ForkServer, adopting
-from tfdist.launch.placement.local import LocalPlacement, free_addresses
-from tfdist.launch.placement.worker_factory import forked
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.hosts import Host, Remote
-from tfdist.launch.plan.spec import BOTH, WorkerSpec
-from tfdist.launch.process.resources import Guard, guarded
-from tfdist.launch.remote.placement import remote_placement
+from tfdist.jobs.agent.worker_group import started
+from tfdist.jobs.output.screen import screen
+from tfdist.jobs.placement import local_placement
+from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses
+from tfdist.jobs.placement.placement_protocol import Handle, Placement
+from tfdist.jobs.placement.worker_factory import forked
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
+from tfdist.jobs.remote.remote_placement import remote_placement
+from tfdist.processes.fork_server import ForkServer, adopting
+from tfdist.processes.job_resources import Guard, guarded
 
 pytestmark = pytest.mark.quick
 
@@ -313,8 +313,8 @@ def test_a_group_of_which_one_cannot_be_started_leaves_nobody(tmp_path: Path) ->
     events: SimpleQueue[Any] = SimpleQueue()
     pids: list[int] = []
 
-    def starter(*arguments: Any) -> local.Child:
-        child = local.started_anew(*arguments)
+    def starter(*arguments: Any) -> local_placement.Child:
+        child = local_placement.started_anew(*arguments)
         pids.append(child.pid)
         return child
 

@@ -11,7 +11,7 @@ import pytest
 from tfdist.callbacks import BackupAndRestore
 from tfdist.engines.ray import CheckpointConfig, ReportCheckpointCallback, Result
 from tfdist.errors import ConfigError
-from tfdist.launch.reporting import reports, run_folder
+from tfdist.jobs.reporting import reports, run_folder
 
 pytestmark = pytest.mark.quick
 

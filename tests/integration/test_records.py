@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdist import native
-from tfdist.data.reading import access
+from tfdist.data.reading import numpy_reader
 from tfdist.native import Records
 
 pytestmark = pytest.mark.quick
@@ -70,18 +70,18 @@ class Numpy:
     """The reference; maps stay from call to call."""
 
     def __init__(self) -> None:
-        self.maps: dict[tuple[Path, ...], access.Maps] = {}
+        self.maps: dict[tuple[Path, ...], numpy_reader.Maps] = {}
 
-    def of(self, paths: Sequence[Path]) -> access.Maps:
-        return self.maps.setdefault(tuple(paths), access.Maps(paths))
+    def of(self, paths: Sequence[Path]) -> numpy_reader.Maps:
+        return self.maps.setdefault(tuple(paths), numpy_reader.Maps(paths))
 
     def records(self, paths: Sequence[Path], **vectors: Any) -> tuple[list[bytes], list[bool]]:
-        parts, ok = access.read_records(self.of(paths), **vectors)
+        parts, ok = numpy_reader.read_records(self.of(paths), **vectors)
         assert ok.dtype == np.bool_
         return parts, ok.tolist()
 
     def rows(self, paths: Sequence[Path], length: int, **vectors: Any) -> tuple[list[bytes], list[bool]]:
-        rows, ok = access.read_rows(self.of(paths), **vectors, length=length)
+        rows, ok = numpy_reader.read_rows(self.of(paths), **vectors, length=length)
         assert (rows.dtype, rows.shape, ok.dtype) == (np.uint8, (ok.size, length), np.bool_)
         return [row.tobytes() for row in rows], ok.tolist()
 
@@ -119,7 +119,7 @@ def ops() -> Iterator[Records]:
 def reader(request: pytest.FixtureRequest, ops: Records) -> Iterator[Reader]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "native":
-            patch.setattr(access, "_LARGE", 1 << 40 if "together" in request.param else -1)
+            patch.setattr(numpy_reader, "_LARGE", 1 << 40 if "together" in request.param else -1)
         yield Native(ops) if request.param == "native" else Numpy()
 
 

@@ -147,7 +147,7 @@ def test_a_worker_that_is_stopped_is_replaced(chief, shared):  # type: ignore[no
 # the steps of a training, whose state is how many there were
 STEPS = """
     from tfdist.monitor.phases import Kind
-    from tfdist.monitor.process import step_clock
+    from tfdist.monitor.process_clock import step_clock
     reporter = step_clock().reporter
     assert reporter.is_chief
     state = SHARED / "state"

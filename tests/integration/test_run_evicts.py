@@ -5,7 +5,7 @@ from tests.integration.forks import Forks
 from tests.integration.steppers import done, fault, happened, job, wait_for_event
 from tests.integration.test_run_resize import FOREVER
 from tests.integration.test_run_standby import LOADED
-from tfdist.launch.supervision.evicting import Measure
+from tfdist.jobs.supervision.evicting import Measure
 
 # the others wait for a worker between the step's work and its end, which the clock is told
 MEETS = FOREVER.replace("        enough = meet", "        with clock.during(Phase.AGREE):\n            enough = meet")

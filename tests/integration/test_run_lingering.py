@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.agents import another_host, finished
 from tests.integration.forks import Forks
-from tfdist.launch.supervision.hangs import INPUT_SECONDS, Patience, allowed_seconds
+from tfdist.jobs.supervision.hangs import INPUT_SECONDS, Patience, allowed_seconds
 from tfdist.monitor.phases import Activity
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from tests.ray_nodes import files_of, ray_nodes
 from tests.refusals import refused
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.launch.plan.demand import NoRoomError
+from tfdist.jobs.plan.resource_request import NoRoomError
 
 pytest.importorskip("ray")
 
@@ -203,7 +203,7 @@ def test_what_asks_ray_for_something_after_its_end_starts_no_cluster() -> None:
     """A thread that looks after actors may ask once more when the driver has let go of Ray."""
     asks = """
 from tfdist.errors import TfdistError
-from tfdist.launch.remote.ray import driver
+from tfdist.jobs.remote.ray import driver
 
 try:
     driver.connect("127.0.0.1:1")  # nobody is there

@@ -191,7 +191,7 @@ def test_the_agent_loads_no_framework(shared):  # type: ignore[no-untyped-def]
         env=environment(shared), capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "tfdist.launch.agent" in modules
+    assert "tfdist.jobs.agent" in modules
     heavy = {"tensorflow", "keras", "numpy", "rich", "psutil", "multiprocessing", "asyncio"}
     assert {module.split(".")[0] for module in modules} & heavy == set()
     for taught in ("--dry-run", "SIGKILL", "Exit code", "tfdist docs run"):

@@ -19,8 +19,8 @@ from tests.integration.agents import (
     says,
     wait_until,
 )
-from tfdist.launch.remote.engines import ENGINES
-from tfdist.launch.remote.sbatch import REQUEUE, run_in_allocation, tell_why_it_waits
+from tfdist.jobs.remote.host_launchers import ENGINES
+from tfdist.jobs.remote.sbatch import REQUEUE, run_in_allocation, tell_why_it_waits
 
 pytestmark = pytest.mark.quick
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.monitor.recording.compiled import CompiledRows
-from tfdist.monitor.recording.graph import Rows, Stamps
+from tfdist.monitor.recording.compiled_stamps import CompiledRows
+from tfdist.monitor.recording.graph_stamps import Rows, Stamps
 from tfdist.monitor.recording.operations import OperationRows
 from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, ROWS_OF_STAMPS, STAMPS, Column
-from tfdist.native import library, loading, stamping, target
+from tfdist.native import build_target, library, loading, stamp_ops
 from tfdist.native.ops import SWITCH
 
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.compat.tensorflow import traced_uses  # noqa: E402
-from tfdist.training.reduction import norms  # noqa: E402
+from tfdist.gradients.reduction import norms  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -31,7 +31,7 @@ FIRST = STAMPS[0]
 
 
 def compiled() -> Rows:
-    ops = stamping.stamp_ops()
+    ops = stamp_ops.stamp_ops()
     assert ops is not None
     return CompiledRows(ops, traced_uses.independent)
 
@@ -267,18 +267,18 @@ def test_they_are_left_out_where_nobody_wants_or_has_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    assert stamping.stamp_ops() is None
+    assert stamp_ops.stamp_ops() is None
     monkeypatch.delenv(SWITCH)
 
     def load(of: library.Library, made: Any) -> Any:
         raise TfdistError("there is no compiler")
 
     monkeypatch.setattr(loading, "load", load)
-    stamping._loaded.cache_clear()
+    stamp_ops._loaded.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert stamping.stamp_ops() is None
-        assert stamping.stamp_ops() is None
-    stamping._loaded.cache_clear()
+        assert stamp_ops.stamp_ops() is None
+        assert stamp_ops.stamp_ops() is None
+    stamp_ops._loaded.cache_clear()
     (said,) = caplog.records
     assert "there is no compiler" in said.message
 
@@ -286,7 +286,7 @@ def test_they_are_left_out_where_nobody_wants_or_has_them(
 @pytest.mark.parametrize("kind", ["thread", "address,undefined"])
 def test_by_themselves_under_a_sanitizer(kind: str, tmp_path: Path) -> None:
     """No row is torn or lost beside readers, and nothing is read or written outside of one; see the program."""
-    compiler = target.find_program(os.environ, "CXX", *target.COMPILERS)
+    compiler = build_target.find_program(os.environ, "CXX", *build_target.COMPILERS)
     assert compiler is not None
     core = [path for path in library.STAMPS.sources("*.cc") if path.name != "ops.cc"]
     # functions in several versions end a program under ThreadSanitizer before it begins

@@ -11,8 +11,8 @@ from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.parallel import schedules
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.planner import schedules
+from tfdist.testing.worker_runs import WorkerPool, worker_environments
 from tfdist.tune.schedule_run import measured
 
 DEADLINE_SECONDS = 800

@@ -12,13 +12,13 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.monitor.stacks.waits import VARIABLE
-from tfdist.native import stamping
-from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.native import stamp_ops
+from tfdist.testing.worker_runs import WorkerPool, worker_environments
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.collectives import under_way as module  # noqa: E402
-from tfdist.collectives.under_way import UnderWay, described  # noqa: E402
+from tfdist.collectives import in_flight as module  # noqa: E402
+from tfdist.collectives.in_flight import UnderWay, described  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -51,7 +51,7 @@ def wait_for(under_way: UnderWay, text: str) -> None:
 
 @pytest.fixture
 def under_way() -> UnderWay:
-    library = stamping.stamp_ops()
+    library = stamp_ops.stamp_ops()
     assert library is not None
     return UnderWay(library)
 
@@ -125,7 +125,7 @@ def test_what_is_too_much_to_note_runs_all_the_same(under_way: UnderWay, monkeyp
 
 def test_a_slot_that_there_is_not_is_refused(under_way: UnderWay) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="no such slot"):
-        under_way._library.ops.tfdist_note(slot=stamping.SLOTS, value=1)
+        under_way._library.ops.tfdist_note(slot=stamp_ops.SLOTS, value=1)
 
 
 def test_nothing_is_noted_where_nobody_can_ask_or_no_ops_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.integration.forks import Fork, Forks
 from tests.integration.light import python_path
 from tests.integration.matrix import CELL_SECONDS
 from tfdist.verify import Column, feature, run
-from tfdist.verify.report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report
 
 CASES = Path(__file__).parent / "cases"
 PATIENT = ["--timeout-seconds", str(CELL_SECONDS)]

@@ -18,7 +18,7 @@ import tfdist
 from tests.integration.cases.late import CLASSES, behind, network
 from tfdist.bench.workers import measured_strategies
 from tfdist.cluster import from_environment
-from tfdist.monitor.process import recorder
+from tfdist.monitor.process_clock import recorder
 
 #: seconds of a pass that nobody makes longer
 PASSES = {"forward": 0.006, "backward": 0.010, "update": 0.002}

@@ -38,12 +38,12 @@ import psutil
 
 from tfdist.bench.workers import delays, lanes, slow_network
 from tfdist.cluster import ports
-from tfdist.cluster.values import TaskId
-from tfdist.launch.plan.plan import task_command, tf_config
+from tfdist.cluster.cluster_values import TaskId
+from tfdist.jobs.plan.job_plan import task_command, tf_config
 from tfdist.monitor.recording.rows import VARIABLE, WIDTH, Column
-from tfdist.monitor.verdict.gathering import read_folder
-from tfdist.monitor.verdict.judge import Bound, Verdict, judge
-from tfdist.monitor.verdict.timeline import Part, of_workers, timeline
+from tfdist.monitor.verdict.job_bound import Bound, Verdict, judge
+from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.step_parts import Part, of_workers, timeline
 
 WORKERS = 2
 WARM = 5  # first steps of a case that are not looked at

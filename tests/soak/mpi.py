@@ -21,9 +21,9 @@ from tests.soak.hosts import SSHD_USER, OverSsh, with_sshd
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
 from tests.soak.trials import SECONDS
 from tfdist.cluster import job_key
-from tfdist.launch.plan.hosts import Host, Remote
-from tfdist.launch.remote.connecting.joining import RENDEZVOUS
-from tfdist.launch.remote.mpi import MPICH, OPEN_MPI, command, found_kind
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.remote.connecting.tcp_joining import RENDEZVOUS
+from tfdist.jobs.remote.mpirun import MPICH, OPEN_MPI, command, found_kind
 
 
 def reached_by(program: str, found: Machines, config: Path) -> str:

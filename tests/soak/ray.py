@@ -20,7 +20,7 @@ from tests.soak.trials import QUIET, SECONDS, Trial
 KILLING = """
 import os, runpy, sys
 import psutil
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 
 me = int(os.environ["TFDIST_WORKER_INDEX"])
 hosts = [address.split(":")[0] for address in os.environ["TFDIST_WORKERS"].split(",")]

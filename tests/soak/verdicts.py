@@ -22,9 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tfdist.monitor.verdict.gathering import read_folder
-from tfdist.monitor.verdict.judge import Bound, judge
-from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
+from tfdist.monitor.verdict.job_bound import Bound, judge
+from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 
 ROOT = Path(__file__).parents[2]
 CASE = ROOT / "tests" / "integration" / "cases" / "monitored.py"

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.parallel import pipeline_race as pipeline
 from benchmarks.parallel.plan_accuracy import PlanAccuracyBench, PlanAccuracyReport, Row, predicted
-from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.profile import LayerProfile, Profile, beside_each_other
+from tfdist.planner.layer_profile import LayerProfile, Profile, beside_each_other
+from tfdist.planner.planner_link import Link
 
 LINE = Link(latency_seconds=0.0, bytes_per_second=1e9)
 

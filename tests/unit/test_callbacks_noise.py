@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.refusals import refused
-from tfdist.callbacks.noise import Averages, Norms, verdict
+from tfdist.callbacks.noise_scale_math import Averages, Norms, verdict
 from tfdist.errors import ConfigError
 
 

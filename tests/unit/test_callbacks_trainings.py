@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.callbacks.backup.trainings import Claim
+from tfdist.callbacks.backup.run_identity import Claim
 
 HOLDS = """
 import os, sys
-from tfdist.callbacks.backup.trainings import Claim
+from tfdist.callbacks.backup.run_identity import Claim
 claim = Claim(sys.argv[1])
 if os.fork():
     os.write(1, f"holds {claim.is_alone}\\n".encode())

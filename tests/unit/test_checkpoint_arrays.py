@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tests.refusals import refused
-from tfdist.checkpoint import arrays
+from tfdist.checkpoint import safetensors_file
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
 
-DTYPES = [str(dtype) for dtype in arrays._DTYPES.values()]
+DTYPES = [str(dtype) for dtype in safetensors_file._DTYPES.values()]
 MOST_BYTES = 4 << 20
 
 
 def written(given: dict[str, Any]) -> bytes:
     file = io.BytesIO()
-    size, checksum = arrays.write(file, arrays.as_arrays(given))
+    size, checksum = safetensors_file.write(file, safetensors_file.as_arrays(given))
     assert (size, checksum) == (len(file.getvalue()), google_crc32c.value(file.getvalue()))
     return file.getvalue()
 
 
 def read(data: bytes) -> dict[str, Any]:
-    return arrays.read(np.frombuffer(data, np.uint8))
+    return safetensors_file.read(np.frombuffer(data, np.uint8))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7), (300_001,)])
@@ -89,11 +89,11 @@ def test_any_arrays_come_back(given: dict[str, Any]) -> None:
 
 def test_nothing_is_copied_that_lies_as_it_is_written() -> None:
     array = np.zeros((1000, 1000))
-    assert np.shares_memory(arrays.as_arrays({"x": array})["x"], array)
+    assert np.shares_memory(safetensors_file.as_arrays({"x": array})["x"], array)
     tracemalloc.start()
     try:
         sink = open("/dev/null", "wb", buffering=0)  # noqa: SIM115 - closed below
-        arrays.write(sink, {"x": array})
+        safetensors_file.write(sink, {"x": array})
         sink.close()
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -111,9 +111,9 @@ def test_what_lies_otherwise_is_put_in_order() -> None:
 def test_the_middle_is_called_once() -> None:
     for some in ({}, {"x": np.zeros(3)}, {"x": np.zeros(1 << 20), "y": np.zeros(1 << 20)}):
         file, calls = io.BytesIO(), list[int]()
-        size, _ = arrays.write(file, some, on_middle=lambda file=file, calls=calls: calls.append(file.tell()))
+        size, _ = safetensors_file.write(file, some, on_middle=lambda file=file, calls=calls: calls.append(file.tell()))
         assert len(calls) == 1
-        assert len(some) < 2 or calls[0] == pytest.approx(size / 2, abs=arrays.PIECE_BYTES)
+        assert len(some) < 2 or calls[0] == pytest.approx(size / 2, abs=safetensors_file.PIECE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_the_middle_is_called_once() -> None:
 )
 def test_what_cannot_be_written_is_named(given: Any, kind: type[ConfigError], name: str, received: object) -> None:
     with refused(kind, name=name, received=received):
-        arrays.as_arrays(given)
+        safetensors_file.as_arrays(given)
 
 
 def test_names_that_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "LARGEST_HEADER", 100)
+    monkeypatch.setattr(safetensors_file, "LARGEST_HEADER", 100)
     with refused(ConfigError, name="arrays", mentions=["560 bytes", "100"]):
         written({f"{i}": np.zeros(1) for i in range(10)})
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.checkpoint import Store
-from tfdist.checkpoint.manifest import canonical
+from tfdist.checkpoint.checkpoint_manifest import canonical
 from tfdist.errors import StorageError, TfdistError
 
 MASKS = (0x01, 0x20, 0x80, 0xFF)

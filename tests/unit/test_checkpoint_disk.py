@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint import Store, local
-from tfdist.checkpoint.names import step_name
+from tfdist.checkpoint import Store, local_checkpoints
+from tfdist.checkpoint.checkpoint_names import step_name
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 280
@@ -188,7 +188,7 @@ def test_file_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.M
     def refuse(one: Path, other: Path) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(local, "_exchange", refuse)
+    monkeypatch.setattr(local_checkpoints, "_exchange", refuse)
     store = Store(tmp_path)
     for value in (1, 2):
         store.save(5, {"x": np.full(3, value)}, {})
@@ -200,15 +200,15 @@ def test_file_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, seen = Store(tmp_path), Store(tmp_path), list[list[str]]()
-    rename = local._rename
+    rename = local_checkpoints._rename
 
     def interrupted(temporary: Path, final: Path) -> None:
-        monkeypatch.setattr(local, "_rename", rename)
+        monkeypatch.setattr(local_checkpoints, "_rename", rename)
         other.save(2, {"x": np.zeros(3)}, {})
         seen.append(steps(tmp_path))
         rename(temporary, final)
 
-    monkeypatch.setattr(local, "_rename", interrupted)
+    monkeypatch.setattr(local_checkpoints, "_rename", interrupted)
     one.save(1, {"x": np.ones(3)}, {})
     assert len(seen[0]) == 2
     assert seen[0][0].startswith(".step-000000000001.")
@@ -221,13 +221,13 @@ def test_what_takes_the_name_of_a_folder_that_is_removed_stays(tmp_path: Path, m
     listed = os.listdir
 
     def then_replaced(folder: object) -> list[str]:
-        monkeypatch.setattr(local.os, "listdir", listed)
+        monkeypatch.setattr(local_checkpoints.os, "listdir", listed)
         names = listed(folder)  # type: ignore[call-overload]
         Store(tmp_path, durable=False).save(1, {"x": np.ones(3)}, {})
         return list(names)
 
-    monkeypatch.setattr(local.os, "listdir", then_replaced)
-    local._remove_folder(tmp_path / step_name(1))
+    monkeypatch.setattr(local_checkpoints.os, "listdir", then_replaced)
+    local_checkpoints._remove_folder(tmp_path / step_name(1))
     found = store.newest()
     assert found is not None
     assert found.arrays["x"].tolist() == [1, 1, 1]

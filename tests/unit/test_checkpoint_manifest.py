@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import refused
-from tfdist.checkpoint import manifest as manifests
-from tfdist.checkpoint.manifest import File, Manifest, canonical, plain_state
+from tfdist.checkpoint import checkpoint_manifest as manifests
+from tfdist.checkpoint.checkpoint_manifest import File, Manifest, canonical, plain_state
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError
 
 FILES = (File(name="arrays.safetensors", bytes=100, crc32c=5),)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.checkpoint import ShardedState
-from tfdist.checkpoint.sharding import DOES, resharded
+from tfdist.checkpoint.state_resizing import DOES, resharded
 from tfdist.errors import ConfigError
 
 SIZES = [(2, 2), (2, 3), (3, 2), (2, 1), (1, 3), (5, 3), (3, 7)]

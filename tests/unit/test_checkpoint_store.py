@@ -17,7 +17,7 @@ import pytest
 from tests.refusals import refused
 from tests.s3_service import s3_service
 from tfdist.checkpoint import Checkpoint, Joint, Part, Store
-from tfdist.checkpoint import store as stores
+from tfdist.checkpoint import checkpoint_store as stores
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError
 from tfdist.monitor import faults
 

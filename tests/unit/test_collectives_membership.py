@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.collectives import membership as module
 from tfdist.collectives.membership import Membership, sentence, silent
-from tfdist.collectives.store import Store, StoreServer
+from tfdist.collectives.rendezvous_store import Store, StoreServer
 
 
 @pytest.fixture

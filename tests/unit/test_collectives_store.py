@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.collectives.store import Store, StoreServer
+from tfdist.collectives.rendezvous_store import Store, StoreServer
 
 
 @pytest.fixture

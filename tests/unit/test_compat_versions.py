@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.compat import versions
-from tfdist.compat.versions import MAIN, TESTED, Standing, judge
+from tfdist.compat import version_pairs
+from tfdist.compat.version_pairs import MAIN, TESTED, Standing, judge
 
 SETUP = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("pair", TESTED, ids=str)
-def test_every_pair_of_the_table_is_tested_and_in_range(pair: versions.Pair) -> None:
+def test_every_pair_of_the_table_is_tested_and_in_range(pair: version_pairs.Pair) -> None:
     assert judge(pair.tensorflow, pair.keras).standing is Standing.TESTED
 
 
@@ -40,7 +40,7 @@ def test_the_table_begins_with_the_main_pair_and_names_each_once() -> None:
 def test_a_pair_is_judged(tensorflow: str, keras: str, standing: Standing) -> None:
     found = judge(tensorflow, keras)
     assert found.standing is standing
-    assert found.pair == versions.Pair(tensorflow, keras)
+    assert found.pair == version_pairs.Pair(tensorflow, keras)
     assert f"TensorFlow {tensorflow} with Keras {keras}" in found.text
 
 
@@ -53,8 +53,8 @@ def test_what_was_not_tested_is_told_the_tested_pairs_and_their_page() -> None:
 
 def test_what_is_out_of_range_is_told_the_range() -> None:
     text = judge("2.15.0", "2.15.0").text
-    assert versions.TENSORFLOW in text
-    assert versions.KERAS in text
+    assert version_pairs.TENSORFLOW in text
+    assert version_pairs.KERAS in text
 
 
 def test_setup_asks_for_the_same_range() -> None:
@@ -62,4 +62,4 @@ def test_setup_asks_for_the_same_range() -> None:
     keras = re.search(r'"keras([^"]+)"', SETUP)
     assert tensorflow is not None
     assert keras is not None
-    assert (tensorflow[1], keras[1]) == (versions.TENSORFLOW, versions.KERAS)
+    assert (tensorflow[1], keras[1]) == (version_pairs.TENSORFLOW, version_pairs.KERAS)

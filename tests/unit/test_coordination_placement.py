@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from tfdist.coordination.placement import Piece, boundaries, largest_first, least_loaded, loads, table
+from tfdist.training.parameter_servers.variable_placement import (
+    Piece,
+    boundaries,
+    largest_first,
+    least_loaded,
+    loads,
+    table,
+)
 
 
 @pytest.mark.parametrize("seed", range(10))

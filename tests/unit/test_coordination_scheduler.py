@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from tests.refusals import refused
-from tfdist.coordination import scheduler as module
-from tfdist.coordination.scheduler import Outcome, Scheduler
 from tfdist.errors import ServerLostError, WorkerLostError
+from tfdist.training.parameter_servers import scheduler as module
+from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
 
 DEADLINE_SECONDS = 200.0
 ANY = range(10_000)

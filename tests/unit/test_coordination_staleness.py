@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.refusals import refused
-from tfdist.coordination.staleness import Bound, Distribution
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.training.parameter_servers.staleness import Bound, Distribution
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError, ShortReadError
-from tfdist.storage.blocks import BlockCache, Counts, File
+from tfdist.storage.block_cache import BlockCache, Counts, File
 from tfdist.storage.ranges import Range
 
 CONTENT = bytes(range(100))
@@ -199,7 +199,7 @@ def test_a_damaged_block_is_fetched_again(tmp_path: Path, damage: Callable[[byte
 
 SECOND = """
 import sys
-from tfdist.storage.blocks import BlockCache, File
+from tfdist.storage.block_cache import BlockCache, File
 content = bytes(range(100))
 cache = BlockCache(limit_bytes=int(sys.argv[2]), block_bytes=10, folder=sys.argv[1])
 for number in map(int, sys.argv[3:]):

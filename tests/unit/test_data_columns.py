@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.sources.columns import block, cast, column, named
+from tfdist.data.sources.stored_columns import block, cast, column, named
 from tfdist.errors import ConfigError, ConfigTypeError
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist import data
-from tfdist.data.format import records
+from tfdist.data.format import record_framing
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 
 ROWS = gzip.compress(b"x,y\n" + b"1,2\n" * 50_000)
@@ -39,7 +39,7 @@ def flipped(content: bytes, at: int) -> bytes:
 CASES: dict[str, tuple[str, Callable[[], bytes], type[TfdistError], list[str]]] = {
     "a record of terabytes": (
         "a.tfrecord.gz",
-        lambda: gzip.compress(records.header(1 << 40) + bytes(1 << 20)),
+        lambda: gzip.compress(record_framing.header(1 << 40) + bytes(1 << 20)),
         CorruptDataError,
         ["record 0", "2147483647"],
     ),

@@ -20,10 +20,10 @@ from tests.corruption import snapshot
 from tests.refusals import refused
 from tests.unit.test_data_index_files import put, record
 from tests.unit.test_data_sequences import sequence
-from tfdist.data.format.records import frame
+from tfdist.data.format.record_framing import frame
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
-from tfdist.storage.local import LocalStorage
+from tfdist.storage.local_storage import LocalStorage
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zlib": zlib.compress}
 

@@ -19,10 +19,10 @@ from tests.corruption import LAYOUTS, Faulty, KilledError, snapshot
 from tests.refusals import refused
 from tfdist import data
 from tfdist.data.check.repairing import repair_storage
-from tfdist.data.format.manifest import Manifest
+from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.reading.examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
-from tfdist.data.writing import writer
+from tfdist.data.writing import dataset_writer
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.directory import storage
 
@@ -128,7 +128,7 @@ def test_whoever_reads_while_it_is_overwritten_has_one_generation_or_an_error(
         fresh = data.open(directory)
         assert by_number(fresh, layout) == of(OLD if fresh.manifest.revision == 1 else NEW)
 
-    monkeypatch.setattr(writer, "storage", lambda where, **options: Watched(storage(where, **options), look))
+    monkeypatch.setattr(dataset_writer, "storage", lambda where, **options: Watched(storage(where, **options), look))
     assert write(directory, layout, NEW, exists="overwrite").revision == 2
     for examples, way in [*before, (half, by_number)]:
         with refused(DataChangedError, path=directory, mentions=["revision is 2", "opened revision 1"]):
@@ -220,7 +220,7 @@ def test_an_overwriting_that_is_ended_at_any_step(layout: str, tmp_path: Path, m
     def overwrite(folder: Path, step: int | None) -> Faulty:
         faulty = Faulty(storage(folder), step)
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "storage", lambda *_, **__: faulty)
+            patch.setattr(dataset_writer, "storage", lambda *_, **__: faulty)
             write(folder, layout, NEW, exists="overwrite", num_shards=2)
         return faulty
 
@@ -264,7 +264,7 @@ def test_a_lost_manifest_is_made_of_one_generation(tmp_path: Path, monkeypatch: 
 
         monkeypatch.setattr(faulty, "remove", remove, raising=False)
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "storage", lambda *_, inner=faulty, **__: inner)
+            patch.setattr(dataset_writer, "storage", lambda *_, inner=faulty, **__: inner)
             with pytest.raises(KilledError):
                 write(folder, "extent", NEW, exists="overwrite")
         if at_manifest:  # as if it had been ended just before its manifest was there

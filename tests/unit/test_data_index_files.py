@@ -9,7 +9,7 @@ import tfdist
 from tests.corruption import snapshot
 from tests.refusals import refused
 from tfdist.data.format import example
-from tfdist.data.format.records import frame
+from tfdist.data.format.record_framing import frame
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError, DeadlineError, MissingFileError, StorageError
-from tfdist.storage import local
+from tfdist.storage import local_storage
 from tfdist.storage.disk_errors import advice, storage_error
 from tfdist.storage.filenames import is_temporary
-from tfdist.storage.local import LOCK_NAME, LocalStorage
+from tfdist.storage.local_storage import LOCK_NAME, LocalStorage
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 200
@@ -62,7 +62,7 @@ def child(code: str, *arguments: object, before: tuple[str, ...] = ()) -> Iterat
 FULL = """
 import errno, os, resource, subprocess, sys
 from pathlib import Path
-from tfdist.storage.local import LocalStorage
+from tfdist.storage.local_storage import LocalStorage
 from tfdist.errors import StorageError
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
@@ -116,7 +116,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, kind: str) -> N
 
 WRITER = """
 import sys
-from tfdist.storage.local import LocalStorage
+from tfdist.storage.local_storage import LocalStorage
 with LocalStorage(sys.argv[1]).create("shard") as file:
     file.write(b"x" * 5_000_000)
     file.flush()
@@ -163,7 +163,7 @@ def test_cleaning_up_leaves_other_files_alone(place: LocalStorage) -> None:
 
 HOLDER = """
 import sys
-from tfdist.storage.local import LocalStorage
+from tfdist.storage.local_storage import LocalStorage
 with LocalStorage(sys.argv[1]).lock():
     print("ready", flush=True)
     sys.stdin.read()
@@ -171,7 +171,7 @@ with LocalStorage(sys.argv[1]).lock():
 
 
 def test_one_writer_at_a_time(place: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(local_storage, "_SILENT_SECONDS", 0.0)
     with child(HOLDER, place.local) as holder:
         said: list[str] = []
         with (
@@ -203,7 +203,7 @@ def test_the_lock_of_a_killed_process_is_free(place: LocalStorage) -> None:
 def test_a_wait_is_logged_where_nobody_listens(
     place: LocalStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(local_storage, "_SILENT_SECONDS", 0.0)
     with place.lock(), pytest.raises(DeadlineError), LocalStorage(place.local).lock(timeout_seconds=0.1):
         pass
     assert "Waiting for another writer" in caplog.text
@@ -218,7 +218,7 @@ def test_the_lock_is_freed_when_the_block_fails(place: LocalStorage) -> None:
 # root may write anywhere: it becomes a user who may not
 FORBIDDEN = """
 import os, sys
-from tfdist.storage.local import LocalStorage
+from tfdist.storage.local_storage import LocalStorage
 from tfdist.errors import StorageError
 if os.geteuid() == 0:
     os.setgid(65534)

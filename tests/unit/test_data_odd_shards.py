@@ -14,7 +14,7 @@ import tfdist
 from tests.refusals import absent, refused
 from tests.unit.test_data_index_files import record
 from tfdist.data.format.example import delimited, lists_examples
-from tfdist.data.format.records import frame
+from tfdist.data.format.record_framing import frame
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 
 PLAIN = frame(record(label=[0])) + frame(record(label=[1]))

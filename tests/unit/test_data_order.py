@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.data.order.class_shares import Balanced, Weighted
-from tfdist.data.order.orders import Block, Full, Order, Sequential, seeds_of
+from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential, seeds_of
 from tfdist.errors import ConfigError, ConfigTypeError
 
 LABELS = np.arange(100) % 10 // 7

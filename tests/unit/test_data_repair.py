@@ -135,7 +135,7 @@ def test_a_missing_shard_is_given_up_on_request(tmp_path: Path) -> None:
 
 
 def test_what_is_no_example_is_taken_out(tmp_path: Path) -> None:
-    from tfdist.data.format.records import frame
+    from tfdist.data.format.record_framing import frame
 
     for layout in LAYOUTS:
         folder = tmp_path / layout

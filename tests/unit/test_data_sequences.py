@@ -8,7 +8,7 @@ import pytest
 
 import tfdist
 from tests.refusals import refused
-from tfdist.data.format import example, records
+from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError
@@ -36,7 +36,7 @@ def sequence(context: dict[str, Any], lists: dict[str, list[list[Any]]]) -> byte
             for found, content in map(feature, steps)
         )
         entries += example.delimited(1, example.delimited(1, name.encode()) + example.delimited(2, listed))
-    return records.frame(payload + example.delimited(2, entries))
+    return record_framing.frame(payload + example.delimited(2, entries))
 
 
 def test_sequences_are_lists(tmp_path: Path) -> None:

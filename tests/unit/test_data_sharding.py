@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import refused
-from tfdist.data.order.batches import WHOLE, BatchChunks, Share
-from tfdist.data.order.orders import Full
-from tfdist.data.order.position import Identity, Position
-from tfdist.data.order.sharding import TAILS, Batches, part
+from tfdist.data.order.batch_numbers import WHOLE, BatchChunks, Share
+from tfdist.data.order.batch_parts import TAILS, Batches, part
+from tfdist.data.order.epoch_orders import Full
+from tfdist.data.order.reading_position import Identity, Position
 from tfdist.errors import ConfigError, ConfigTypeError
 
 IDENTITY = Identity(digest="5f" * 16, order="full", seed=17, examples=103)

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFile
 
 from tests.refusals import refused
-from tfdist.data.format import example, records
+from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source
 from tfdist.errors import ConfigError, MissingFileError, StorageError
@@ -152,7 +152,7 @@ def written(kind: str) -> bytes:
         feature = Feature("int64")
         for i in range(5):
             entry = example.entry("x", feature, example.content_of(feature, i))
-            buffer.write(records.frame(example.joined([entry])))
+            buffer.write(record_framing.frame(example.joined([entry])))
     return buffer.getvalue()
 
 

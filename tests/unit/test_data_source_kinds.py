@@ -14,11 +14,11 @@ import pyarrow.parquet
 import pytest
 
 from tests.refusals import refused
-from tfdist.data.format import example, records
+from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.sources import files, open_source
+from tfdist.data.sources import open_source, source_files
 from tfdist.data.sources.paths import kind_of
-from tfdist.data.sources.tables.table import UntoldError
+from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.errors import (
     ConfigError,
     ConfigTypeError,
@@ -353,7 +353,7 @@ def record(**values: Any) -> bytes:
         for name, v in values.items()
     }
     parts = [example.entry(n, features[n], example.content_of(features[n], v)) for n, v in sorted(values.items())]
-    return records.frame(example.joined(parts))
+    return record_framing.frame(example.joined(parts))
 
 
 def test_the_schema_of_tfrecords_follows_from_the_first(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_a_schema_must_be_one() -> None:
 
 
 def test_file_urls_are_paths(tmp_path: Path) -> None:
-    assert files.spelled(f"file://{tmp_path}") == str(tmp_path)
+    assert source_files.spelled(f"file://{tmp_path}") == str(tmp_path)
 
 
 def test_links_of_hdf5_that_lead_nowhere(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.refusals import refused
-from tfdist.data.format import example, records
+from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import Source, open_source
 from tfdist.errors import ConfigError
@@ -108,7 +108,7 @@ def tfrecords(data: Columns, folder: Path) -> Any:
     with open(folder / "a.tfrecord-00000-of-00001", "wb") as file:
         for row in rows(data):
             parts = [example.entry(n, f, example.content_of(f, row[n])) for n, f in SCHEMA.items()]
-            file.write(records.frame(example.joined(parts)))
+            file.write(record_framing.frame(example.joined(parts)))
     return folder
 
 

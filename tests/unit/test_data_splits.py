@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import tfdist
 from tests.refusals import absent, refused
 from tfdist.cli.main import main
-from tfdist.data.format import example, records
+from tfdist.data.format import example, record_framing
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources import open_source, splits_of
 from tfdist.errors import ConfigError, MissingFileError
@@ -192,7 +192,7 @@ def test_splits_without_train_need_a_schema(tmp_path: Path) -> None:
 
 def record(x: int) -> bytes:
     feature = Feature("int64")
-    return records.frame(example.joined([example.entry("x", feature, example.content_of(feature, x))]))
+    return record_framing.frame(example.joined([example.entry("x", feature, example.content_of(feature, x))]))
 
 
 def tfds(folder: Path) -> Path:

@@ -26,10 +26,10 @@ from tfdist.errors import (
     StorageError,
     TfdistError,
 )
-from tfdist.storage.blocks import BlockCache
+from tfdist.storage.block_cache import BlockCache
 from tfdist.storage.directory import LocalStorage, Storage, storage
 from tfdist.storage.ranges import Plan
-from tfdist.storage.remote import FsspecStorage
+from tfdist.storage.remote_storage import FsspecStorage
 
 BUCKET = "digits"
 ROOT = Path(__file__).parents[2]
@@ -252,7 +252,7 @@ def uploads(place: Storage) -> list[Any]:
 
 FORK = """
 import json, os, signal, sys
-from tfdist.storage.blocks import BlockCache
+from tfdist.storage.block_cache import BlockCache
 from tfdist.storage.directory import storage
 signal.alarm(40)
 place = storage(sys.argv[1], storage_options=json.loads(sys.argv[2]), cache=BlockCache(limit_bytes=9999, block_bytes=9))

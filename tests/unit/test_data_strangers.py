@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, damaged_copies, examples_of, write
 from tests.refusals import refused
-from tfdist.data.format import example, records
-from tfdist.data.format.manifest import IndexFile, Manifest, Shard
+from tfdist.data.format import example, record_framing
+from tfdist.data.format.data_manifest import IndexFile, Manifest, Shard
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.format.shard_index import Index, arrays_of
 from tfdist.data.reading.fetch import Fetcher, source_of
@@ -152,7 +152,7 @@ def test_any_value_anywhere_in_a_manifest(data: st.DataObject) -> None:
         read = Manifest.from_bytes(signed(found))
     except TfdistError:
         return
-    assert read.examples * records.OVERHEAD_BYTES <= read.total_bytes
+    assert read.examples * record_framing.OVERHEAD_BYTES <= read.total_bytes
     assert all(os.path.basename(shard.file) == shard.file for shard in read.shards)
 
 
@@ -307,7 +307,7 @@ def test_a_record_that_claims_too_much(tmp_path: Path, length: int) -> None:
         write(folder, layout, num_shards=1)
         path = folder / "data-00000.tfrecord"
         packed = struct.pack("<Q", length)
-        header = packed + struct.pack("<I", records.masked_crc(packed))
+        header = packed + struct.pack("<I", record_framing.masked_crc(packed))
         path.write_bytes(header + path.read_bytes()[12:])
         assert _peak(lambda folder=folder: list(tfdist.data.open(folder))) < MOST_BYTES
         assert _peak(lambda folder=folder: fetch(folder)) < MOST_BYTES

@@ -11,7 +11,7 @@ from tests.refusals import refused
 from tests.unit.test_data_source_kinds import column
 from tfdist.data.format.schema import Feature
 from tfdist.data.sources import Options, open_source
-from tfdist.data.sources.tables.table import UntoldError
+from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.errors import ConfigError
 
 MATRIX = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]], [[0, 0], [0, 0], [0, 1]]]

@@ -11,7 +11,7 @@ import pytest
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, parts, snapshot, write
 from tests.refusals import refused
-from tfdist.data.format import records
+from tfdist.data.format import record_framing
 from tfdist.data.format import scan as survey
 from tfdist.data.format.scan import Content, walk
 from tfdist.errors import ConfigError, CorruptDataError
@@ -148,9 +148,9 @@ def test_records_that_are_no_examples_of_the_schema(tmp_path: Path) -> None:
         write(folder, layout, num_shards=1)
         path = folder / "data-00000.tfrecord"
         offsets = [int(offset) for offset in tfdist.data.open(folder).locate(np.arange(EXAMPLES))[1]]
-        length = offsets[6] - offsets[5] - records.OVERHEAD_BYTES
+        length = offsets[6] - offsets[5] - record_framing.OVERHEAD_BYTES
         data = path.read_bytes()
-        path.write_bytes(data[: offsets[5]] + records.frame(bytes(length)) + data[offsets[6] :])
+        path.write_bytes(data[: offsets[5]] + record_framing.frame(bytes(length)) + data[offsets[6] :])
         report = tfdist.data.verify(folder)
         assert [place.example for place in report.places] == [5]
         assert tfdist.data.verify(folder, contents=False).places[0].example is None  # the file's checksum
@@ -197,7 +197,7 @@ def test_memory_stays_bounded_whatever_the_shard_is(tmp_path: Path, monkeypatch:
 def test_what_is_found_does_not_depend_on_the_window(tmp_path: Path, window: int) -> None:
     generator = np.random.default_rng(3)
     payloads = [generator.bytes(int(size)) for size in generator.integers(0, 200, 60)]
-    data = bytearray(b"".join(map(records.frame, payloads)))
+    data = bytearray(b"".join(map(record_framing.frame, payloads)))
     for at in generator.integers(0, len(data), 12):
         data[at] ^= 0x10
     with storage(tmp_path).create("a") as file:
@@ -211,19 +211,19 @@ def test_what_is_found_does_not_depend_on_the_window(tmp_path: Path, window: int
 def test_headers_are_what_the_scalar_checksum_says() -> None:
     generator = np.random.default_rng(0)
     lengths = [0, 1, 5, 300, 70000, 2**31, 2**47]
-    data = b"".join(generator.bytes(3) + records.header(length) for length in lengths)
-    found = records.headers(data, room=2**48).tolist()
+    data = b"".join(generator.bytes(3) + record_framing.header(length) for length in lengths)
+    found = record_framing.headers(data, room=2**48).tolist()
     assert [at for at in found if (at - 3) % 15 == 0] == [3 + 15 * i for i in range(len(lengths))]
-    assert records.headers(data, room=100).tolist() == found[:3]
-    assert records.headers(bytes(10**6), room=10**6).tolist() == []
-    assert records.headers(b"\xff" * 1000, room=1000).tolist() == []
+    assert record_framing.headers(data, room=100).tolist() == found[:3]
+    assert record_framing.headers(bytes(10**6), room=10**6).tolist() == []
+    assert record_framing.headers(b"\xff" * 1000, room=1000).tolist() == []
 
 
 def test_a_file_that_was_made_to_cost_time(tmp_path: Path) -> None:
     """Headers that are sound, each before a long payload that is not: looking at each of these would take hours."""
     count = 100_000
     size = 12 * count
-    frames = b"".join(records.header(size // 2 - 12 - i % 7) for i in range(count // 2))
+    frames = b"".join(record_framing.header(size // 2 - 12 - i % 7) for i in range(count // 2))
     with storage(tmp_path).create("a") as file:
         file.write(frames + bytes(size // 2))
     looked = 0

@@ -21,13 +21,13 @@ INTERNAL = {
     "cli",
     "collectives",
     "compat",
-    "coordination",
-    "exporters",
+    "gradients",
     "measurement",
     "monitor",
+    "planner",
+    "processes",
     "storage",
     "training",
-    "watch",
 }
 PUBLIC = sorted({path.parent.name for path in (ROOT / "tfdist").glob("*/__init__.py")} - INTERNAL)
 MODULES = {
@@ -35,7 +35,7 @@ MODULES = {
     "tfdist.errors",
     "tfdist.reproducibility",
     "tfdist.cluster.ports",
-    "tfdist.testing.pool",
+    "tfdist.testing.worker_runs",
 }
 # Keras calls these, with arguments that Keras' documentation describes
 OF_KERAS = re.compile(r"on_\w+|set_model|[sg]et_state|build|update_step|apply|scale_loss|get_config|from_config")

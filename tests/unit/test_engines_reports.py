@@ -14,7 +14,7 @@ import pytest
 from tests.refusals import refused
 from tfdist.engines.ray import Checkpoint, CheckpointConfig, Result, RunConfig, Trainer, get_checkpoint, report
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError
-from tfdist.launch.reporting import reports, run_folder
+from tfdist.jobs.reporting import reports, run_folder
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_reporter_that_is_killed_leaves_all_reports_before(run: Path, saved: P
     report({"loss": 1}, saved)
     kill = "import os, signal\n" + "def dies(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
     for where in ("os.rename", "shutil.copytree", "run_folder.LocalStorage.create"):
-        script = f"{kill}import shutil\nfrom tfdist.launch.reporting import run_folder\n"
+        script = f"{kill}import shutil\nfrom tfdist.jobs.reporting import run_folder\n"
         script += f"from tfdist.engines.ray import report\n{where} = dies\nreport({{'loss': 2}}, {str(saved)!r})\n"
         assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == -9
         result = Result.from_path(run)

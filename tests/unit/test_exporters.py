@@ -14,32 +14,32 @@ import pytest
 from tests.refusals import refused
 from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.exporters import outlet as outlets
-from tfdist.exporters import registry
-from tfdist.exporters.base import Point, Update
-from tfdist.exporters.feed import PATIENCE_SECONDS, Feed
-from tfdist.exporters.outlet import Outlet
-from tfdist.launch.process.beside import Exporting
-from tfdist.monitor.verdict.timeline import timeline
-from tfdist.watch.snapshot import Snapshot, WorkerView
+from tfdist.jobs.process.exporter_process import Exporting
+from tfdist.monitor.exporters import exporter_names
+from tfdist.monitor.exporters import outlet as outlets
+from tfdist.monitor.exporters.exporter import Point, Update
+from tfdist.monitor.exporters.feed import PATIENCE_SECONDS, Feed
+from tfdist.monitor.exporters.outlet import Outlet
+from tfdist.monitor.verdict.step_parts import timeline
+from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 
 
 @pytest.mark.parametrize("text", ["", "tensor", "Prometheus:1", "prometheus:x", "prometheus:0", "prometheus:65536", 3])
 def test_what_is_no_exporter_is_refused(text: str) -> None:
     with refused(ConfigError, name="exporters", received=text):
-        registry.parse(text)
+        exporter_names.parse(text)
 
 
 def test_exporters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["tensorboard:a b/ü", "prometheus:9500", "mlflow:http://host:5000"]
-    assert [str(one) for one in registry.parse_all(texts)] == texts
+    assert [str(one) for one in exporter_names.parse_all(texts)] == texts
     with refused(ConfigError, name="exporters", received="mlflow", mentions=["['mlflow']"]):
-        registry.parse_all("mlflow")
+        exporter_names.parse_all("mlflow")
     with refused(ConfigError, name="exporters", received="mlflow", mentions=["twice"]):
-        registry.parse_all(["mlflow", "mlflow"])
+        exporter_names.parse_all(["mlflow", "mlflow"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused(MissingDependencyError, name="mlflow", mentions=["pip install 'tfdist[mlflow]'"]):
-        registry.parse_all(["mlflow"])
+        exporter_names.parse_all(["mlflow"])
 
 
 class Job:
@@ -229,7 +229,9 @@ def test_the_folder_of_an_exporter_may_not_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     outlet = Outlet(
-        "tensorboard", lambda: registry.make(registry.Target("tensorboard", str(tmp_path / "file"))), said.append
+        "tensorboard",
+        lambda: exporter_names.make(exporter_names.Target("tensorboard", str(tmp_path / "file"))),
+        said.append,
     )
     outlet.put(replace(update(0), events=({"event": "ended"},)))
     assert outlet.end(time.monotonic() + 300)
@@ -237,7 +239,7 @@ def test_the_folder_of_an_exporter_may_not_be_writable(tmp_path: Path) -> None:
 
 
 def test_curves_of_a_divided_step_have_points_where_a_part_lasts_no_time() -> None:
-    from tfdist.exporters.tensorboard import of_steps
+    from tfdist.monitor.exporters.tensorboard_exporter import of_steps
 
     usual = {"input": 0.0, "forward": 5.0, "backward": 0.0, "communication": 0.0, "update": 2.0, "python": 1.0}
     steps = timeline(simulated(1, 5, usual=usual))

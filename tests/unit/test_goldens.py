@@ -10,13 +10,13 @@ import pytest
 from tests.goldens import file_formats, page_parts, texts
 from tests.refusals import absent
 from tfdist import data
-from tfdist.checkpoint.manifest import File
-from tfdist.checkpoint.parts import Joint, read_receipt
-from tfdist.checkpoint.store import Store
-from tfdist.data.format.manifest import Manifest
-from tfdist.data.order.position import Identity, Position
-from tfdist.watch.event_log import read_events
-from tfdist.watch.snapshot import sentence
+from tfdist.checkpoint.checkpoint_manifest import File
+from tfdist.checkpoint.checkpoint_parts import Joint, read_receipt
+from tfdist.checkpoint.checkpoint_store import Store
+from tfdist.data.format.data_manifest import Manifest
+from tfdist.data.order.reading_position import Identity, Position
+from tfdist.monitor.watch.event_log import read_events
+from tfdist.monitor.watch.snapshot import sentence
 
 # Written by earlier versions of tfdist, one for each version of a format. A sample is never written anew.
 SAMPLES = texts.FOLDER / "samples"

@@ -55,7 +55,7 @@ def test_errors_end_as_their_message(error: Exception, code: int, monkeypatch: p
     def fails(config: object, *, verbose: bool) -> None:
         raise error
 
-    monkeypatch.setattr("tfdist.cli.run.run", fails)
+    monkeypatch.setattr("tfdist.cli.run_command.run", fails)
     result = CliRunner().invoke(cli.main, ["run", "x.py"])
     assert (result.exit_code, result.output) == (code, f"Error: {error}\n")
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tests.refusals import absent, refused
 from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.launch.agent.job import Job
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.hosts import Remote, parse_hosts
-from tfdist.launch.plan.roles import roles_of
-from tfdist.launch.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
-from tfdist.launch.supervision.restarts import next_size
-from tfdist.launch.supervision.state import Evict, Exited, Looked, Next, Purpose, Rules, Stop, first_state
-from tfdist.launch.supervision.supervise import decide
+from tfdist.jobs.agent.shared_job import Job
+from tfdist.jobs.plan.host_plan import Remote, parse_hosts
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import roles_of
+from tfdist.jobs.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
+from tfdist.jobs.supervision.restarts import next_size
+from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervisor_state import Evict, Exited, Looked, Next, Purpose, Rules, Stop, first_state
 from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 from tfdist.monitor.verdict.stragglers import Slow, Staying, slow_workers
-from tfdist.monitor.verdict.timeline import Part, Timeline, timeline
 
 MEANS = Means(workers=3, min_workers=2, has_standby=False, keeps_state=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import absent
-from tfdist.launch.supervision.failure import (
+from tfdist.processes.worker_failure import (
     HOST_LOST,
     Failure,
     Record,

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster.job_files import PREFIX
-from tfdist.launch.process import guardian, worker
-from tfdist.launch.process.folders import claimed, clear
+from tfdist.jobs.process import script_worker
+from tfdist.processes import guardian
+from tfdist.processes.job_folders import claimed, clear
 
 ROOT = Path(__file__).parents[2]
 MAKER = """
 import os, pathlib, signal, sys
-from tfdist.launch.process.folders import claimed
+from tfdist.processes.job_folders import claimed
 with claimed("dead", pathlib.Path(sys.argv[1])) as folder:
     files = [pathlib.Path(sys.argv[1], name) for name in ("__autograph_generated_file1.py", "mine.py")]
     for path in files:
@@ -77,9 +78,9 @@ _, made = tempfile.mkstemp(prefix="__autograph_generated_file", suffix=".py", di
 worker.list_generated_files(sys.argv[1] + "/no folder/list")
 tempfile.mkstemp(prefix="__autograph_generated_file", suffix=".py", dir=sys.argv[1])
 """
-    folder = str(Path(worker.__file__).parent)
+    folder = str(Path(script_worker.__file__).parent)
     subprocess.run([sys.executable, "-c", code, str(tmp_path), folder], timeout=200, check=True)
     listed = (tmp_path / "list").read_bytes().split(b"\0")[:-1]
     assert {os.fsencode(path) for path in tmp_path.glob("__auto*")} == set(listed)
     assert len(listed) == 2
-    assert (worker.LISTING, worker.GENERATED) == (guardian.LISTING, guardian.GENERATED)
+    assert (script_worker.LISTING, script_worker.GENERATED) == (guardian.LISTING, guardian.GENERATED)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.gpus import VISIBLE, visible
-from tfdist.launch.plan.plan import plan
+from tfdist.jobs.plan.job_plan import plan
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.visible_gpus import VISIBLE, visible
 
 
 def test_workers_of_a_host_share_its_gpus_and_who_computes_nothing_has_none() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.refusals import absent
-from tfdist.launch.supervision.hangs import (
+from tfdist.jobs.supervision.hangs import (
     GAP_SECONDS,
     INPUT_SECONDS,
     Hang,

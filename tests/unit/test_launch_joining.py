@@ -13,12 +13,12 @@ import pytest
 from tests.refusals import absent, refused
 from tfdist.cluster.job_key import VARIABLE
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
-from tfdist.launch.plan.hosts import Host, Remote
-from tfdist.launch.remote.connecting import joining
-from tfdist.launch.remote.connecting.joining import Rendezvous, Ticket, join
-from tfdist.launch.remote.connecting.wire import Seal, Wire
-from tfdist.launch.remote.engines import ENGINES, Nobody
-from tfdist.launch.remote.meeting import Meeting
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.remote.connecting import tcp_joining
+from tfdist.jobs.remote.connecting.tcp_joining import Rendezvous, Ticket, join
+from tfdist.jobs.remote.connecting.wire import Seal, Wire
+from tfdist.jobs.remote.host_connector import Meeting
+from tfdist.jobs.remote.host_launchers import ENGINES, Nobody
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 SECONDS = 60.0
@@ -53,7 +53,7 @@ def exchanged(rendezvous: Rendezvous, name: str = "a") -> None:
 def test_hosts_join_whoever_else_connects(rendezvous: Rendezvous) -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(stranger(rendezvous)) for _ in range(8)]
-        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", joining._MAGIC, joining._MAGIC + bytes(32), bytes(1000)):
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", tcp_joining._MAGIC, tcp_joining._MAGIC + bytes(32), bytes(1000)):
             one = stack.enter_context(stranger(rendezvous))
             one.sendall(data)
         for name in ("a", "b", "a"):
@@ -66,9 +66,9 @@ def test_who_has_not_the_key_is_no_host(rendezvous: Rendezvous) -> None:
         join(ticket(rendezvous, key=OTHER))
     assert rendezvous.take("a", timeout_seconds=0.0) is None
     with stranger(rendezvous) as one:  # says what the protocol asks for, and guesses the proof
-        one.sendall(joining._MAGIC + bytes(32))
+        one.sendall(tcp_joining._MAGIC + bytes(32))
         assert len(one.recv(64, socket.MSG_WAITALL)) == 64
-        one.sendall(joining._LENGTH.pack(1) + b"a" + bytes(32))
+        one.sendall(tcp_joining._LENGTH.pack(1) + b"a" + bytes(32))
         assert one.recv(1) == b""
     assert rendezvous.take("a", timeout_seconds=0.0) is None
 

@@ -14,11 +14,11 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
-from tfdist.launch.kubernetes.manifests import objects, runtime, secret
-from tfdist.launch.kubernetes.pods import merged
-from tfdist.launch.kubernetes.request import KINDS, Request, job_name
-from tfdist.launch.kubernetes.watching import how_it_ended, is_running
-from tfdist.launch.remote.pod import pod_of
+from tfdist.jobs.kubernetes.manifests import objects, runtime, secret
+from tfdist.jobs.kubernetes.pod_states import how_it_ended, is_running
+from tfdist.jobs.kubernetes.pods import merged
+from tfdist.jobs.kubernetes.request import KINDS, Request, job_name
+from tfdist.jobs.remote.pod import pod_of
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "docker" / "kubernetes" / "trainer"

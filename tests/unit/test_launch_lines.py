@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.output.lines import LONGEST_LINE, LineBuffer, visible
+from tfdist.jobs.output.lines import LONGEST_LINE, LineBuffer, visible
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.output.noise import Filter, has_nvidia_device, known_noise
+from tfdist.jobs.output.tf_log_filter import Filter, has_nvidia_device, known_noise
 
 # as TensorFlow 2.21 and 2.16 write them
 NOISE = [
@@ -99,7 +99,7 @@ def test_a_message_of_several_lines_is_left_out_whole_and_nothing_else(left: lis
 
 WRITES = r"""
 import os, sys
-from tfdist.launch import hide_noise
+from tfdist.jobs import hide_noise
 hide_noise()
 hide_noise()
 def write(text):

@@ -12,8 +12,14 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import UnsupportedError
-from tfdist.launch.notebooks.output import CellOutput
-from tfdist.launch.notebooks.sending import name_of, receive_function, receive_result, send_function, send_result
+from tfdist.jobs.notebooks.cell_output import CellOutput
+from tfdist.jobs.notebooks.function_transfer import (
+    name_of,
+    receive_function,
+    receive_result,
+    send_function,
+    send_result,
+)
 
 LOCK = threading.Lock()
 

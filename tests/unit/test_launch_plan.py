@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.refusals import refused
-from tfdist.cli.run import described
+from tfdist.cli.run_command import described
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
-from tfdist.launch import LaunchConfig, WorkerSpec
-from tfdist.launch.plan.plan import WORKER_FILE, plan
+from tfdist.jobs import LaunchConfig, WorkerSpec
+from tfdist.jobs.plan.job_plan import WORKER_FILE, plan
 
 COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
 COMMON |= {"TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE", "TFDIST_STACKS_FILE", "PYTHONUNBUFFERED"}

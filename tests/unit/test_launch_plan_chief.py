@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster import TaskId, from_environment
-from tfdist.launch import LaunchConfig, WorkerSpec
-from tfdist.launch.placement.local import free_addresses
-from tfdist.launch.plan.plan import TASK_FILE, WORKER_FILE, plan
-from tfdist.launch.plan.roles import tasks
-from tfdist.launch.process.guardian import sessions_left
+from tfdist.jobs import LaunchConfig, WorkerSpec
+from tfdist.jobs.placement.local_placement import free_addresses
+from tfdist.jobs.plan.job_plan import TASK_FILE, WORKER_FILE, plan
+from tfdist.jobs.plan.roles import tasks
+from tfdist.processes.guardian import sessions_left
 
 COMMON = {"TFDIST_JOB_ID", "PYTHONUNBUFFERED", "TF_CONFIG", "TFDIST_STACKS_FILE"}
 CHIEF = "127.0.0.1:4001"
@@ -85,7 +85,9 @@ def test_one_worker_and_one_server() -> None:
 
 
 def test_no_address_of_an_earlier_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfdist.launch.placement.local.free_ports", lambda count, host: list(range(4001, 4001 + count)))
+    monkeypatch.setattr(
+        "tfdist.jobs.placement.local_placement.free_ports", lambda count, host: list(range(4001, 4001 + count))
+    )
 
     def ports(count: int, *but: str) -> list[int]:
         return [port for _, port in free_addresses(count, "n1", but=but)]

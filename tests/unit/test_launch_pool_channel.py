@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import from_environment
-from tfdist.launch.pool import channel
-from tfdist.testing.pool import worker_environments
+from tfdist.processes.pool import pool_channel
+from tfdist.testing.worker_runs import worker_environments
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -21,8 +21,8 @@ VALUES = st.recursive(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(VALUES, max_size=4), st.data())
 def test_messages_survive_any_cutting(messages: list[object], data: st.DataObject) -> None:
-    stream = b"".join(channel.pack(message) for message in messages)
-    mailbox, read = channel.Mailbox(), []
+    stream = b"".join(pool_channel.pack(message) for message in messages)
+    mailbox, read = pool_channel.Mailbox(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         read += mailbox.put(stream[:size])
@@ -33,19 +33,19 @@ def test_messages_survive_any_cutting(messages: list[object], data: st.DataObjec
 def test_a_pipe_carries_messages_until_it_is_closed() -> None:
     reader, writer = os.pipe()
     try:
-        channel.write(writer, {"a": "ü"})
-        channel.write(writer, [1])
-        assert [channel.read(reader), channel.read(reader)] == [{"a": "ü"}, [1]]
+        pool_channel.write(writer, {"a": "ü"})
+        pool_channel.write(writer, [1])
+        assert [pool_channel.read(reader), pool_channel.read(reader)] == [{"a": "ü"}, [1]]
     finally:
         os.close(writer)
     with pytest.raises(EOFError):
-        channel.read(reader)
+        pool_channel.read(reader)
     os.close(reader)
 
 
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(ValueError, match="numbers, texts, lists"):
-        channel.pack({"a": object()})
+        pool_channel.pack({"a": object()})
 
 
 def test_workers_find_themselves_in_their_environment() -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tfdist.launch.output.pump import Pump
+from tfdist.jobs.output.output_forwarder import Pump
 
 
 class Screen:

@@ -17,21 +17,21 @@ import pytest
 from tests.refusals import refused
 from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.hosts import Host, Remote, parse_hosts, parse_shell, places
-from tfdist.launch.plan.plan import plan
-from tfdist.launch.remote import records, ssh, values
-from tfdist.launch.remote.connecting.connection import ByProgram
-from tfdist.launch.remote.connecting.wire import PREAMBLE, Wire, WireError
-from tfdist.launch.remote.host.forward import Forward
-from tfdist.launch.remote.host.steps import Steps
-from tfdist.launch.remote.link import HostLink
-from tfdist.launch.remote.recorded import Recorded
-from tfdist.launch.supervision.failure import HOST_LOST, Failure, Record, own_failures
+from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
+from tfdist.jobs.plan.job_plan import plan
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.remote import clock_offset, serialization, ssh
+from tfdist.jobs.remote.connecting.connection import ByProgram
+from tfdist.jobs.remote.connecting.wire import PREAMBLE, Wire, WireError
+from tfdist.jobs.remote.host.forward import Forward
+from tfdist.jobs.remote.host.host_steps import Steps
+from tfdist.jobs.remote.host_link import HostLink
+from tfdist.jobs.remote.remote_steps import Recorded
 from tfdist.monitor.halt import StepState
-from tfdist.monitor.recording.ring import Ring, read
+from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
 from tfdist.monitor.status import RECORD, Word
+from tfdist.processes.worker_failure import HOST_LOST, Failure, Record, own_failures
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_messages_of_several_threads_are_whole(ends: tuple[int, int]) -> None:
 
 def test_a_request_and_processes_arrive_as_they_were_sent() -> None:
     config = LaunchConfig(target="t.py", arguments=("a", "ü"), workers=2, max_restarts=1, strategy="ring")
-    assert values.config_from_json(json.loads(json.dumps(values.config_to_json(config)))) == config
+    assert serialization.config_from_json(json.loads(json.dumps(serialization.config_to_json(config)))) == config
     more = {"job_id": "a", "directory": Path("d"), "python": "p", "agent_pid": 1, "key": "k"}
     for spec in plan(config, addresses=[("a", 1), ("b", 2)], **more):  # type: ignore[arg-type]
-        assert values.spec_from_json(json.loads(json.dumps(values.spec_to_json(spec)))) == spec
+        assert serialization.spec_from_json(json.loads(json.dumps(serialization.spec_to_json(spec)))) == spec
 
 
 def test_variables_of_a_host_and_secrets_stay_here() -> None:
@@ -139,26 +139,31 @@ def test_variables_of_a_host_and_secrets_stay_here() -> None:
         "AWS_SECRET_ACCESS_KEY": "s",
         "PATH": "p",
     }
-    assert values.passed_on({**here, "TF_X": "1", "PYTHONHASHSEED": "0"}, ()) == {"TF_X": "1", "PYTHONHASHSEED": "0"}
+    assert serialization.passed_on({**here, "TF_X": "1", "PYTHONHASHSEED": "0"}, ()) == {
+        "TF_X": "1",
+        "PYTHONHASHSEED": "0",
+    }
 
 
 def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> None:
     words = [0] * RECORD
     words[Word.POSITION] = 4 * 6 + StepState.RUNNING
-    known = records.status(words, 0, is_settled=True, clock_offset=0.0)
-    unknown = records.status(words, 0, is_settled=False, clock_offset=0.0)
+    known = clock_offset.status(words, 0, is_settled=True, clock_offset=0.0)
+    unknown = clock_offset.status(words, 0, is_settled=False, clock_offset=0.0)
     assert (known.position.step, known.position.state) == (5, StepState.RUNNING)
     assert (unknown.position.step, unknown.position.state) == (5, StepState.DONE)
     words[Word.POSITION], words[Word.HELD_FOR] = 4 * 7 + StepState.HELD, 1
-    assert records.status(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
-    assert records.status(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE  # of before
+    assert clock_offset.status(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
+    assert (
+        clock_offset.status(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE
+    )  # of before
 
 
 @pytest.mark.parametrize("message", ['{"answer": []}', '{"clock": "x"}', '{"tables": 1}', '{"tables": [1]}'])
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
     report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
     code = (
-        "import json, sys, time; from tfdist.launch.remote.connecting.wire import Wire; wire = Wire(0, 1); "
+        "import json, sys, time; from tfdist.jobs.remote.connecting.wire import Wire; wire = Wire(0, 1); "
         f"wire.begin(); wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
     )
     host = Host(name="a", address="a")

@@ -13,15 +13,15 @@ import pytest
 
 from tests.refusals import absent, refused
 from tfdist.errors import ConfigError, DeadlineError, StorageError, TfdistError
-from tfdist.launch.agent import jobs
-from tfdist.launch.agent.events import EventFile
-from tfdist.launch.agent.restart_reporter import RestartReporter, cause_of
-from tfdist.launch.supervision.failure import Failure, Record
-from tfdist.launch.supervision.hangs import Hang, Seen
-from tfdist.launch.supervision.state import Asked
+from tfdist.jobs.agent import running_jobs
+from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.restart_reporter import RestartReporter, cause_of
+from tfdist.jobs.supervision.hangs import Hang, Seen
+from tfdist.jobs.supervision.supervisor_state import Asked
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus
+from tfdist.processes.worker_failure import Failure, Record
 
 
 def seen(worker: int, tick: int = 7, *, pid: int = 1, **more: Any) -> Seen:
@@ -181,8 +181,8 @@ def test_an_event_file_is_appended_to(tmp_path: Path) -> None:
 def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path / ("long " * 20 + "name"))}
     events: SimpleQueue[Any] = SimpleQueue()
-    with jobs.controlled(jobs.place(environ, "abc123"), events, (1, 3)) as control:
-        assert jobs.running(environ) == ["abc123"]
+    with running_jobs.controlled(running_jobs.place(environ, "abc123"), events, (1, 3)) as control:
+        assert running_jobs.running(environ) == ["abc123"]
 
         def work() -> None:
             assert events.get() == Asked(workers=2)
@@ -191,14 +191,14 @@ def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert jobs.ask(environ, "abc", 2, timeout_seconds=200) == "done"
+        assert running_jobs.ask(environ, "abc", 2, timeout_seconds=200) == "done"
         thread.join()
         with refused(TfdistError, name="abc123", mentions=["--min-workers 1 ", "--max-workers 3"]):
-            jobs.ask(environ, "abc", 4, timeout_seconds=200)
+            running_jobs.ask(environ, "abc", 4, timeout_seconds=200)
         with refused(ConfigError, name="job", received="b", mentions=["abc123"]):
-            jobs.ask(environ, "b", 2, timeout_seconds=200)
+            running_jobs.ask(environ, "b", 2, timeout_seconds=200)
         with refused(DeadlineError, name="abc123", mentions=["3 workers", "0.01 s"]):
-            jobs.ask(environ, "", 3, timeout_seconds=0.01)
+            running_jobs.ask(environ, "", 3, timeout_seconds=0.01)
 
         def end() -> None:
             while events.get() != Asked(
@@ -210,11 +210,11 @@ def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
         waiting = threading.Thread(target=end)
         waiting.start()
         with refused(TfdistError, name="abc123", mentions=["has ended"]):
-            jobs.ask(environ, "abc", 2, timeout_seconds=200)
+            running_jobs.ask(environ, "abc", 2, timeout_seconds=200)
         waiting.join()
-    assert jobs.running(environ) == []
+    assert running_jobs.running(environ) == []
     with refused(ConfigError, name="job", received="abc", mentions=["None runs"]):
-        jobs.ask(environ, "abc", 2, timeout_seconds=200)
+        running_jobs.ask(environ, "abc", 2, timeout_seconds=200)
 
 
 @pytest.mark.parametrize(
@@ -233,42 +233,45 @@ def test_a_job_is_found_and_asked(tmp_path: Path) -> None:
 )
 def test_the_socket_of_a_job_survives_what_is_no_request(line: bytes, tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
-    with jobs.controlled(jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)), socket.socket(socket.AF_UNIX) as odd:
+    with (
+        running_jobs.controlled(running_jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)),
+        socket.socket(socket.AF_UNIX) as odd,
+    ):
         odd.settimeout(200)
-        odd.connect(str(jobs.place(environ, "abc123")))
+        odd.connect(str(running_jobs.place(environ, "abc123")))
         odd.sendall(line + b"\n")
         assert json.loads(odd.makefile().readline())["ok"] is False
         with refused(TfdistError, name="abc123", mentions=["--max-workers 3"]):
-            jobs.ask(environ, "abc", 4, timeout_seconds=200)
+            running_jobs.ask(environ, "abc", 4, timeout_seconds=200)
 
 
 def test_a_slow_client_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
-    monkeypatch.setattr(jobs, "_PATIENCE_SECONDS", 200.0)
+    monkeypatch.setattr(running_jobs, "_PATIENCE_SECONDS", 200.0)
     with contextlib.ExitStack() as held:
-        held.enter_context(jobs.controlled(jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)))
+        held.enter_context(running_jobs.controlled(running_jobs.place(environ, "abc123"), SimpleQueue(), (1, 3)))
         for _ in range(20):  # more than the system keeps for who does not accept
             slow = held.enter_context(socket.socket(socket.AF_UNIX))
-            slow.connect(str(jobs.place(environ, "abc123")))
+            slow.connect(str(running_jobs.place(environ, "abc123")))
             slow.sendall(b"{")
         with refused(TfdistError, name="abc123", mentions=["--max-workers 3"]):
-            jobs.ask(environ, "abc", 4, timeout_seconds=60)
+            running_jobs.ask(environ, "abc", 4, timeout_seconds=60)
 
 
 def test_a_job_that_accepts_nobody_now_is_kept(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
-    jobs.folder(environ).mkdir()
+    running_jobs.folder(environ).mkdir()
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
-        busy.bind(str(jobs.place(environ, "busy")))
+        busy.bind(str(running_jobs.place(environ, "busy")))
         busy.listen(0)
-        client.connect(str(jobs.place(environ, "busy")))
-        assert jobs.running(environ) == ["busy"]
-        assert jobs.place(environ, "busy").exists()
+        client.connect(str(running_jobs.place(environ, "busy")))
+        assert running_jobs.running(environ) == ["busy"]
+        assert running_jobs.place(environ, "busy").exists()
 
 
 def test_what_an_ended_job_has_left_is_removed(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path)}
-    jobs.folder(environ).mkdir()
-    jobs.place(environ, "dead").touch()
-    assert jobs.running(environ) == []
-    assert not jobs.place(environ, "dead").exists()
+    running_jobs.folder(environ).mkdir()
+    running_jobs.place(environ, "dead").touch()
+    assert running_jobs.running(environ) == []
+    assert not running_jobs.place(environ, "dead").exists()

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.roles import (
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import (
     CHIEF,
     IN_STEP,
     OBSERVER,
@@ -18,9 +18,10 @@ from tfdist.launch.plan.roles import (
     members,
     roles_of,
 )
-from tfdist.launch.supervision.hangs import Hang, Hung
-from tfdist.launch.supervision.restarts import Decision, History, decide_restart
-from tfdist.launch.supervision.state import (
+from tfdist.jobs.supervision.hangs import Hang, Hung
+from tfdist.jobs.supervision.restarts import Decision, History, decide_restart
+from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervisor_state import (
     Exited,
     Phase,
     Received,
@@ -33,7 +34,6 @@ from tfdist.launch.supervision.state import (
     Verdict,
     first_state,
 )
-from tfdist.launch.supervision.supervise import decide
 
 WAIT, COMPLETE, REPLACE, LOSE, RESTART, FAIL = Consequence
 

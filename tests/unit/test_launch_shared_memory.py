@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.process import shared_memory
-from tfdist.launch.process.shared_memory import complaint
+from tfdist.processes import shared_memory
+from tfdist.processes.shared_memory import complaint
 
 MIB = 1 << 20
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.roles import roles_of
-from tfdist.launch.supervision.ending import KILL_SECONDS
-from tfdist.launch.supervision.state import (
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import roles_of
+from tfdist.jobs.supervision.ending import KILL_SECONDS
+from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervisor_state import (
     Event,
     Exited,
     Phase,
@@ -22,7 +23,6 @@ from tfdist.launch.supervision.state import (
     Tick,
     first_state,
 )
-from tfdist.launch.supervision.supervise import decide
 
 GRACE = 10.0
 RULES = Rules(roles=roles_of(LaunchConfig(target="train.py", workers=3)), grace_seconds=GRACE)

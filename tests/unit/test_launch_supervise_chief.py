@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.refusals import absent
-from tfdist.launch.agent.outcome import failures_of, outcome_of
-from tfdist.launch.agent.worker_group import Attempt
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.roles import BLAME_SECONDS, roles_of
-from tfdist.launch.supervision.ending import KILL_SECONDS
-from tfdist.launch.supervision.failure import Record
-from tfdist.launch.supervision.hangs import Hang, Hung
-from tfdist.launch.supervision.restarts import Decision
-from tfdist.launch.supervision.state import (
+from tfdist.jobs.agent.outcome import failures_of, outcome_of
+from tfdist.jobs.agent.worker_group import Attempt
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import BLAME_SECONDS, roles_of
+from tfdist.jobs.supervision.ending import KILL_SECONDS
+from tfdist.jobs.supervision.hangs import Hang, Hung
+from tfdist.jobs.supervision.restarts import Decision
+from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervisor_state import (
     Action,
     Event,
     Exited,
@@ -33,7 +33,7 @@ from tfdist.launch.supervision.state import (
     Verdict,
     first_state,
 )
-from tfdist.launch.supervision.supervise import decide
+from tfdist.processes.worker_failure import Record
 
 GRACE = 10.0
 CHIEF, WORKER_0, WORKER_1, PS_0, PS_1 = range(5)

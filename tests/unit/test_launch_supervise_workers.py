@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch.plan.config import LaunchConfig
-from tfdist.launch.plan.roles import SAME_FAILURES, roles_of
-from tfdist.launch.supervision.ending import KILL_SECONDS
-from tfdist.launch.supervision.halting import ENDED_SECONDS, HALT_SECONDS
-from tfdist.launch.supervision.hangs import Hang, Hung
-from tfdist.launch.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
-from tfdist.launch.supervision.state import (
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import SAME_FAILURES, roles_of
+from tfdist.jobs.supervision.ending import KILL_SECONDS
+from tfdist.jobs.supervision.halting import ENDED_SECONDS, HALT_SECONDS
+from tfdist.jobs.supervision.hangs import Hang, Hung
+from tfdist.jobs.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
+from tfdist.jobs.supervision.supervise import RECORDED_SECONDS, decide
+from tfdist.jobs.supervision.supervisor_state import (
     Action,
     Asked,
     Event,
@@ -33,7 +34,6 @@ from tfdist.launch.supervision.state import (
     Tick,
     first_state,
 )
-from tfdist.launch.supervision.supervise import RECORDED_SECONDS, decide
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.status import HALTED
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.plan.plan import TASK_FILE
+from tfdist.jobs.plan.job_plan import TASK_FILE
 
 DEADLINE_SECONDS = 200
 # has a thread from the moment that it is loaded, as NumPy's BLAS has

@@ -14,7 +14,7 @@ from tests.compat import environment, processes
 from tests.compat.choice import COLUMNS, TEST
 from tests.compat.outcomes import Outcome, of_column, of_tests, row
 from tests.refusals import absent
-from tfdist.compat.versions import MAIN, TESTED, Pair, Standing
+from tfdist.compat.version_pairs import MAIN, TESTED, Pair, Standing
 from tfdist.training.checks import untested
 from tfdist.verify import column, feature
 

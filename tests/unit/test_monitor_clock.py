@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.monitor import faults, process
-from tfdist.monitor.clock import StepClock
+from tfdist.monitor import faults, process_clock
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Phase
 from tfdist.monitor.recording.rows import VARIABLE
 from tfdist.monitor.status import StatusTable
+from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.stopwatch import Request
 
 TRAIN, TEST, PREDICT = Kind
@@ -222,12 +222,12 @@ def asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(faults, "_script", None)
-    process.step_clock.cache_clear()
-    yield process.step_clock
-    reporter = process.step_clock().reporter
+    process_clock.step_clock.cache_clear()
+    yield process_clock.step_clock
+    reporter = process_clock.step_clock().reporter
     if reporter is not None:
         reporter.close()
-    process.step_clock.cache_clear()
+    process_clock.step_clock.cache_clear()
     table.close()
 
 
@@ -239,7 +239,7 @@ def test_phases_add_up_to_steps_whoever_observes(
     script(clock_of(alone))
     require_sound(alone)
     assert len(alone.ended) == SCRIPTS[script]
-    assert [type(observer) for observer in clock.observers] == list(process.kinds())
+    assert [type(observer) for observer in clock.observers] == list(process_clock.kinds())
     beside, everybody = Recorder(), clock.observers
     clock.attach(beside)
     assert clock.observers == (*everybody[:-1], beside, everybody[-1]), "faults happen to what everybody knows of"
@@ -272,7 +272,7 @@ def test_an_observer_that_raises_is_detached_and_named_once(
 
 
 def test_only_a_fault_may_raise_and_the_step_has_not_begun_then() -> None:
-    assert [kind.__name__ for kind in process.kinds({VARIABLE: "folder"}) if kind.may_raise] == ["FaultInjector"]
+    assert [kind.__name__ for kind in process_clock.kinds({VARIABLE: "folder"}) if kind.may_raise] == ["FaultInjector"]
 
     class Fault(StepObserver):
         may_raise = True

@@ -16,12 +16,12 @@ from tests.refusals import refused
 from tests.simulated_steps import Driven
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
-from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Activity, Kind, Passes, Phase
-from tfdist.monitor.recording import ring, trace
+from tfdist.monitor.recording import chrome_trace, row_ring
 from tfdist.monitor.recording.recorder import FLUSH_SECONDS, MOST_STEPS, Recorder, joined, on_monotonic_clock
-from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.recording.rows import CHIEF_WORKERS, STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.step_clock import StepClock
 
 FIRST = STAMPS[0]
 
@@ -34,15 +34,15 @@ def rows(count: int, first: int = 0) -> np.ndarray:
 
 def test_the_ring_keeps_the_last_rows(tmp_path: Path) -> None:
     one = Ring(tmp_path / "worker-0")
-    assert ring.read(one.path).shape == (0, WIDTH)
+    assert row_ring.read(one.path).shape == (0, WIDTH)
     for first in range(0, 5000, 500):
         one.add(rows(500, first))
-    found = ring.read(one.path)
-    assert found[:, Column.STEP].tolist() == list(range(5000 - ring.ROWS, 5000))
-    assert found[:, Column.SEQUENCE].tolist() == list(range(5001 - ring.ROWS, 5001))
+    found = row_ring.read(one.path)
+    assert found[:, Column.STEP].tolist() == list(range(5000 - row_ring.ROWS, 5000))
+    assert found[:, Column.SEQUENCE].tolist() == list(range(5001 - row_ring.ROWS, 5001))
     size = one.path.stat().st_size
-    one.add(rows(3 * ring.ROWS, 5000))  # more than it holds
-    assert ring.read(one.path)[-1, Column.STEP] == 5000 + 3 * ring.ROWS - 1
+    one.add(rows(3 * row_ring.ROWS, 5000))  # more than it holds
+    assert row_ring.read(one.path)[-1, Column.STEP] == 5000 + 3 * row_ring.ROWS - 1
     assert one.path.stat().st_size == size
     one.close()
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0"]
@@ -52,15 +52,15 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     one = Ring(tmp_path / "worker-0")
     one.add(rows(3))
     one._rows[1, Column.SEQUENCE] = 0
-    assert ring.read(one.path)[:, Column.STEP].tolist() == [0, 2]
+    assert row_ring.read(one.path)[:, Column.STEP].tolist() == [0, 2]
     one.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"x", bytes(8 * 20), bytes(8 * (8 + ring.ROWS * WIDTH))])
+@pytest.mark.parametrize("content", [b"", b"x", bytes(8 * 20), bytes(8 * (8 + row_ring.ROWS * WIDTH))])
 def test_what_is_no_ring_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with refused(ConfigError, path=tmp_path / "file"):
-        ring.read(tmp_path / "file")
+        row_ring.read(tmp_path / "file")
 
 
 def test_nobody_records_without_being_asked(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_host_phases_add_up_to_a_row(tmp_path: Path) -> None:
             clock.enter(Phase.EXECUTE)
             now.now += 1_000_000
     one.on_epoch_end()
-    found = ring.read(one.path)
+    found = row_ring.read(one.path)
     assert found[:, Column.KIND].tolist() == [0, 0, 1]
     assert found[:, Column.IS_FIRST].tolist() == [1, 0, 0]
     host = found[:, Column.CALLBACKS : Column.GRAPH_BEGIN].sum(axis=1)
@@ -114,7 +114,7 @@ def test_parts_of_a_chiefs_workers_add_up_and_the_last_loss_stays(tmp_path: Path
             clock.computed(0, 0.002, Passes(forward=0.0005, backward=0.001, loss=-2.5))
             clock.computed(CHIEF_WORKERS, 1.0)  # nobody keeps it
     one.on_epoch_end()
-    found = ring.read(one.path)
+    found = row_ring.read(one.path)
     for block, told in ((Column.COMPUTED, [5, 5]), (Column.FORWARDS, [1.5, 0]), (Column.BACKWARDS, [2.5, 0])):
         expected = [ms * 1_000_000 for ms in told] + [0] * (CHIEF_WORKERS - 2)
         assert found[:, block : block + CHIEF_WORKERS].tolist() == [expected] * 2
@@ -137,7 +137,7 @@ def test_agreements_between_two_steps_are_told_from_other_time(tmp_path: Path) -
         with clock.doing(Activity.SAVING):
             now.now += 7_000_000
     one.on_epoch_end()
-    found = ring.read(one.path)
+    found = row_ring.read(one.path)
     assert (np.round(found[:, Column.AGREED] / 1e6) == [0, 0, 2]).all()
     assert (np.round(found[:, Column.SAVING] / 1e6) == [0, 7, 7]).all()
     assert (np.round(found[:, Column.AGREE] / 1e5) == [5, 5, 5]).all()
@@ -155,13 +155,13 @@ def test_memory_is_flat_over_many_steps(tmp_path: Path) -> None:
         gc.collect()
         return longest, sys.getallocatedblocks(), driven.recorder.path.stat().st_size
 
-    longest, blocks, size = after(2 * ring.ROWS)
+    longest, blocks, size = after(2 * row_ring.ROWS)
     more_longest, more_blocks, more_size = after(100_000)
     assert more_size == size
     assert max(longest, more_longest) <= MOST_STEPS
     assert more_blocks - blocks < 500, "one block in 200 steps would be as many"
-    found = ring.read(driven.recorder.path)
-    assert found[:, Column.SEQUENCE].tolist() == list(range(driven.count + 1 - ring.ROWS, driven.count + 1))
+    found = row_ring.read(driven.recorder.path)
+    assert found[:, Column.SEQUENCE].tolist() == list(range(driven.count + 1 - row_ring.ROWS, driven.count + 1))
     assert (found[:, Column.GRAPH_BEGIN] > 0).all()
     driven.recorder.close()
 
@@ -186,12 +186,12 @@ def test_stamps_come_to_the_step_in_whose_time_they_lie(tmp_path: Path) -> None:
             begins.append(now.now + 50_000)
             now.now += 1_000_000
     one.flush()
-    found = ring.read(one.path)
+    found = row_ring.read(one.path)
     assert (abs(found[:, Column.GRAPH_BEGIN] - begins) < 1000).all()
     assert (abs(found[:, Column.GRAPH_END] - found[:, Column.GRAPH_BEGIN] - 400_000) < 1000).all()
     assert np.ascontiguousarray(found[:, Column.LOSS]).view(np.float64).tolist() == [0.25] * 3
     one.flush()
-    assert len(ring.read(one.path)) == 3
+    assert len(row_ring.read(one.path)) == 3
 
 
 def test_stamps_of_a_step_that_is_under_way_wait_for_its_end(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_stamps_of_a_step_that_is_under_way_wait_for_its_end(tmp_path: Path) -> 
             now.now += 1_000_000
             one.flush()  # by the thread beside
     one.flush()
-    found = ring.read(one.path)
+    found = row_ring.read(one.path)
     assert found[:, Column.GRAPH_BEGIN].tolist() == pytest.approx(begins, abs=1000)
 
 
@@ -215,7 +215,7 @@ def test_a_thread_beside_the_steps_writes(tmp_path: Path) -> None:
     with clock.step(Kind.TRAIN, Phase.EXECUTE):
         now.now += round(2e9 * FLUSH_SECONDS)
     deadline = time.monotonic() + 60
-    while not len(ring.read(one.path)):
+    while not len(row_ring.read(one.path)):
         assert time.monotonic() < deadline
     one.close()
     one.flush()  # after its end it writes nothing
@@ -230,7 +230,7 @@ def test_stamps_are_not_believed_where_the_wall_clock_was_set(tmp_path: Path) ->
         now.now += 1_000_000
     offsets.append(10**17 + 10**9)
     one.flush()
-    assert ring.read(one.path)[0, Column.GRAPH_BEGIN] == 0
+    assert row_ring.read(one.path)[0, Column.GRAPH_BEGIN] == 0
 
 
 def test_several_steps_of_a_graph_in_one_of_the_host() -> None:
@@ -259,7 +259,7 @@ def test_a_fork_writes_nothing(tmp_path: Path) -> None:
         pass
     one._process = os.getpid() + 1
     one.flush()
-    assert not len(ring.read(one.path))
+    assert not len(row_ring.read(one.path))
 
 
 def stamped_rows(shift: int = 0, steps: int = 5) -> np.ndarray:
@@ -276,7 +276,7 @@ def stamped_rows(shift: int = 0, steps: int = 5) -> np.ndarray:
 
 
 def test_a_trace_has_every_step_of_every_worker() -> None:
-    made = trace.trace({0: stamped_rows(), 1: stamped_rows()})
+    made = chrome_trace.trace({0: stamped_rows(), 1: stamped_rows()})
     json.loads(json.dumps(made, allow_nan=False))
     complete = [one for one in made["traceEvents"] if one["ph"] == "X"]
     for worker in (0, 1):
@@ -297,7 +297,7 @@ def test_a_trace_of_steps_without_stamps_has_the_phases_of_the_host() -> None:
     row[Column.FORWARDS : Column.FORWARDS + 2] = 200_000
     for loss, shown in ([1.0, 2.0], 1.5), ([1.0, math.nan], "nan"), ([math.inf, 1.0], "inf"):
         row[Column.LOSSES : Column.LOSSES + 2] = np.array(loss).view(np.int64)
-        made = trace.trace({0: found})["traceEvents"]
+        made = chrome_trace.trace({0: found})["traceEvents"]
         json.dumps(made, allow_nan=False)
         events = [(one["name"], one["ts"], one["dur"]) for one in made if one["ph"] == "X"]
         of_host = [("dispatch", 0.0, 50.0), ("input", 50.0, 100.0), ("workers", 150.0, 600.0), ("update", 750.0, 150.0)]
@@ -306,18 +306,18 @@ def test_a_trace_of_steps_without_stamps_has_the_phases_of_the_host() -> None:
 
 
 def test_clocks_that_are_ten_seconds_apart_are_brought_together() -> None:
-    made = trace.trace({0: stamped_rows(), 1: stamped_rows(10**10), 2: stamped_rows(-(10**10))}, aligned=True)
+    made = chrome_trace.trace({0: stamped_rows(), 1: stamped_rows(10**10), 2: stamped_rows(-(10**10))}, aligned=True)
     begins = [one["ts"] for one in made["traceEvents"] if one["name"] == "train"]
     assert begins == [1000.0 * step for step in range(5)] * 3
 
 
 def test_merged_traces_keep_their_processes_apart(tmp_path: Path) -> None:
-    one = trace.trace({0: stamped_rows(), 1: stamped_rows()})
-    both = trace.merged({"a": one, "b": one})
+    one = chrome_trace.trace({0: stamped_rows(), 1: stamped_rows()})
+    both = chrome_trace.merged({"a": one, "b": one})
     names = {event["pid"]: event["args"]["name"] for event in both["traceEvents"] if event["name"] == "process_name"}
     assert names == {0: "a: worker 0", 1: "a: worker 1", 2: "b: worker 0", 3: "b: worker 1"}
     for name in ("a", "b"):
-        trace.write(tmp_path / name, one)
+        chrome_trace.write(tmp_path / name, one)
     output = tmp_path / "Ünï.json"
     done = CliRunner().invoke(main, ["trace", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(output)])
     assert done.exit_code == 0, done.output

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import absent
-from tfdist.launch import task
-from tfdist.launch.process import worker
-from tfdist.monitor.stacks import asking, waits
-from tfdist.monitor.stacks.asking import Target, ask
+from tfdist.jobs import task
+from tfdist.jobs.process import script_worker
+from tfdist.monitor.stacks import stack_requests, waits
 from tfdist.monitor.stacks.frames import Stacks, apart, from_faulthandler, from_py_spy, lines
+from tfdist.monitor.stacks.stack_requests import Target, ask
 
 SCRIPT = """
 import sys, threading, time
@@ -28,7 +28,7 @@ deep()
 def target(tmp_path: Path) -> Iterator[Target]:
     script, file = tmp_path / "stands.py", tmp_path / "Ünï stacks"
     script.write_text(SCRIPT)
-    command = [sys.executable, worker.__file__, "--parent", "0", "--script", str(script)]
+    command = [sys.executable, script_worker.__file__, "--parent", "0", "--script", str(script)]
     with subprocess.Popen(command, env={**os.environ, waits.VARIABLE: str(file)}, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -39,7 +39,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 
 def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "py_spy", lambda: None)
+    monkeypatch.setattr(stack_requests, "py_spy", lambda: None)
 
 
 def test_a_process_is_asked_again_and_again(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_who_cannot_answer_is_left_alone(target: Target, monkeypatch: pytest.Mon
 
 
 def test_all_mean_the_same_signal() -> None:
-    assert signal.SIGRTMIN + worker.STACKS == signal.SIGRTMIN + task.STACKS == asking.SIGNAL
+    assert signal.SIGRTMIN + script_worker.STACKS == signal.SIGRTMIN + task.STACKS == stack_requests.SIGNAL
 
 
 def test_a_wait_is_told_and_taken_back(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.monitor.clock import StepClock
 from tfdist.monitor.phases import Kind
+from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.stopwatch import Request, Stopwatch, read
 
 SECOND = 10**9

@@ -17,14 +17,14 @@ import pytest
 from tests.refusals import refused
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 from tfdist.native import library
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 
 HERE = Target.example()
 OUTPUT = 'while [ "$1" != -o ]; do shift; done; echo "a library" > "$2"'
 BUILD = """
 import os, sys
 from tfdist.native import library
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 print(library.build(library.RECORDS, Target.example(), os.environ, on_start=lambda said: print(said, flush=True)).was)
 """
 

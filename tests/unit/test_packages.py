@@ -138,23 +138,23 @@ def test_no_cycle_between_packages() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import tfdist.verify.cell",
-        "def f():\n    from tfdist.verify import cell",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfdist.verify.cell import run",
-        "import tfdist\nx = tfdist.verify.cell",
-        "TABLE = {'a': 'tfdist.verify.cell'}",
-        "pool.call('tfdist.verify.cell:run')",
+        "import tfdist.verify.matrix_cell",
+        "def f():\n    from tfdist.verify import matrix_cell",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfdist.verify.matrix_cell import run",
+        "import tfdist\nx = tfdist.verify.matrix_cell",
+        "TABLE = {'a': 'tfdist.verify.matrix_cell'}",
+        "pool.call('tfdist.verify.matrix_cell:run')",
         "import importlib\nm = importlib.import_module(f'tfdist.verify.features.{name}')",
     ],
 )
 def test_every_way_to_name_a_module_closes_a_cycle(code: str) -> None:
-    low = Source(path=PACKAGE / "launch" / "x.py", module="tfdist.launch.x", tree=ast.parse(code))
+    low = Source(path=PACKAGE / "launch" / "x.py", module="tfdist.jobs.x", tree=ast.parse(code))
     high = next(source for source in sources() if source.module == "tfdist.verify.lane")
-    assert cycles(package_graph([low, high])) == [["launch", "verify"]]
+    assert cycles(package_graph([low, high])) == [["jobs", "verify"]]
 
 
 def test_a_text_that_speaks_of_a_module_names_none() -> None:
-    code = "def f():\n    'tfdist.verify.cell'\n    raise ValueError('call tfdist.verify.cell first')"
+    code = "def f():\n    'tfdist.verify.matrix_cell'\n    raise ValueError('call tfdist.verify.matrix_cell first')"
     assert list(names_in_strings(ast.parse(code))) == []
 
 
@@ -173,13 +173,22 @@ def test_cycles_are_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     graph = {
-        "tfdist.data.order.orders": {"tfdist.data.reading.reader"},
-        "tfdist.data.reading.reader": {"tfdist.data.pool"},
+        "tfdist.data.order.epoch_orders": {"tfdist.data.reading.reader"},
+        "tfdist.data.reading.reader": {"tfdist.data.process_pool"},
     }
     assert subpackages_of(graph, "tfdist.data") == {
         "tfdist.data.order": {"tfdist.data.reading"},
         "tfdist.data.reading": set(),
     }
+
+
+def test_a_files_name_occurs_once() -> None:
+    """A stack trace, a search and a tab of an editor show the name alone."""
+    names: dict[str, list[str]] = {}
+    for source in sources():
+        if source.path.name not in ("__init__.py", "__main__.py"):
+            names.setdefault(source.path.name, []).append(source.module)
+    assert not [modules for modules in names.values() if len(modules) > 1]
 
 
 def test_large_packages_have_subpackages() -> None:

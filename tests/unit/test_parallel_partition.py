@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.parallel import schedules
-from tfdist.parallel.partition import search
-from tfdist.parallel.partition.devices import DeviceKind
-from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.planning import plans
-from tfdist.parallel.partition.profile import LayerProfile, Profile
-from tfdist.parallel.partition.search import best_stages, cost
-from tfdist.parallel.partition.stages import SCHEDULES, Setting, Stage
-from tfdist.parallel.partition.step_time import predict
+from tfdist.planner import schedules, stage_search
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import plans
+from tfdist.planner.layer_profile import LayerProfile, Profile
+from tfdist.planner.planner_link import Link
+from tfdist.planner.stage_cost import SCHEDULES, Setting, Stage
+from tfdist.planner.stage_search import best_stages, cost
+from tfdist.planner.step_time import predict
 
 FAST = Link(latency_seconds=0.0, bytes_per_second=1e18)
 KB = st.integers(0, 8).map(lambda size: size * 1000)
@@ -109,7 +108,7 @@ def uses(setting: Setting, stages: tuple[Stage, ...]) -> bool:
 
 def equals_brute_force(setting: Setting, objective: str, uses_all: bool) -> None:
     found = best_stages(setting, objective=objective, uses_all=uses_all)
-    possible = [s for s in search.every(setting) if fits(setting, s) and (not uses_all or uses(setting, s))]
+    possible = [s for s in stage_search.every(setting) if fits(setting, s) and (not uses_all or uses(setting, s))]
     if found is None:
         assert not possible
         return
@@ -134,7 +133,7 @@ def test_replicas_of_each_stage_equal_brute_force(setting: Setting, uses_all: bo
 
 
 @settings(max_examples=60, deadline=None)
-@given(setting=cases(most=5, most_kinds=2), objective=st.sampled_from(search.OBJECTIVES), uses_all=st.booleans())
+@given(setting=cases(most=5, most_kinds=2), objective=st.sampled_from(stage_search.OBJECTIVES), uses_all=st.booleans())
 def test_unlike_devices_equal_brute_force(setting: Setting, objective: str, uses_all: bool) -> None:
     equals_brute_force(dataclasses.replace(setting, replicas=None), objective, uses_all)
 
@@ -155,7 +154,7 @@ def test_more_memory_or_bandwidth_is_never_slower(setting: Setting, factor: floa
 @settings(max_examples=100, deadline=None)
 @given(setting=cases(most=6, most_kinds=2), data=st.data())
 def test_the_terms_sum_up_to_the_step(setting: Setting, data: st.DataObject) -> None:
-    ways = list(search.every(setting))
+    ways = list(stage_search.every(setting))
     if not ways:
         return
     found = predict(setting, data.draw(st.sampled_from(ways)))

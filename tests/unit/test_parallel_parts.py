@@ -11,12 +11,12 @@ from tests.refusals import refused
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError
 from tfdist.parallel.layouts import Layouts
-from tfdist.parallel.partition import parts
-from tfdist.parallel.partition.devices import DeviceKind
-from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.parts import Costs, costs
-from tfdist.parallel.partition.planning import Plan, plans
-from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.planner import layer_parts
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import Plan, plans
+from tfdist.planner.layer_parts import Costs, costs
+from tfdist.planner.layer_profile import LayerProfile, Profile
+from tfdist.planner.planner_link import Link
 
 EIGHTHS = st.integers(0, 16).map(lambda count: count / 8)
 FAST = Link(latency_seconds=0.0, bytes_per_second=1e12)
@@ -42,9 +42,9 @@ def stage(draw: st.DrawFn) -> list[Costs]:
 @settings(max_examples=100, deadline=None)
 @given(layers=stage())
 def test_the_choice_equals_brute_force(layers: list[Costs]) -> None:
-    chosen = parts.least(layers)
-    best = min((parts.seconds(layers, one), sum(one)) for one in parts.every(layers))
-    assert (parts.seconds(layers, chosen), sum(chosen)) == best
+    chosen = layer_parts.least(layers)
+    best = min((layer_parts.seconds(layers, one), sum(one)) for one in layer_parts.every(layers))
+    assert (layer_parts.seconds(layers, chosen), sum(chosen)) == best
 
 
 def test_what_travels_for_a_layer() -> None:

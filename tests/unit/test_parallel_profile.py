@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
-from tfdist.parallel.partition.devices import DeviceKind
-from tfdist.parallel.partition.link import Link
-from tfdist.parallel.partition.planning import plans
-from tfdist.parallel.partition.profile import LayerProfile, Profile, beside_each_other, read
-from tfdist.parallel.partition.stages import Setting, Stage
-from tfdist.parallel.partition.step_time import predict
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import plans
+from tfdist.planner.layer_profile import LayerProfile, Profile, beside_each_other, read
+from tfdist.planner.planner_link import Link
+from tfdist.planner.stage_cost import Setting, Stage
+from tfdist.planner.step_time import predict
 
 
 def profile() -> Profile:

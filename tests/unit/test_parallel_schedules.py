@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
-from tfdist.parallel import schedules
-from tfdist.parallel.schedules import Schedule, Work
-from tfdist.parallel.schedules.check import require_sound
-from tfdist.parallel.schedules.timeline import most_live
+from tfdist.planner import schedules
+from tfdist.planner.schedules import Schedule, Work
+from tfdist.planner.schedules.schedule_check import require_sound
+from tfdist.planner.schedules.schedule_timeline import most_live
 
 
 def every(name: str) -> Iterator[Schedule]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.parallel.partition.profile import LayerProfile, Profile
-from tfdist.parallel.partition.tensor_layouts import between, inside, layouts, traffic
+from tfdist.planner.layer_profile import LayerProfile, Profile
+from tfdist.planner.tensor_layouts import between, inside, layouts, traffic
 
 CHOICES: tuple[Literal["data"], Literal["model"]] = ("data", "model")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.refusals import refused
+from tfdist.collectives.selection.collective_selection import Offer, chosen
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError, UnsupportedError
-from tfdist.strategies.offers import Offer, chosen
 
 CPU, GPU = "/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:GPU:0"
 

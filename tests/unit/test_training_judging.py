@@ -5,7 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tfdist.training.judging import Change, Dependence, StateRule, Verdict, agreed, agreed_rule, judge, judge_state
+from tfdist.training.replica.judging import (
+    Change,
+    Dependence,
+    StateRule,
+    Verdict,
+    agreed,
+    agreed_rule,
+    judge,
+    judge_state,
+)
 
 X = np.random.default_rng(3).normal(size=9)
 FIRST = 3

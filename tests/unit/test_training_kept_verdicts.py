@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tfdist.errors import ConfigError
 from tfdist.training.checks import kept_verdicts
 from tfdist.training.checks.kept_verdicts import VARIABLE, Shelf, Tried, as_numbers
-from tfdist.training.judging import VERDICTS, StateRule
+from tfdist.training.replica.judging import VERDICTS, StateRule
 
 KEY = st.tuples(st.text(max_size=4), st.integers())
 RULE = st.builds(StateRule, st.sampled_from(VERDICTS), st.floats(allow_nan=False), st.booleans())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.compat import versions
-from tfdist.compat.versions import Pair, Standing
+from tfdist.compat import version_pairs
+from tfdist.compat.version_pairs import Pair, Standing
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.training.checks import untested
 from tfdist.training.checks.untested import Decision
@@ -21,7 +21,7 @@ RUNS: list[str] = []
 def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     RUNS.clear()
     monkeypatch.setattr(untested, "_settled", set())
-    monkeypatch.setattr(versions, "TESTED", (versions.MAIN,))
+    monkeypatch.setattr(version_pairs, "TESTED", (version_pairs.MAIN,))
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
@@ -49,7 +49,7 @@ def test_what_follows_from_what_is_known(standing: Standing, mode: str, decided:
 
 def test_a_tested_pair_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compared(monkeypatch, "never asked")
-    untested.require(versions.MAIN.tensorflow, versions.MAIN.keras, {"TFDIST_CACHE_DIR": str(tmp_path)})
+    untested.require(version_pairs.MAIN.tensorflow, version_pairs.MAIN.keras, {"TFDIST_CACHE_DIR": str(tmp_path)})
     assert not RUNS
     assert not list(tmp_path.iterdir())
 
@@ -110,8 +110,8 @@ def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_text_names_all_that_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "TESTED", (versions.MAIN, Pair("2.17.1", "3.15.1")))
-    assert "TensorFlow 2.21.0, 2.17.1 with Keras 3.15.1" in versions.judge(*NEW).text
+    monkeypatch.setattr(version_pairs, "TESTED", (version_pairs.MAIN, Pair("2.17.1", "3.15.1")))
+    assert "TensorFlow 2.21.0, 2.17.1 with Keras 3.15.1" in version_pairs.judge(*NEW).text
 
 
 @pytest.mark.parametrize(

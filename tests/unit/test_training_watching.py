@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfdist.training.watching import only_watches
+from tfdist.training.callback_analysis import only_watches
 
 
 class Base:

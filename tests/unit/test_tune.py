@@ -12,8 +12,8 @@ from tfdist.cli.main import main
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.monitor.stopwatch import Measurement
 from tfdist.tune import batch_size
-from tfdist.tune.search import Outcome, Tried, fastest, following, largest, nearly_best
-from tfdist.tune.trial import Job, Trial, judged
+from tfdist.tune.batch_search import Outcome, Tried, fastest, following, largest, nearly_best
+from tfdist.tune.batch_trial import Job, Trial, judged
 from tfdist.tune.tuning import Report, tune
 
 FITS, TOO_LARGE, SHORT, FAILED = Outcome.FITS, Outcome.TOO_LARGE, Outcome.SHORT, Outcome.FAILED

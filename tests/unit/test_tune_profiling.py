@@ -9,7 +9,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
-from tfdist.parallel.partition.profile import LayerProfile, Profile
+from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.tune import profiling
 
 # What it is told, and the number by which it knows itself, are arguments; it waits for the others as the probe does.

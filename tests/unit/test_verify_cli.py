@@ -13,7 +13,7 @@ from tfdist.cli.main import main
 from tfdist.verify import pairs
 from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import features
-from tfdist.verify.report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report
 
 
 def test_help_teaches() -> None:

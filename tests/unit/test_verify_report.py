@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from tests.refusals import absent
-from tfdist.verify.report import Cell, Report, Status
+from tfdist.verify.matrix_report import Cell, Report, Status
 
 GREEN = Cell(feature="even", column="mirrored-2", status="green", difference=3.4e-8, seconds=1.0)
 WRONG = Cell(feature="partial", column="mirrored-2", status="wrong", difference=0.0171, detail="loss: 1, one device 2")

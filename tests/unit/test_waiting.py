@@ -16,11 +16,11 @@ import pytest
 
 from tests.refusals import absent
 from tfdist.checkpoint import Store, Writer
-from tfdist.launch.remote import standing
-from tfdist.launch.remote.connecting.joining import Ticket
+from tfdist.jobs.remote import joined_agent
+from tfdist.jobs.remote.connecting.tcp_joining import Ticket
+from tfdist.monitor.watch.server import Page
+from tfdist.monitor.watch.snapshot import Snapshot
 from tfdist.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals
-from tfdist.watch.server import Page
-from tfdist.watch.snapshot import Snapshot
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def test_an_agent_of_a_host_ends_at_no_signal_that_is_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         ticket = Ticket(addresses=("127.0.0.1:1",), name="n1", key=bytes(32))
-        assert standing.serve(ticket, wait_seconds=0.0, say=say) == 128 + signal.SIGTERM
+        assert joined_agent.serve(ticket, wait_seconds=0.0, say=say) == 128 + signal.SIGTERM
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.watch import usage
+from tfdist.monitor.watch import process_usage
 
 PACKAGE = Path(__file__).parents[2] / "tfdist"
 READINGS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
@@ -15,18 +15,18 @@ READINGS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("dateti
 READ_IN = {
     "cache.py": "what was left a day ago is removed",
     "callbacks/backup/session.py": "a moment that is shown",
-    "doctor/checks/clock.py": "it is what is judged",
-    "exporters/feed.py": "a moment that is shown",
-    "exporters/mlflow.py": "a moment that is shown",
-    "exporters/tensorboard.py": "a moment that is shown",
-    "launch/agent/events.py": "a moment that is shown, beside the monotonic one",
-    "launch/process/worker.py": "a moment that is shown, beside the monotonic one",
-    "launch/reporting/run_folder.py": "a moment that is shown",
+    "doctor/checks/clock_check.py": "it is what is judged",
+    "monitor/exporters/feed.py": "a moment that is shown",
+    "monitor/exporters/mlflow_exporter.py": "a moment that is shown",
+    "monitor/exporters/tensorboard_exporter.py": "a moment that is shown",
+    "jobs/agent/events.py": "a moment that is shown, beside the monotonic one",
+    "jobs/process/script_worker.py": "a moment that is shown, beside the monotonic one",
+    "jobs/reporting/run_folder.py": "a moment that is shown",
     "measurement/machine.py": "a moment that is shown",
     "monitor/recording/recorder.py": "TensorFlow's stamps have it; a reading in which it was set is dropped",
-    "storage/blocks.py": "which blocks of a cache were used last",
-    "watch/observing.py": "a moment that is shown",
-    "watch/usage.py": "the age of a process, once",
+    "storage/block_cache.py": "which blocks of a cache were used last",
+    "monitor/watch/observing.py": "a moment that is shown",
+    "monitor/watch/process_usage.py": "the age of a process, once",
 }
 
 
@@ -45,7 +45,7 @@ def test_the_wall_clock_is_read_where_a_moment_is_shown() -> None:
 
 @pytest.mark.parametrize("shift", [-1e9, 1e9])
 def test_what_a_process_uses_does_not_follow_a_clock_that_is_set(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = usage.Process(os.getpid())
+    one = process_usage.Process(os.getpid())
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + shift)
     until = time.process_time() + 0.05

@@ -27,16 +27,16 @@ from tfdist import resources
 from tfdist.cli.main import main
 from tfdist.cluster.job_files import event_copy, progress_file, steps_folder
 from tfdist.errors import ConfigError
-from tfdist.launch.agent.events import EventFile
+from tfdist.jobs.agent.events import EventFile
 from tfdist.monitor.phases import Kind
-from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
-from tfdist.watch import event_log, observing, terminal
-from tfdist.watch.history import POINTS
-from tfdist.watch.server import Page
-from tfdist.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
-from tfdist.watch.usage import Process, Usage
+from tfdist.monitor.watch import event_log, observing, terminal
+from tfdist.monitor.watch.history import POINTS
+from tfdist.monitor.watch.process_usage import Process, Usage
+from tfdist.monitor.watch.server import Page
+from tfdist.monitor.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
 
 JOB = "3f9ac1d2aa"
 

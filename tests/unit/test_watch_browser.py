@@ -16,8 +16,8 @@ import pytest
 
 from tests.refusals import absent
 from tests.unit.test_watch import JOB, ended, job, page  # noqa: F401 - fixtures
-from tfdist.watch.event_log import Past
-from tfdist.watch.server import Page
+from tfdist.monitor.watch.event_log import Past
+from tfdist.monitor.watch.server import Page
 
 DEADLINE_SECONDS = 120
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.build import edits, gpu, installed, mpi, recipe, wheels
+from tfdist.build import edits, gpu, installed, mpi_for_build, recipe, wheels
 from tfdist.build.edits import Edit
 from tfdist.build.installed import Record
 from tfdist.build.program import ProgramError, Runner
 from tfdist.build.recipe import Extra, Folders, Options, Toolkit
 from tfdist.errors import UnsupportedError
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 
 _FETCH_SECONDS = 1800.0
 _BUILD_SECONDS = 7200.0
@@ -115,12 +115,16 @@ class Build:
 
     def _fetch_mpi(self, chosen: Toolkit, environ: Mapping[str, str]) -> Extra:
         if chosen.home:
-            return mpi.extra(chosen.home)
+            return mpi_for_build.extra(chosen.home)
         home = self._root / "mpi"
         arguments = ["-m", "pip", "install", "--ignore-installed", "--no-deps", "--only-binary", ":all:"]
-        arguments += ["--prefix", str(home), mpi.WHEEL]  # its files are those of an environment, not of a package
+        arguments += [
+            "--prefix",
+            str(home),
+            mpi_for_build.WHEEL,
+        ]  # its files are those of an environment, not of a package
         self._python(arguments, environ, cwd=self._root, timeout_seconds=_FETCH_SECONDS)
-        return mpi.extra(home)
+        return mpi_for_build.extra(home)
 
     def _fetch_cuda(self, cuda: Toolkit, environ: Mapping[str, str]) -> Extra:
         """NCCL is taken from where it is installed, so that a build in an environment for GPUs fetches it not again."""
@@ -191,7 +195,7 @@ def changes_for(options: Options) -> tuple[Edit, ...]:
         6
     """
     changes = edits.FOR_EVERYBODY + edits.FOR_TENSORFLOW + (gpu.EDITS if options.cuda else edits.FOR_CPU)
-    paths = [*((gpu.RUN_PATH,) if options.cuda else ()), *((mpi.RUN_PATH,) if options.mpi else ())]
+    paths = [*((gpu.RUN_PATH,) if options.cuda else ()), *((mpi_for_build.RUN_PATH,) if options.mpi else ())]
     own_mpi = options.mpi is not None and options.mpi.home is not None
     return (*changes, edits.run_path(paths, linked=own_mpi)) if paths else changes
 

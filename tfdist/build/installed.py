@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from tfdist.build import recipe
 from tfdist.build.recipe import Options
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 
 RECORD = "tfdist-build.json"  # beside METADATA in the folder of the distribution
 _MARK = "tfdist-build:"

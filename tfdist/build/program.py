@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tfdist.errors import DeadlineError, TfdistError
-from tfdist.launch.process import guardian
-from tfdist.launch.process.resources import Guard
+from tfdist.processes import guardian
+from tfdist.processes.job_resources import Guard
 
 _GRACE_SECONDS = 3.0
 

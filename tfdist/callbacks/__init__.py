@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.callbacks.backup_and_restore import BackupAndRestore
     from tfdist.callbacks.gradient_noise_scale import GradientNoiseScale
-    from tfdist.callbacks.monitor import Monitor
+    from tfdist.callbacks.monitor_callback import Monitor
     from tfdist.training.loss_scale import LossScaleLogger
 
 _WHERE = {
     "BackupAndRestore": "tfdist.callbacks.backup_and_restore",
     "GradientNoiseScale": "tfdist.callbacks.gradient_noise_scale",
     "LossScaleLogger": "tfdist.training.loss_scale",
-    "Monitor": "tfdist.callbacks.monitor",
+    "Monitor": "tfdist.callbacks.monitor_callback",
 }
 
 __all__ = ["BackupAndRestore", "GradientNoiseScale", "LossScaleLogger", "Monitor"]

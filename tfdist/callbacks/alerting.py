@@ -9,7 +9,7 @@ from pathlib import Path
 from tfdist.cluster.job_files import progress_file
 from tfdist.monitor.verdict.alarm import Alarm, sizes
 from tfdist.monitor.verdict.alerts import Alert
-from tfdist.monitor.verdict.gathering import recent
+from tfdist.monitor.verdict.row_collection import recent
 
 _SECONDS = 2.0
 _logger = logging.getLogger("tfdist")

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import keras
 
 from tfdist import validation
-from tfdist.callbacks.backup import trainings
+from tfdist.callbacks.backup import run_identity
 from tfdist.callbacks.backup.session import BackupSession
-from tfdist.checkpoint.store import Store
+from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
-from tfdist.training import loss_scale, standby
-from tfdist.training.strategy import KerasTraining
+from tfdist.training import loss_scale, standby_process
+from tfdist.training.strategy_mixin import KerasTraining
 
 _MEMORY = "TFDIST_MEMORY_DIR"
 _COPIES = "TFDIST_COPIES_DIR"
@@ -124,7 +124,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in fit.callbacks.callbacks if one is not self]
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
-        standby.stand_by(model, training=True)  # what is found from here on has to be the newest there is
+        standby_process.stand_by(model, training=True)  # what is found from here on has to be the newest there is
         memory, copies = _in_memory(_MEMORY, self.backup_dir), _in_memory(_COPIES, self.backup_dir)
         session = BackupSession(
             model=model,
@@ -151,4 +151,4 @@ def _in_memory(variable: str, backup_dir: str) -> str | None:
     room = os.environ.get(variable)
     if not room:
         return None
-    return os.path.join(room, trainings.place_of(backup_dir), "state")
+    return os.path.join(room, run_identity.place_of(backup_dir), "state")

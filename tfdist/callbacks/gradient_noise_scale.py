@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.callbacks.noise import Averages, Norms, verdict
-from tfdist.compat.keras import model as keras_model
+from tfdist.callbacks.noise_scale_math import Averages, Norms, verdict
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import stateless_scope
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.gradients.reduction import replica_sums
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.process import step_clock
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step, whole_inputs
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training.replica import current_step, whole_inputs
 
 __all__ = ["GradientNoiseScale"]
 
@@ -59,7 +59,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         verbose: whether the sentence is printed.
 
     Attributes:
-        averages: `tfdist.callbacks.noise.Averages`, with the estimates of |G|^2 and tr(S) too.
+        averages: `tfdist.callbacks.noise_scale_math.Averages`, with the estimates of |G|^2 and tr(S) too.
 
     Raises:
         ConfigError: a number out of its range; in `fit`: ``parts`` does not suit replicas and ``batch_size``, a batch
@@ -174,7 +174,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self._batches = iter(self._data)
             batch = next(self._batches, None)
         batch = None if batch is None else whole_inputs.wrapped(batch, getattr(self._strategy, "whole_inputs", ()))
-        rows = 0 if batch is None else int(step.rows_of(batch))
+        rows = 0 if batch is None else int(current_step.rows_of(batch))
         if rows < self.batch_size:
             raise ConfigError(
                 f"a batch of data has {rows} examples; GradientNoiseScale(batch_size={self.batch_size}) needs as many "
@@ -182,7 +182,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 name="data",
                 received=rows,
             )
-        return step.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
+        return current_step.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
 
     def _on_replicas(self, batch: Any) -> tf.Tensor:
         return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
@@ -198,7 +198,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         # One scope for all parts: nothing is changed outside, and each part draws other random numbers.
         with stateless_scope.CapturedUpdates([]):
             for part in range(first, first + mine):
-                gradients = self._gradients(step.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables)
+                gradients = self._gradients(
+                    current_step.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables
+                )
                 squares += _squared_norm(gradients)
                 sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         labels = ["gradient noise"] * (len(sums) + 1)
@@ -208,7 +210,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
         """Return the gradients of a small batch, as if it were trained on alone."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(part))
-        alone = step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
+        alone = current_step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
         with alone, tf.GradientTape() as tape:
             loss = self.model.compute_loss(x, y, self.model(x, training=True), weights, training=True)
         found = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from tfdist import cluster, validation
-from tfdist.launch.reporting import reports
-from tfdist.launch.reporting.run_folder import SAVING
+from tfdist.jobs.reporting import reports
+from tfdist.jobs.reporting.run_folder import SAVING
 
 __all__ = ["ReportCheckpointCallback"]
 

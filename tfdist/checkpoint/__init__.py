@@ -9,9 +9,9 @@
 Nothing here loads TensorFlow.
 """
 
-from tfdist.checkpoint.parts import Joint, Part
-from tfdist.checkpoint.sharding import ShardedState
-from tfdist.checkpoint.store import Checkpoint, Store
-from tfdist.checkpoint.writer import Writer
+from tfdist.checkpoint.background_writer import Writer
+from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_store import Checkpoint, Store
+from tfdist.checkpoint.state_resizing import ShardedState
 
 __all__ = ["Checkpoint", "Joint", "Part", "ShardedState", "Store", "Writer"]

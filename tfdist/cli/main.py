@@ -10,7 +10,7 @@ from tfdist.cli.common.command import write_examples
 from tfdist.cli.common.group import LazyGroup
 from tfdist.errors import ConfigError, TfdistError
 
-# name -> what the overview says; the command is `command` in tfdist/cli/<name>.py, or in the sub-package <name>
+# name -> what the overview says; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
 COMMANDS = {
     "run": "Start a script on N local workers; end all when one fails, or start them again.",
     "agent": "Let this host join a job whose launcher cannot start anything here.",
@@ -76,6 +76,7 @@ class _Refused(click.ClickException):
     cls=Main,
     examples=EXAMPLES,
     package="tfdist.cli",
+    modules="{}_command",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

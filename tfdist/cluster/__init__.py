@@ -6,7 +6,7 @@ Example:
 """
 
 from tfdist.cluster import ports
-from tfdist.cluster.environment import from_environment
-from tfdist.cluster.values import Cluster, TaskId
+from tfdist.cluster.cluster_environment import from_environment
+from tfdist.cluster.cluster_values import Cluster, TaskId
 
 __all__ = ["Cluster", "TaskId", "from_environment", "ports"]

@@ -6,7 +6,7 @@ makes both; callbacks and programs that look at a job from outside find the file
 
 from pathlib import Path
 
-from tfdist.cluster.values import TaskId
+from tfdist.cluster.cluster_values import TaskId
 
 #: where a folder is memory and no disk
 MEMORY = Path("/dev/shm")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.collectives import keys
-from tfdist.collectives.base import Collective
+from tfdist.collectives.collective import Collective
 from tfdist.errors import ConfigError
 
 #: how large a bucket is unless somebody chooses

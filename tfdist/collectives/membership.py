@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.collectives.store import Store
+from tfdist.collectives.rendezvous_store import Store
 
 _BEAT_SECONDS = 1.0
 # Longer than a beat can be late on a busy machine that still runs the worker.

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import keys, wire_dtypes
-from tfdist.collectives.base import Collective
 from tfdist.collectives.buckets import in_buckets
-from tfdist.monitor.recording import graph
+from tfdist.collectives.collective import Collective
+from tfdist.monitor.recording import graph_stamps
 
 __all__ = ["TracedCollective"]
 
@@ -77,7 +77,7 @@ class TracedCollective:
         for bucket in in_buckets(dense, self.bucket_bytes):
             key = self._key(*[self._described("sum", dense[index], names[index]) for index in bucket])
             tensors = [dense[index] for index in bucket]
-            totals = graph.reduction(tensors, functools.partial(self.collective.all_reduce, tensors, key=key))
+            totals = graph_stamps.reduction(tensors, functools.partial(self.collective.all_reduce, tensors, key=key))
             for index, total in zip(bucket, totals, strict=True):
                 results[index] = total
         return results

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 
 _PYTHON, _NUMPY, _EAGER, _GENERATOR, _KERAS = "python", "numpy", "tensorflow", "generator", "keras"
 

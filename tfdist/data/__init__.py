@@ -20,30 +20,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
-    from tfdist.data.check.examining import Place
     from tfdist.data.check.repairing import Repair, repair
+    from tfdist.data.check.shard_check import Place
     from tfdist.data.check.verifying import Report, verify
-    from tfdist.data.format.manifest import Manifest
+    from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
-    from tfdist.data.reading.dataset import Reading
     from tfdist.data.reading.examples import Examples
     from tfdist.data.reading.examples import open_directory as open  # noqa: A004
     from tfdist.data.reading.inspecting import Bar, Info, info
+    from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
+    from tfdist.data.writing.dataset_writer import write
     from tfdist.data.writing.indexing import index
-    from tfdist.data.writing.writer import write
-    from tfdist.storage.blocks import BlockCache
+    from tfdist.storage.block_cache import BlockCache
 
 # name -> where it is; `read` needs TensorFlow, which is not loaded before
 _WHERE = {
     "Bar": "tfdist.data.reading.inspecting:Bar",
-    "BlockCache": "tfdist.storage.blocks:BlockCache",
+    "BlockCache": "tfdist.storage.block_cache:BlockCache",
     "Examples": "tfdist.data.reading.examples:Examples",
     "Feature": "tfdist.data.format.schema:Feature",
     "Info": "tfdist.data.reading.inspecting:Info",
-    "Manifest": "tfdist.data.format.manifest:Manifest",
-    "Place": "tfdist.data.check.examining:Place",
-    "Reading": "tfdist.data.reading.dataset:Reading",
+    "Manifest": "tfdist.data.format.data_manifest:Manifest",
+    "Place": "tfdist.data.check.shard_check:Place",
+    "Reading": "tfdist.data.reading.read_dataset:Reading",
     "Repair": "tfdist.data.check.repairing:Repair",
     "Report": "tfdist.data.check.verifying:Report",
     "Schema": "tfdist.data.format.schema:Schema",
@@ -53,7 +53,7 @@ _WHERE = {
     "read": "tfdist.data.reading.reader:read",
     "repair": "tfdist.data.check.repairing:repair",
     "verify": "tfdist.data.check.verifying:verify",
-    "write": "tfdist.data.writing.writer:write",
+    "write": "tfdist.data.writing.dataset_writer:write",
 }
 __all__ = [
     "Bar",

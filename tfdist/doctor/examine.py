@@ -14,21 +14,21 @@ from functools import cache
 from tfdist.build.installed import find_installed
 from tfdist.doctor import cgroup, framework
 from tfdist.doctor.checks import (
-    clock,
-    cluster_environment,
-    collectives,
-    devices,
-    horovod,
-    native,
-    network,
-    precision,
-    proxies,
-    resources,
-    toolchain,
-    versions,
+    clock_check,
+    cluster_check,
+    collectives_check,
+    devices_check,
+    horovod_check,
+    native_check,
+    network_check,
+    precision_check,
+    proxies_check,
+    resources_check,
+    toolchain_check,
+    versions_check,
 )
 from tfdist.doctor.finding import Finding, warning
-from tfdist.native.target import version_of_tensorflow
+from tfdist.native.build_target import version_of_tensorflow
 
 _SHORT_SECONDS = 20.0
 
@@ -74,40 +74,45 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
     """
     environ = os.environ if environ is None else environ
     asked = cache(lambda: framework.observe(environ, timeout_seconds=timeout_seconds))
-    packages = cache(versions.installed_packages)
-    needs = cache(versions.declared_needs)
+    packages = cache(versions_check.installed_packages)
+    needs = cache(versions_check.declared_needs)
     limits = cache(cgroup.observe)
     return (
-        Check("python", lambda: versions.judge_python(needs(), platform.python_version())),
-        Check("requirements", lambda: versions.judge_requirements(needs(), packages())),
-        Check("tensorflow", lambda: versions.judge_tensorflow(asked(), packages())),
-        Check("keras", lambda: versions.judge_keras(asked(), packages(), environ)),
-        Check("versions", lambda: versions.judge_pair(asked(), packages())),
-        Check("keras-backend", lambda: versions.judge_keras_backend(environ, versions.keras_config(environ))),
-        Check("numpy", lambda: versions.judge_numpy(packages())),
-        Check("tensorflow-io", lambda: versions.judge_tensorflow_io(packages())),
+        Check("python", lambda: versions_check.judge_python(needs(), platform.python_version())),
+        Check("requirements", lambda: versions_check.judge_requirements(needs(), packages())),
+        Check("tensorflow", lambda: versions_check.judge_tensorflow(asked(), packages())),
+        Check("keras", lambda: versions_check.judge_keras(asked(), packages(), environ)),
+        Check("versions", lambda: versions_check.judge_pair(asked(), packages())),
+        Check(
+            "keras-backend", lambda: versions_check.judge_keras_backend(environ, versions_check.keras_config(environ))
+        ),
+        Check("numpy", lambda: versions_check.judge_numpy(packages())),
+        Check("tensorflow-io", lambda: versions_check.judge_tensorflow_io(packages())),
         Check("horovod", lambda: _horovod(asked())),
         Check("gpus", lambda: _gpus(asked(), timeout_seconds, environ)),
-        Check("nccl", lambda: devices.judge_nccl(asked(), packages())),
-        Check("precision", lambda: precision.judge(asked(), precision.observe_processor())),
-        Check("compiler", lambda: toolchain.judge(toolchain.observe(environ))),
-        Check("native", lambda: [native.judge(native.observe(environ))]),
-        Check("collectives", lambda: [collectives.judge(collectives.observe(environ), asked().gpus)]),
-        Check("memory", lambda: resources.judge_memory(resources.observe_memory(limits()))),
-        Check("processors", lambda: resources.judge_processors(resources.observe_processors(limits()))),
-        Check("shared-memory", lambda: resources.judge_shared_memory(resources.observe_shared_memory())),
-        Check("open-files", lambda: resources.judge_open_files(*resources.observe_open_files())),
-        Check("ports", lambda: network.judge_ports(network.observe_ports())),
-        Check("hostname", lambda: network.judge_hostname(network.observe_hostname(timeout_seconds=_SHORT_SECONDS))),
-        Check("proxies", lambda: proxies.judge(environ, cluster_environment.worker_hosts(environ))),
-        Check("cluster", lambda: cluster_environment.judge(environ)),
-        Check("clock", lambda: clock.judge(clock.observe())),
+        Check("nccl", lambda: devices_check.judge_nccl(asked(), packages())),
+        Check("precision", lambda: precision_check.judge(asked(), precision_check.observe_processor())),
+        Check("compiler", lambda: toolchain_check.judge(toolchain_check.observe(environ))),
+        Check("native", lambda: [native_check.judge(native_check.observe(environ))]),
+        Check("collectives", lambda: [collectives_check.judge(collectives_check.observe(environ), asked().gpus)]),
+        Check("memory", lambda: resources_check.judge_memory(resources_check.observe_memory(limits()))),
+        Check("processors", lambda: resources_check.judge_processors(resources_check.observe_processors(limits()))),
+        Check("shared-memory", lambda: resources_check.judge_shared_memory(resources_check.observe_shared_memory())),
+        Check("open-files", lambda: resources_check.judge_open_files(*resources_check.observe_open_files())),
+        Check("ports", lambda: network_check.judge_ports(network_check.observe_ports())),
+        Check(
+            "hostname",
+            lambda: network_check.judge_hostname(network_check.observe_hostname(timeout_seconds=_SHORT_SECONDS)),
+        ),
+        Check("proxies", lambda: proxies_check.judge(environ, cluster_check.worker_hosts(environ))),
+        Check("cluster", lambda: cluster_check.judge(environ)),
+        Check("clock", lambda: clock_check.judge(clock_check.observe())),
     )
 
 
 def _horovod(asked: framework.Framework) -> list[Finding]:
-    return horovod.judge(asked, find_installed(), tensorflow=version_of_tensorflow())
+    return horovod_check.judge(asked, find_installed(), tensorflow=version_of_tensorflow())
 
 
 def _gpus(asked: framework.Framework, timeout_seconds: float, environ: Mapping[str, str]) -> list[Finding]:
-    return devices.judge_gpus(asked, devices.observe_driver(timeout_seconds=timeout_seconds), environ)
+    return devices_check.judge_gpus(asked, devices_check.observe_driver(timeout_seconds=timeout_seconds), environ)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
-from tfdist.launch import notebook
-from tfdist.launch.plan.demand import Demand
-from tfdist.launch.plan.hosts import Remote
-from tfdist.launch.reporting import run_folder
-from tfdist.launch.reporting.reports import get_checkpoint, report
-from tfdist.launch.reporting.run_folder import Checkpoint, CheckpointConfig
+from tfdist.jobs import notebook
+from tfdist.jobs.plan.host_plan import Remote
+from tfdist.jobs.plan.resource_request import Demand
+from tfdist.jobs.reporting import run_folder
+from tfdist.jobs.reporting.reports import get_checkpoint, report
+from tfdist.jobs.reporting.run_folder import Checkpoint, CheckpointConfig
 from tfdist.validation import shown
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
@@ -180,7 +180,7 @@ class Trainer:
         run_config: name, storage and failures; of this module or Ray's.
         strategy: registered name for `tfdist.strategies.from_environment()`.
         wait_seconds: as `--wait-seconds` of `tfdist run`.
-        options: further ones of `tfdist.launch.notebook`: `env`, `timeout_seconds`, `hang_seconds` and others.
+        options: further ones of `tfdist.jobs.notebook`: `env`, `timeout_seconds`, `hang_seconds` and others.
 
     Example:
         >>> def train(config):

@@ -56,7 +56,7 @@ def verdicts(
     Args:
         plan: what should happen.
         happened: the faults' log: objects with "clock", and "fault" and "step" or "warning".
-        events: the job's event file; see `tfdist.launch.agent.events`.
+        events: the job's event file; see `tfdist.jobs.agent.events`.
     """
     left = list(happened)
     found = []

@@ -24,7 +24,7 @@ from typing import TextIO
 
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
-from tfdist.native.target import COMPILERS, Target, find_program, missing_compiler, observe
+from tfdist.native.build_target import COMPILERS, Target, find_program, missing_compiler, observe
 
 SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")

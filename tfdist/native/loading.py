@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tfdist.errors import TfdistError
 from tfdist.native import library
-from tfdist.native.target import observe
+from tfdist.native.build_target import observe
 
 _log = logging.getLogger(__name__)
 _Loaded = TypeVar("_Loaded")

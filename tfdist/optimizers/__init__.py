@@ -10,14 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
-    from tfdist.optimizers.distributed import DistributedOptimizer
+    from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
     from tfdist.optimizers.lars import LARS
     from tfdist.optimizers.residual import zero_last_gammas
     from tfdist.optimizers.scaling import scale_learning_rate
     from tfdist.optimizers.warmup import Warmup
 
 _WHERE = {
-    "DistributedOptimizer": "distributed",
+    "DistributedOptimizer": "distributed_optimizer",
     "LARS": "lars",
     "Warmup": "warmup",
     "scale_learning_rate": "scaling",

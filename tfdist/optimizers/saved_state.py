@@ -12,12 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.sharding import ShardedState, resharded
+from tfdist.checkpoint.state_resizing import ShardedState, resharded
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.strategy_mixin import KerasTraining
 
 _LOSES = (
     "tfdist: %r was saved while every replica had some of %s by itself. A saved model has those of one worker of %d, "

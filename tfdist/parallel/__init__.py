@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.description import WeightPlace, describe, places
-    from tfdist.parallel.partition.of_model import plan
+    from tfdist.parallel.partition.plan_model import plan
 
 __all__ = ["WeightPlace", "describe", "places", "plan"]
 
@@ -20,7 +20,7 @@ _WHERE = {
     "WeightPlace": "tfdist.parallel.description",
     "describe": "tfdist.parallel.description",
     "places": "tfdist.parallel.description",
-    "plan": "tfdist.parallel.partition.of_model",
+    "plan": "tfdist.parallel.partition.plan_model",
 }
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.tensorflow.meshes.late import Late
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.errors import UnsupportedError
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.training.sharding import saving
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.gradients.sharding import slot_saving
 
 __all__ = ["WeightPlace", "describe", "places"]
 
@@ -97,7 +97,7 @@ def _stages(model: keras.Model) -> list[str]:
 
 
 def _place(variable: Any) -> WeightPlace:
-    sharding, part = sharded.sharding_of(variable), saving.part_of(variable)
+    sharding, part = sharded_variable.sharding_of(variable), slot_saving.part_of(variable)
     shape = tuple(int(size) for size in (variable.shape if part is None else part.whole))
     layout = (None,) * len(shape) if sharding is None else sharding.layout
     local = shape if sharding is None else sharding.local_shape

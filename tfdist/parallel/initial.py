@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.tensorflow.meshes.sharded import Sharding
-from tfdist.parallel import numbers
+from tfdist.compat.tensorflow.meshes.sharded_variable import Sharding
+from tfdist.parallel import sharded_initializers
 
 _LARGE_BYTES = 1 << 30
 _log = logging.getLogger("tfdist")
@@ -55,7 +55,7 @@ class InitialParts:
         if self._agree is not None:
             self._agree(sharding.path, sharding.shape, dtype)
         known = self._alike(initializer, sharding.path)
-        found = None if known is None else numbers.numbers_of(known, sharding.shape, dtype.name)
+        found = None if known is None else sharded_initializers.numbers_of(known, sharding.shape, dtype.name)
         if found is not None:
             return [one.drawn(found.stretch) for one in shardings]
         size = math.prod(sharding.shape) * dtype.size

@@ -12,8 +12,8 @@ from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import AUTO_OF
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.parallel.outputs import SUFFIX, OutputLayouts, pattern_of
-from tfdist.parallel.proposed import Layout, ProposedLayouts
+from tfdist.parallel.auto_layout import Layout, ProposedLayouts
+from tfdist.parallel.sequence_outputs import SUFFIX, OutputLayouts, pattern_of
 
 #: asks for layouts that follow from paths and shapes
 AUTO = "auto"

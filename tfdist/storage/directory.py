@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Protocol
 
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.storage.blocks import BlockCache
-from tfdist.storage.local import LOCK_SECONDS, LocalStorage
+from tfdist.storage.block_cache import BlockCache
+from tfdist.storage.local_storage import LOCK_SECONDS, LocalStorage
 
 __all__ = ["LocalStorage", "Storage", "storage"]
 
@@ -144,7 +144,7 @@ def storage(
             url=text,
             follow_symlinks=validation.boolean("follow_symlinks", follow_symlinks),
         )
-    from tfdist.storage.remote import FsspecStorage  # fsspec takes a while to load
+    from tfdist.storage.remote_storage import FsspecStorage  # fsspec takes a while to load
 
     return FsspecStorage(text, storage_options=storage_options, cache=cache)
 

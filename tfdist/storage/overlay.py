@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tfdist.storage.directory import Storage
-from tfdist.storage.local import LOCK_SECONDS
+from tfdist.storage.local_storage import LOCK_SECONDS
 
 
 class Overlay:

@@ -16,14 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist.strategies.choose import create, from_environment, use_logical_cpus
-    from tfdist.strategies.distributions import from_distribution
+    from tfdist.strategies.distribution_strategy import from_distribution
+    from tfdist.strategies.factory import create, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.model_parallel import ModelParallelStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
-    from tfdist.strategies.pipeline.strategy import PipelineStrategy
-    from tfdist.strategies.ring import RingStrategy
+    from tfdist.strategies.pipeline.pipeline_strategy import PipelineStrategy
+    from tfdist.strategies.ring_strategy import RingStrategy
     from tfdist.strategies.sharded_data_parallel import ShardedDataParallelStrategy
 
 __all__ = [
@@ -45,13 +45,13 @@ _MODULES = {
     "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
-    "PipelineStrategy": "tfdist.strategies.pipeline.strategy",
-    "RingStrategy": "tfdist.strategies.ring",
+    "PipelineStrategy": "tfdist.strategies.pipeline.pipeline_strategy",
+    "RingStrategy": "tfdist.strategies.ring_strategy",
     "ShardedDataParallelStrategy": "tfdist.strategies.sharded_data_parallel",
-    "create": "tfdist.strategies.choose",
-    "from_distribution": "tfdist.strategies.distributions",
-    "from_environment": "tfdist.strategies.choose",
-    "use_logical_cpus": "tfdist.strategies.choose",
+    "create": "tfdist.strategies.factory",
+    "from_distribution": "tfdist.strategies.distribution_strategy",
+    "from_environment": "tfdist.strategies.factory",
+    "use_logical_cpus": "tfdist.strategies.factory",
 }
 
 

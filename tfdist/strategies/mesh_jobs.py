@@ -7,17 +7,17 @@ from typing import Any
 from tfdist import cluster as clusters
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
-from tfdist.collectives.base import Collective
-from tfdist.collectives.local import LocalCollective
-from tfdist.collectives.tensorflow import of_replicas
+from tfdist.collectives.backends.local_collective import LocalCollective
+from tfdist.collectives.backends.tensorflow_collective import of_replicas
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.parallel import groups
+from tfdist.parallel import mesh_groups
 from tfdist.parallel.axes import Axes
 from tfdist.strategies import mirrored, native_replicas, threads
 from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from tfdist.training.multi_worker.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class MeshJob:
             batch: the axis of the examples. Along the others travel activations, of which those with other examples
                 may have other numbers of rows.
         """
-        along = {name: groups.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
+        along = {name: mesh_groups.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
         count, found = len(self.replicas), list[Axes]()
         inside = [name for name in mesh.names if processes.size_of(name) == 1 and mesh.size_of(name) > 1]
         for replica in range(count):

@@ -8,12 +8,12 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
 from tfdist.collectives import buckets
-from tfdist.collectives.tensorflow import of_replicas
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.collectives.backends.tensorflow_collective import of_replicas
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import native_replicas, threads
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["MirroredStrategy"]
 

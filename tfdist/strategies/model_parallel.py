@@ -15,21 +15,21 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES, MESH_VARIABLE
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import distributions as keras_distributions
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas
+from tfdist.collectives.workers import agreement
+from tfdist.compat.keras import keras_distributions as keras_distributions
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel import groups
-from tfdist.parallel.compute import adapting, sequences, vocabulary
+from tfdist.parallel import mesh_groups
+from tfdist.parallel.compute import adapting, sequence_parallel, vocabulary
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
-from tfdist.parallel.sharding import Sharding
+from tfdist.parallel.weight_sharding import Sharding
 from tfdist.strategies import mesh_jobs
-from tfdist.training.multi_worker import agreement
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["ModelParallelStrategy"]
 
@@ -55,7 +55,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
             regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": columns,
             then rows, attention by heads, tables by words and convolutions by filters, along the last axis, as
-            `tfdist.parallel.proposed.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
+            `parallel.auto_layout.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
             activations too, as patterns for ``path/output`` do. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
             of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
@@ -143,7 +143,7 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             parts_of_initial=InitialParts(everybody, self._workers.waiting),
             devices=job.devices,
             collective=TracedCollective(
-                groups.along(self._workers.collective, processes, [self._batch]), bucket_bytes=job.bucket_bytes
+                mesh_groups.along(self._workers.collective, processes, [self._batch]), bucket_bytes=job.bucket_bytes
             ),
             waiting=self._workers.waiting,
             traced=agreement.Signatures(self._workers).require_alike,
@@ -204,15 +204,15 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
                 name="run_eagerly",
                 received=True,
             )
-        adapting.adapt(every, sequences.Placing(self._layouts.outputs, self._along))
+        adapting.adapt(every, sequence_parallel.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
-            for sharding in sharded.shardings_of(weight):
+            for sharding in sharded_variable.shardings_of(weight):
                 sharding.label = path
         if all(layer.built for layer in every):
             self._layouts.require_all_matched()
-            paths = [layer.path or layer.name for layer in sequences.layers_of(every)]
+            paths = [layer.path or layer.name for layer in sequence_parallel.layers_of(every)]
             self._layouts.outputs.require_all_matched(paths)
             self._tell_proposal(model)
 

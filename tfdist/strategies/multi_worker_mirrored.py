@@ -11,22 +11,23 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE
 from tfdist.collectives import buckets
-from tfdist.collectives.base import Collective
-from tfdist.collectives.local import LocalCollective
-from tfdist.collectives.tensorflow import of_replicas, of_workers
-from tfdist.compat.tensorflow import coordination as tf_coordination
-from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.compat.tensorflow.meshes.gathering import Gathers
-from tfdist.compat.tensorflow.meshes.replicas import FullyShardedReplicas
+from tfdist.collectives.backends.local_collective import LocalCollective
+from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
+from tfdist.collectives.collective import Collective
+from tfdist.collectives.selection import collective_backends
+from tfdist.collectives.workers import agreement
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import coordination_service as tf_coordination
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.meshes.mesh_replicas import FullyShardedReplicas
+from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
 from tfdist.errors import ConfigError
+from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel.initial import InitialParts
-from tfdist.parallel.stretches import StretchSharding
-from tfdist.strategies import engines, native_replicas, stages
-from tfdist.training.multi_worker import agreement
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.sharding.sharding import OptimizerSharding
-from tfdist.training.strategy import KerasTraining, agree_on_seed
+from tfdist.parallel.zero3_sharding import StretchSharding
+from tfdist.strategies import native_replicas, shardable
+from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -48,8 +49,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, whose own reductions
             are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
         collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
-            TensorFlow's, over gRPC or NCCL. "native": tfdist's own (`tfdist.collectives.native`), in shared memory, and
-            over TCP between hosts, for CPUs; replicas of a worker add up in its own memory first. "horovod": Horovod's,
+            TensorFlow's, over gRPC or NCCL. "native": tfdist's own, in shared memory, and over TCP between hosts, for
+            CPUs; replicas of a worker add up in its own memory first. "horovod": Horovod's,
             over gloo, MPI or NCCL, for workers with one replica each. "auto": native where each worker has one CPU
             replica and a C++ compiler or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in
             any case. None takes the variable ``TFDIST_COLLECTIVES``, or else "auto".
@@ -100,7 +101,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 "alone. Construct it only where cluster.is_worker."
             )
         buckets.require_bytes("bucket_bytes", bucket_bytes)
-        stages.require("shard_optimizer", shard_optimizer)
+        shardable.require("shard_optimizer", shard_optimizer)
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -132,14 +133,14 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 received=cluster.require_addresses()[cluster.worker_index],
                 workers=(cluster.worker_index,),
             ) from error
-        stages.require_one_cpu(shard_optimizer, extended.worker_devices)
+        shardable.require_one_cpu(shard_optimizer, extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         workers: Collective = LocalCollective()
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = engines.between_workers(
+            workers = collective_backends.between_workers(
                 tensorflows, engine, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
             )
         self._workers = Workers(
@@ -148,7 +149,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             notes=tf_coordination if several else None,
         )
         if several:
-            own = [] if workers is tensorflows else engines.of_replicas(workers, extended.worker_devices)
+            own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
         else:
             own = native_replicas.of_devices(engine, extended.worker_devices)
         extended.collectives = own or of_replicas(extended.worker_devices, cluster if several else None)
@@ -192,7 +193,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
     def ready(self, model: Any) -> None:
         """Give the weights of a model names that are the same on all workers."""
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
-            if (sharding := sharded.sharding_of(weight)) is not None:
+            if (sharding := sharded_variable.sharding_of(weight)) is not None:
                 sharding.label = path
 
 

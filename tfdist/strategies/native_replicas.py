@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfdist.collectives.base import Collective
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.replicas import in_process
 from tfdist.collectives.traced import TracedCollective
 from tfdist.errors import ConfigError, UnsupportedError

@@ -13,20 +13,20 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.compat.keras import model as keras_model
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.coordination import placement
-from tfdist.coordination.placement import Piece
-from tfdist.coordination.scheduler import Scheduler
-from tfdist.coordination.staleness import Distribution
 from tfdist.errors import ConfigError, DeadlineError, ServerLostError, UnsupportedError
-from tfdist.launch.placement.tasks import LocalTasks
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.jobs.placement.local_tasks import LocalTasks
+from tfdist.training.parameter_servers import variable_placement as placement
 from tfdist.training.parameter_servers.chief import Chief
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.parameter_servers.scheduler import Scheduler
+from tfdist.training.parameter_servers.staleness import Distribution
+from tfdist.training.parameter_servers.variable_placement import Piece
+from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -383,7 +383,7 @@ def _tasks(
             raise ConfigError(
                 f"this process is {cluster.task} ({cluster.source}); ParameterServerStrategy is made by the chief. "
                 "Workers and parameter servers need no script: start them with tfdist run, or as "
-                "`python -m tfdist.launch.task --parent 0` with their TF_CONFIG.",
+                "`python -m tfdist.jobs.task --parent 0` with their TF_CONFIG.",
                 name="cluster",
                 received=str(cluster.task),
             )

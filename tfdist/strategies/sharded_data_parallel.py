@@ -5,7 +5,7 @@ from typing import Any
 
 from tfdist import cluster as clusters
 from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from tfdist.strategies.stages import stage_from
+from tfdist.strategies.shardable import stage_from
 
 __all__ = ["ShardedDataParallelStrategy"]
 

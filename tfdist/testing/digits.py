@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import cache
-from tfdist.data.format import manifest
-from tfdist.data.writing import writer
+from tfdist.data.format import data_manifest
+from tfdist.data.writing import dataset_writer
 from tfdist.errors import MissingDependencyError
 
 PARTS = ("train", "validation", "test")
@@ -110,12 +110,12 @@ def write_digits(folder: str | os.PathLike[str] | None = None) -> Path:
         folder = folder / "digits"
     place = Path(folder, _version(arrays)).absolute()
     for part, examples in arrays.items():
-        writer.write(examples, place / part, exists="keep")
+        dataset_writer.write(examples, place / part, exists="keep")
     return place
 
 
 def _version(arrays: dict[str, dict[str, NDArray[np.generic]]]) -> str:
-    digest = hashlib.sha256(f"{manifest.FORMAT} {manifest.VERSION}".encode())
+    digest = hashlib.sha256(f"{data_manifest.FORMAT} {data_manifest.VERSION}".encode())
     for examples in arrays.values():
         for name, values in examples.items():
             digest.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import data as tf_data
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import DisagreementError
 from tfdist.monitor.phases import Phase
-from tfdist.monitor.process import step_clock
-from tfdist.training.layout import Layout, flat
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training.input_layout import Layout, flat
 
 
 class Batch(NamedTuple):

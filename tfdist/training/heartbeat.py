@@ -15,7 +15,7 @@ from threading import get_ident
 import tensorflow as tf
 
 from tfdist.monitor.phases import Phase
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 
 _LOOK_SECONDS = 0.2
 

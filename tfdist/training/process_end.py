@@ -2,7 +2,7 @@
 
 Those of `fit`, `evaluate` and `predict` end with their call. What a loop of the user's own holds, or a call that raised
 before tfdist knew of it, would be freed in Python's last collection, which may wait for ever
-(`tfdist.compat.tensorflow.data`).
+(`tfdist.compat.tensorflow.tf_data`).
 """
 
 import atexit
@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 
-from tfdist.compat.tensorflow import data as tf_data
+from tfdist.compat.tensorflow import tf_data as tf_data
 
 END_SECONDS = 10.0  # for elements that are being made when the script ends
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from tfdist.cluster.ports import free_ports
 from tfdist.doctor import cgroup
-from tfdist.doctor.checks.resources import observe_memory, observe_processors
+from tfdist.doctor.checks.resources_check import observe_memory, observe_processors
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
-from tfdist.launch.pool.environment import worker_environments
-from tfdist.launch.pool.pool import WorkerPool
-from tfdist.launch.process.shared_memory import observe_gpus
-from tfdist.parallel.partition.link import MEASURED_BYTES, MEASURED_SECONDS, Link
-from tfdist.parallel.partition.profile import Profile, beside_each_other, read
-from tfdist.tune.probe import Request
+from tfdist.jobs.placement.worker_environment import worker_environments
+from tfdist.planner.layer_profile import Profile, beside_each_other, read
+from tfdist.planner.planner_link import MEASURED_BYTES, MEASURED_SECONDS, Link
+from tfdist.processes.pool.worker_pool import WorkerPool
+from tfdist.processes.shared_memory import observe_gpus
+from tfdist.tune.layer_probe import Request
 
 __all__ = ["beside", "measured", "measured_link", "profiled"]
 
@@ -112,7 +112,7 @@ def profiled(
     Args:
         script: the script and its arguments.
         is_module: whether it is the name of a module.
-        divisors: see `tfdist.tune.probe.Request`.
+        divisors: see `tfdist.tune.layer_probe.Request`.
         threads: of a processor, that a device has; None for all. With one, seconds are those of the processor: what
             else the machine does is not in them.
         timeout_seconds: the longest time for it.
@@ -136,7 +136,7 @@ def profiled(
                 counts_processor=threads == 1,
                 together=tuple(map(str, paths)),
             )
-            commands.append([sys.executable, "-m", "tfdist.tune.probe", json.dumps(asdict(request)), *script])
+            commands.append([sys.executable, "-m", "tfdist.tune.layer_probe", json.dumps(asdict(request)), *script])
         gpus = _gpus(os.environ, observe_gpus())
         environments = [
             environment(os.environ, number, processes, threads=threads, gpus=gpus) for number in range(processes)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
-from tfdist.launch.pool.environment import worker_environments
-from tfdist.launch.pool.pool import Reply, WorkerPool
-from tfdist.parallel.schedules import Schedule, Timeline, Work
-from tfdist.parallel.schedules.timeline import Slot
+from tfdist.jobs.placement.worker_environment import worker_environments
+from tfdist.planner.schedules import Schedule, Timeline, Work
+from tfdist.planner.schedules.schedule_timeline import Slot
+from tfdist.processes.pool.worker_pool import Reply, WorkerPool
 
 #: a process loads TensorFlow and traces a step; the steps come on top
 _START_SECONDS = 300.0

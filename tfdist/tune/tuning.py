@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from tfdist.errors import TfdistError
-from tfdist.tune import search
-from tfdist.tune.search import NEAR, Outcome
-from tfdist.tune.trial import Job, Trial, attempt
+from tfdist.tune import batch_search
+from tfdist.tune.batch_search import NEAR, Outcome
+from tfdist.tune.batch_trial import Job, Trial, attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Report:
             return {}
         tried = [one.tried for one in self.trials]
         found = {
-            "largest": search.largest(tried),
-            "fastest": search.fastest(tried),
-            "nearly": search.nearly_best(tried),
+            "largest": batch_search.largest(tried),
+            "fastest": batch_search.fastest(tried),
+            "nearly": batch_search.nearly_best(tried),
         }
         return {name: self.fitting[batch] for name, batch in found.items()}
 
@@ -92,7 +92,7 @@ def tune(
 
     Args:
         job: what to run.
-        start, most, precision: see `tfdist.tune.search.following`.
+        start, most, precision: see `tfdist.tune.batch_search.following`.
         machine: what the report says of it.
         on_trial: told of the trials so far, and of the next batch.
         trial_of: tries a batch.
@@ -103,7 +103,7 @@ def tune(
     """
     trials: list[Trial] = []
     while True:
-        batch = search.following([one.tried for one in trials], start=start, most=most, precision=precision)
+        batch = batch_search.following([one.tried for one in trials], start=start, most=most, precision=precision)
         on_trial(trials, batch)
         if batch is None:
             return Report(trials=tuple(trials), machine=machine)

@@ -8,7 +8,7 @@ Example:
 
 from tfdist.verify import column, feature
 from tfdist.verify.column import COLUMNS, Column
-from tfdist.verify.report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report
 from tfdist.verify.runner import run
 
 __all__ = ["COLUMNS", "Cell", "Column", "Report", "column", "feature", "run"]

@@ -63,7 +63,7 @@ class Feature:
     @property
     def group(self) -> str:
         """The file it stands in, such as ``"batches"``."""
-        return self.module.rpartition(".")[2]
+        return self.module.rpartition(".")[2].removesuffix("_features")
 
     def applies(self, column: Column) -> bool:
         """Return whether the feature makes sense under a column."""

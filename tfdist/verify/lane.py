@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster import ports
-from tfdist.launch.pool.environment import worker_environments
-from tfdist.launch.pool.pool import Reply, WorkerPool
-from tfdist.verify import judge
+from tfdist.jobs.placement.worker_environment import worker_environments
+from tfdist.processes.pool.worker_pool import Reply, WorkerPool
+from tfdist.verify import cell_judge
+from tfdist.verify.cell_judge import Verdict
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
-from tfdist.verify.judge import Verdict
 
-_CELL = "tfdist.verify.cell"
+_CELL = "tfdist.verify.matrix_cell"
 _START_SECONDS = 120.0
 _PROBE_SECONDS = 15.0
 
@@ -75,7 +75,7 @@ class Lane:
             timeout_seconds=self._deadline_seconds or entry.deadline_seconds,
         )
         try:
-            if verdict := judge.failure(entry, replies):
+            if verdict := cell_judge.failure(entry, replies):
                 self._keep_only_if_sound(replies)
                 return verdict
             return [_load(Path(f"{shared}-{reply.worker}.npz")) for reply in replies]
@@ -101,7 +101,7 @@ class Lane:
         if self._cannot_start is None and not self._pool.running:
             seconds = max(_START_SECONDS, self._deadline_seconds or 0.0)
             replies = self._pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=seconds)
-            self._cannot_start = judge.failure(entry, replies)
+            self._cannot_start = cell_judge.failure(entry, replies)
             if self._cannot_start is None:
                 self.versions = replies[0].value
         return self._cannot_start

@@ -23,8 +23,8 @@ from tfdist.verify import covering
 from tfdist.verify.context import Context
 from tfdist.verify.covering import Excluded
 from tfdist.verify.feature import Feature, Outcome, feature, registered
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, history, logs, regression, state
 from tfdist.verify.lazy import keras, tf
-from tfdist.verify.tasks import BATCH, PARTIAL, history, logs, regression, state
 
 _LENGTH, _WORDS, _WIDTH = 6, 9, 4
 

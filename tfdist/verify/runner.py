@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.validation import integer
-from tfdist.verify import judge
+from tfdist.verify import cell_judge
+from tfdist.verify.cell_judge import Verdict
 from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.feature import features as all_features
-from tfdist.verify.judge import Verdict
 from tfdist.verify.lane import Lane
-from tfdist.verify.report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report
 from tfdist.waiting import done_heeding_signals
 
 Outcome = Mapping[str, Any]
@@ -163,8 +163,8 @@ class _Matrix:
             return found
         reference = self._references[_key(entry, column)].result()
         if isinstance(reference, Verdict):
-            return judge.without_reference(reference)
-        return judge.equality(entry, found, reference)
+            return cell_judge.without_reference(reference)
+        return cell_judge.equality(entry, found, reference)
 
 
 def _key(entry: Feature, column: Column) -> _Key:

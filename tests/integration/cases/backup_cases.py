@@ -18,11 +18,11 @@ import tfdist
 from tests.refusals import refused
 from tfdist.callbacks import BackupAndRestore, LossScaleLogger
 from tfdist.checkpoint import Store
-from tfdist.checkpoint.writer import Writer
-from tfdist.compat.keras import callbacks as keras_callbacks
+from tfdist.checkpoint.background_writer import Writer
+from tfdist.compat.keras import callback_fields as keras_callbacks
 from tfdist.data import read, write
 from tfdist.errors import ConfigError
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.status import HALTED, StatusTable
 from tfdist.optimizers import DistributedOptimizer
 

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import errors
-from tfdist.collectives import native
-from tfdist.collectives.joining.exchange import exchange_over
+from tfdist.collectives.backends import native_collective
+from tfdist.collectives.joining.byte_exchange import exchange_over
+from tfdist.collectives.workers.watchdog import Watchdog
 from tfdist.native.engine import ALGORITHMS
-from tfdist.training.multi_worker.watchdog import Watchdog
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*FLOATS, "int32", "int64", "uint8", "bool")
@@ -319,13 +319,13 @@ def algorithms_by_name(name: str, groups: Sequence[Sequence[int]]) -> dict[str, 
     device = f"/job:worker/replica:0/task:{own.rank}/device:CPU:0"
     given: dict[str, Any] = {"rank": own.rank, "exchange": exchange, "host": f"host {own.rank}", "device": device}
     for algorithm in (None, *ALGORITHMS):
-        job = native.join(**given, algorithm=algorithm)
+        job = native_collective.join(**given, algorithm=algorithm)
         (total,) = job.collective().all_reduce([numbers], key="named")
         found[algorithm or "chosen"] = hashlib.sha256(total.numpy().tobytes()).hexdigest()
         exchange(b"")  # nobody stops before all are done
         job.stop()
     try:
-        native.join(**given, algorithm=ALGORITHMS[own.rank])
+        native_collective.join(**given, algorithm=ALGORITHMS[own.rank])
     except errors.ConfigError as refused:
         found["refused"] = str(refused)
     return found

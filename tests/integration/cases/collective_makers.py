@@ -29,7 +29,7 @@ ANSWERS: list[bytes] = []
 
 
 def horovod(groups: Sequence[Sequence[int]]) -> _Made:
-    from tfdist.collectives import horovod_job
+    from tfdist.collectives.backends import horovod_job
 
     cluster = clusters.from_environment()
     everybody = tuple(range(cluster.num_workers))
@@ -40,7 +40,7 @@ def horovod(groups: Sequence[Sequence[int]]) -> _Made:
 
 def tensorflow(groups: Sequence[Sequence[int]]) -> _Made:
     import tfdist.strategies
-    from tfdist.collectives.tensorflow import of_workers
+    from tfdist.collectives.backends.tensorflow_collective import of_workers
 
     strategy = tfdist.strategies.MultiWorkerMirroredStrategy(collectives="tensorflow")
     cluster = clusters.from_environment()
@@ -59,7 +59,7 @@ def native_over_tcp(groups: Sequence[Sequence[int]]) -> _Made:
 
 def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
     import tfdist.strategies
-    from tfdist.collectives.native import exchange_over, join
+    from tfdist.collectives.backends.native_collective import exchange_over, join
 
     strategy = tfdist.strategies.MultiWorkerMirroredStrategy(collectives="tensorflow")
     cluster = clusters.from_environment()
@@ -121,7 +121,7 @@ def _answer_to_a_stranger(address: tuple[str, int], key: bytes, members: int) ->
 
 
 def local(groups: Sequence[Sequence[int]]) -> _Made:
-    from tfdist.collectives.local import LocalCollective
+    from tfdist.collectives.backends.local_collective import LocalCollective
 
     return LocalCollective(), [LocalCollective() for _ in groups]
 

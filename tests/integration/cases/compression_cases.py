@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfdist
 from tests.integration.cases.backup_cases import Interrupt
 from tfdist.callbacks import BackupAndRestore
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compression import DGC, QSGD, Auto, Codec, PowerSGD, RandomK, TopK, registry
 from tfdist.optimizers import DistributedOptimizer
 

@@ -17,7 +17,7 @@ import keras
 
 import tfdist
 from tfdist.callbacks import BackupAndRestore
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 from tfdist.optimizers import DistributedOptimizer
 
 EXAMPLES, BATCH, EPOCHS = 40, 8, 6

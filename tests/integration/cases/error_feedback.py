@@ -6,9 +6,9 @@ from dataclasses import replace
 import keras
 import tensorflow as tf
 
-from tfdist.checkpoint.sharding import ShardedState
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.gradients.reduction.reducer import Choices, Gradient, GradientReducer
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.training.reduction.reducer import Choices, Gradient, GradientReducer
 
 #: what is handed on are multiples of it
 STEP = 2.0**-6

@@ -14,9 +14,9 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 import tfdist.strategies
 from tfdist import errors
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.gradients.reduction import replica_sums
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.training.reduction import replica_sums
 
 STRATEGY = tfdist.strategies.from_environment()
 X = np.random.RandomState(0).normal(size=(37, 4)).astype(np.float32)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.integration.cases.late import behind, network
-from tfdist.monitor.process import recorder
+from tfdist.monitor.process_clock import recorder
 
 FOLDER, STEPS, PLAN = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 BATCH, WIDTH = 32, int(os.environ.get("WIDTH", "64"))

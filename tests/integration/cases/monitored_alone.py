@@ -13,11 +13,11 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.callbacks import Monitor
-from tfdist.monitor.process import recorder, step_clock
-from tfdist.monitor.recording import ring
+from tfdist.monitor.process_clock import recorder, step_clock
+from tfdist.monitor.recording import row_ring
 from tfdist.monitor.recording.rows import NORM_EVERY
 from tfdist.monitor.verdict.alerts import Alert
-from tfdist.monitor.verdict.timeline import timeline
+from tfdist.monitor.verdict.step_parts import timeline
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -96,7 +96,7 @@ def recorded_norms(scaled: bool) -> np.ndarray:
             writes = recorder()
             assert writes is not None
             writes.flush()
-            found.append(timeline({0: ring.read(writes.path)}).gradient_norm[:, 0])
+            found.append(timeline({0: row_ring.read(writes.path)}).gradient_norm[:, 0])
 
     with tfdist.strategies.MirroredStrategy().scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import errors
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.optimizers import DistributedOptimizer
 
 STRATEGY = tfdist.strategies.from_environment()

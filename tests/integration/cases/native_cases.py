@@ -15,7 +15,7 @@ from typing import Any
 import collective_cases
 import tensorflow as tf
 
-from tfdist.collectives.native import Job, exchange_over, join
+from tfdist.collectives.backends.native_collective import Job, exchange_over, join
 
 Groups = Sequence[Sequence[int]]
 
@@ -106,7 +106,7 @@ def without_memory(name: str, groups: Groups) -> tuple[list[int], float, list[st
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("tfdist.collectives.joining.memory")
+    logger = logging.getLogger("tfdist.collectives.joining.host_memory")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     logger.addHandler(handler)

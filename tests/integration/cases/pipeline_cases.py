@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tests.integration.cases.resuming import Interrupt, far
 from tfdist.callbacks import BackupAndRestore
-from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.optimizers import LARS
-from tfdist.parallel import schedules
+from tfdist.planner import schedules
 from tfdist.strategies import ModelParallelStrategy, PipelineStrategy, use_logical_cpus
 
 if "LOGICAL_CPUS" in os.environ:
@@ -238,12 +238,12 @@ def distances(
         wanted = on_one_device(name, references, rows=rows, evaluates=evaluates)
         assert found.keys() == wanted.keys()
         far = {key: float(np.max(np.abs(found[key] - one) / np.maximum(1, np.abs(one)))) for key, one in wanted.items()}
-    shards = [sharded.innermost(variable._value) for variable in model.weights]
-    slots = [sharded.innermost(variable._value) for variable in model.optimizer.variables]
+    shards = [sharded_variable.innermost(variable._value) for variable in model.weights]
+    slots = [sharded_variable.innermost(variable._value) for variable in model.optimizer.variables]
     part_bytes = sum(slot.shape.num_elements() * slot.dtype.size for slot in slots if slot.shape.rank)
     every = [*model.weights, *model.optimizer.variables]
-    in_parts = [one for one in every if sharded.sharding_of(one) is not None]
-    firsts = [sharded.part_of(one) for one in in_parts if sharded.sharding_of(one).is_first]
+    in_parts = [one for one in every if sharded_variable.sharding_of(one) is not None]
+    firsts = [sharded_variable.part_of(one) for one in in_parts if sharded_variable.sharding_of(one).is_first]
     return {
         # of what is in parts: elements that no process before this one has, and all
         "counted": sum(int(part.shape.num_elements()) for part in firsts),

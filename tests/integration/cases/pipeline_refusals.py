@@ -10,8 +10,8 @@ from tests.integration.cases import refusal_fields
 from tests.integration.cases.optimizers_of_ones_own import CountingSteps, OwnApply
 from tests.integration.cases.pipeline_cases import Named, X, Y, strategy
 from tfdist import errors
-from tfdist.parallel import schedules
-from tfdist.parallel.schedules import Schedule
+from tfdist.planner import schedules
+from tfdist.planner.schedules import Schedule
 from tfdist.strategies import PipelineStrategy
 
 

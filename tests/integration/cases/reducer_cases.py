@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
-from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.training.parameter_servers import handover, transport
-from tfdist.training.reduction import adasum, reducer
-from tfdist.training.reduction.reducer import Choices, Gradient
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.gradients.reduction import adasum, reducer
+from tfdist.gradients.reduction.reducer import Choices, Gradient
+from tfdist.training.parameter_servers import gradient_push, transport
 
 # the weight of each replica, or None, and the gradients of each replica
 Job = tuple[Sequence[float] | None, Sequence[list[Gradient]]]
@@ -256,7 +256,7 @@ def _through_servers(choices: Choices, weights: Any, given: Any, variables: dict
     """Leave each part's gradients on the servers, as workers do, and add them up, as the chief does."""
     own = []
     for part, gradients in enumerate(given):
-        exchange = handover.ToServers([variables[one.path] for one in gradients], in_parts=False)
+        exchange = gradient_push.ToServers([variables[one.path] for one in gradients], in_parts=False)
         weight = None if weights is None else tf.constant(weights[part], tf.float64)
         # without a wire dtype servers add up halves as float32
         half = tf.float16 if choices.wire_dtype else tf.float32

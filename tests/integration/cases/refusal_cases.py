@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers.trainer import Trainer
 
-from tfdist.compat import versions
+from tfdist.compat import version_pairs
 from tfdist.training.checks import untested
 
 # An odd number of rows: two replicas that divided by hand, or took the whole batch each, would have other numbers.
@@ -239,7 +239,7 @@ def untested_pair(cases_of: str) -> dict[str, str]:
     strategy = strategy_of(cases_of)
     seen = {}
     with (
-        unittest.mock.patch.object(versions, "TESTED", ()),
+        unittest.mock.patch.object(version_pairs, "TESTED", ()),
         unittest.mock.patch.object(untested, "_settled", set()),
         unittest.mock.patch.object(untested, "_note", return_value=None),
     ):

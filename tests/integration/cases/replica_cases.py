@@ -17,7 +17,7 @@ from tests.integration.cases.backup_cases import X, Y, fit, interrupted, model_o
 from tests.integration.cases.error_feedback import ErrorFeedback
 from tfdist.callbacks import BackupAndRestore
 from tfdist.checkpoint import ShardedState, Store
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.optimizers import DistributedOptimizer
 

@@ -18,10 +18,10 @@ import tensorflow as tf
 
 import tfdist
 import tfdist.reproducibility
-import tfdist.strategies.choose
+import tfdist.strategies.factory
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigError
-from tfdist.testing.pool import worker_environments
+from tfdist.testing.worker_runs import worker_environments
 
 DEADLINE_SECONDS = 600  # for a machine that does other things
 # name -> (strategy, workers, replicas of each, seed, whether workers are late, each at other times)

@@ -22,9 +22,9 @@ from tests.integration.cases import refusal_fields
 from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unknown
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.gradients.sharding import slot_saving
 from tfdist.optimizers import LARS, DistributedOptimizer
-from tfdist.training.sharding import saving
 
 STRATEGY = tfdist.strategies.from_environment()
 RANK, COUNT = STRATEGY.workers.index, STRATEGY.workers.count
@@ -170,7 +170,7 @@ def bytes_of_slots() -> dict[str, Any]:
             model = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in range(6))])
             model.compile(OPTIMIZERS[name](), "mse")
             model.optimizer.build(model.trainable_variables)
-        mine = [one for one in model.optimizer.variables if saving.part_of(one) is not None]
+        mine = [one for one in model.optimizer.variables if slot_saving.part_of(one) is not None]
         held = sum(np.asarray(one).nbytes for one in mine)
         with contextlib.redirect_stdout(io.StringIO()) as table:
             tfdist.parallel.describe(model)
@@ -185,7 +185,9 @@ def elements_of_weights() -> Any:
     with STRATEGY.scope():
         model = network()
     weights = [one for one in model.trainable_weights if len(one.shape)]
-    return [int(np.size(sharded.part_of(one).numpy())) for one in weights], [int(np.prod(one.shape)) for one in weights]
+    return [int(np.size(sharded_variable.part_of(one).numpy())) for one in weights], [
+        int(np.prod(one.shape)) for one in weights
+    ]
 
 
 class Counting(TracedCollective):
@@ -299,7 +301,7 @@ def chief_saves_alone(folder: str) -> str:
     said = ""
     if RANK == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(saving, "_PATIENCE_SECONDS", 0.2)
+            patch.setattr(slot_saving, "_PATIENCE_SECONDS", 0.2)
             with pytest.raises(errors.DeadlineError) as caught:
                 model.save(Path(folder) / "alone.keras")
         said = str(caught.value)

@@ -11,15 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.recording import recorder as recording
-from tfdist.monitor.recording import ring
-from tfdist.monitor.verdict.timeline import Part, of_workers, timeline
-from tfdist.training.data import Input
+from tfdist.monitor.recording import row_ring
+from tfdist.monitor.verdict.step_parts import Part, of_workers, timeline
 from tfdist.training.execution import Execution, Last
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.training.global_batches import Input
 
 X = np.random.RandomState(0).normal(size=(20, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -314,7 +314,7 @@ def passes_of_a_chief(forward: float, backward: float, max_staleness: int | None
             finally:
                 step_clock().detach(recorder)
             if is_recorded:
-                rows = ring.read(recorder.path)
+                rows = row_ring.read(recorder.path)
             recorder.close()
         weights.append([weight.numpy() for weight in model.weights])
     of_chief, of_each = timeline({0: rows}), timeline(of_workers({0: rows}))

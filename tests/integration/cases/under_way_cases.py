@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives.under_way import UnderWay
-from tfdist.native import stamping
+from tfdist.collectives.in_flight import UnderWay
+from tfdist.native import stamp_ops
 
 
 def two_replicas(timeout_seconds: float) -> tuple[list[list[float]], str]:
     """Run a function with a condition for each replica, in which they meet; return results, and what is noted then."""
-    library = stamping.stamp_ops()
+    library = stamp_ops.stamp_ops()
     assert library is not None
     under_way = UnderWay(library)
     barrier = threading.Barrier(2)

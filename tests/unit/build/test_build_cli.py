@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from tfdist import build
-from tfdist.build import mpi
+from tfdist.build import mpi_for_build
 from tfdist.build.gpu import FROM_WHEELS
-from tfdist.cli.build import described
+from tfdist.cli.build_command import described
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.main import main
 from tfdist.errors import TfdistError
@@ -71,10 +71,10 @@ def test_options_reach_the_build_and_its_stages_the_user(monkeypatch: pytest.Mon
             more["on_progress"]("compiling", percent / 100)  # type: ignore[operator]
         return BUILT
 
-    monkeypatch.setattr("tfdist.cli.build.install", install)
+    monkeypatch.setattr("tfdist.cli.build_command.install", install)
     done = CliRunner().invoke(main, ["build", "horovod", "--gpu", "--mpi", "--force", "--no-install", "--jobs", "3"])
     assert done.exit_code == 0
-    assert asked["options"].mpi == mpi.FROM_WHEEL
+    assert asked["options"].mpi == mpi_for_build.FROM_WHEEL
     assert (asked["options"].cuda, asked["force"], asked["only_cache"], asked["jobs"]) == (
         FROM_WHEELS,
         True,
@@ -108,7 +108,7 @@ def test_a_failure_is_the_message_and_1(monkeypatch: pytest.MonkeyPatch) -> None
     def install(*_: object, **__: object) -> None:
         raise TfdistError("Horovod was not built: because")
 
-    monkeypatch.setattr("tfdist.cli.build.install", install)
+    monkeypatch.setattr("tfdist.cli.build_command.install", install)
     done = CliRunner().invoke(main, ["build", "horovod"])
     assert done.exit_code == 1
     assert "Horovod was not built: because" in done.output

@@ -10,7 +10,7 @@ import pytest
 from tfdist.build import installed, recipe, wheels
 from tfdist.build.installed import Installed, Record, misfit, read_record
 from tfdist.build.recipe import Options, Toolkit
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 
 TARGET = Target.example()
 RECORD = Record.of(TARGET, Options())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build import mpi
+from tfdist.build import mpi_for_build
 from tfdist.errors import ConfigError
 
 
@@ -26,24 +26,24 @@ def program(path: Path, said: str) -> None:
     ],
 )
 def test_it_is_named_by_what_mpirun_says(said: str, name: str) -> None:
-    assert mpi.slug(said) == name
+    assert mpi_for_build.slug(said) == name
 
 
 def test_the_mpi_of_a_folder(tmp_path: Path) -> None:
-    assert mpi.toolkit(None) == mpi.FROM_WHEEL
+    assert mpi_for_build.toolkit(None) == mpi_for_build.FROM_WHEEL
     for name in ("one", "two"):
         program(tmp_path / name / "bin" / "mpirun", "mpirun (Open MPI) 4.1.4")
         with refused(ConfigError, name="--mpi-home", path=tmp_path / name / "bin" / "mpicxx"):
-            mpi.toolkit(tmp_path / name)
+            mpi_for_build.toolkit(tmp_path / name)
         program(tmp_path / name / "bin" / "mpicxx", "")
-    found = [mpi.toolkit(tmp_path / name) for name in ("one", "two")]
+    found = [mpi_for_build.toolkit(tmp_path / name) for name in ("one", "two")]
     assert found[0].home == tmp_path / "one"
     assert found[0].version.startswith("openmpi4.1.4-")
     assert found[0].version != found[1].version
 
 
 def test_what_it_adds_to_the_environment() -> None:
-    extra = mpi.extra(Path("/opt/mpi"))
+    extra = mpi_for_build.extra(Path("/opt/mpi"))
     assert extra.variables == {"MPI_HOME": "/opt/mpi"}
     assert extra.path == (Path("/opt/mpi/bin"),)
     assert extra.libraries == (Path("/opt/mpi/lib"),)

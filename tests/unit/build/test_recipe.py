@@ -7,7 +7,7 @@ import pytest
 
 from tfdist.build import recipe
 from tfdist.build.recipe import Extra, Folders, Options, Toolkit
-from tfdist.native.target import Target
+from tfdist.native.build_target import Target
 
 TARGET = Target.example()
 FOLDERS = Folders(tools=Path("/w/tools"), libraries=Path("/w/libraries"), temporary=Path("/w/temporary"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build import target
+from tfdist.build import build_tools
 from tfdist.errors import MissingDependencyError
-from tfdist.native.target import observe, version_of_tensorflow
+from tfdist.native.build_target import observe, version_of_tensorflow
 
 
 def program(folder: Path, name: str) -> str:
@@ -31,29 +31,29 @@ def test_this_environment() -> None:
 
 def test_tools_are_found_on_the_path_that_is_asked(tmp_path: Path) -> None:
     made = {name: program(tmp_path / "bin", name) for name in ("g++", "gcc", "make")}
-    tools = target.find_tools({"PATH": str(tmp_path / "bin")})
+    tools = build_tools.find_tools({"PATH": str(tmp_path / "bin")})
     assert (tools["compiler"], tools["C compiler"], tools["make"]) == (made["g++"], made["gcc"], made["make"])
-    assert target.missing_tools(tools) == ()
+    assert build_tools.missing_tools(tools) == ()
 
 
 def test_a_chosen_compiler_counts_alone(tmp_path: Path) -> None:
     for name in ("g++", "gcc", "make"):
         program(tmp_path / "bin", name)
-    assert target.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] is None
+    assert build_tools.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] is None
     chosen = program(tmp_path / "bin", "g++-99")
-    assert target.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] == chosen
+    assert build_tools.find_tools({"PATH": str(tmp_path / "bin"), "CXX": "g++-99 -v"})["compiler"] == chosen
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(MissingDependencyError) as caught:
-        target.require_tools(target.find_tools({"PATH": str(tmp_path)}))
+        build_tools.require_tools(build_tools.find_tools({"PATH": str(tmp_path)}))
     said = str(caught.value)
     for cure in ("apt-get install g++", "apt-get install gcc", "apt-get install make", "conda install"):
         assert cure in said
 
 
 def test_a_python_without_pip_is_told_how_to_get_it() -> None:
-    assert "-m ensurepip" in target.missing_tools({"pip": None})[0]
+    assert "-m ensurepip" in build_tools.missing_tools({"pip": None})[0]
 
 
 def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.build.program import Runner
-from tfdist.build.workshop import workshop
+from tfdist.build.workspace import workshop
 from tfdist.cache import remove_stale
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 

@@ -3,16 +3,16 @@
 import os
 from pathlib import Path
 
-from tfdist.doctor.checks.collectives import Engines, judge, observe
+from tfdist.doctor.checks.collectives_check import Engines, judge, observe
 from tfdist.doctor.finding import Level
-from tfdist.native import library, target
+from tfdist.native import build_target, library
 
 
 def test_it_looks_and_compiles_nothing(tmp_path: Path) -> None:
     environ = {"TFDIST_CACHE_DIR": str(tmp_path / "cache"), "PATH": os.environ["PATH"]}
     assert observe(environ) == Engines()
     assert not (tmp_path / "cache").exists()
-    place = library.place(library.COLLECTIVES, target.observe(), environ)
+    place = library.place(library.COLLECTIVES, build_target.observe(), environ)
     place.parent.mkdir(parents=True)
     place.write_bytes(library.sealed(b"a library"))
     kept = observe({**environ, "PATH": str(tmp_path)})

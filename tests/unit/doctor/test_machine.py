@@ -6,10 +6,10 @@ import pytest
 
 from tfdist.doctor import cgroup
 from tfdist.doctor.cgroup import Limits
-from tfdist.doctor.checks import clock, resources, toolchain
-from tfdist.doctor.checks.clock import Clock
-from tfdist.doctor.checks.resources import GIB, MIB, Memory, Processors
-from tfdist.doctor.checks.toolchain import Toolchain
+from tfdist.doctor.checks import clock_check, resources_check, toolchain_check
+from tfdist.doctor.checks.clock_check import Clock
+from tfdist.doctor.checks.resources_check import GIB, MIB, Memory, Processors
+from tfdist.doctor.checks.toolchain_check import Toolchain
 from tfdist.doctor.finding import Level
 
 
@@ -37,7 +37,7 @@ from tfdist.doctor.finding import Level
     ],
 )
 def test_memory(memory: Memory, level: Level, word: str) -> None:
-    (finding,) = resources.judge_memory(memory)
+    (finding,) = resources_check.judge_memory(memory)
     assert finding.level is level
     assert word in finding.seen
 
@@ -52,7 +52,7 @@ def test_memory(memory: Memory, level: Level, word: str) -> None:
     ],
 )
 def test_processors(processors: Processors, level: Level) -> None:
-    (finding,) = resources.judge_processors(processors)
+    (finding,) = resources_check.judge_processors(processors)
     assert finding.level is level
     if level is Level.WARNING:
         assert f"TF_NUM_INTRAOP_THREADS={max(1, int(processors.quota or 0))} " in finding.cure
@@ -62,14 +62,14 @@ def test_processors(processors: Processors, level: Level) -> None:
     ("size", "level"), [(None, Level.WARNING), (64 * MIB, Level.WARNING), (65 * MIB, Level.OK), (8 * GIB, Level.OK)]
 )
 def test_shared_memory(size: int | None, level: Level) -> None:
-    (finding,) = resources.judge_shared_memory(size)
+    (finding,) = resources_check.judge_shared_memory(size)
     assert finding.level is level
     assert ("--shm-size" in finding.cure) == (level is Level.WARNING)
 
 
 def test_shared_memory_is_observed(tmp_path: Path) -> None:
-    assert (resources.observe_shared_memory(tmp_path) or 0) > 0
-    assert resources.observe_shared_memory(tmp_path / "none") is None
+    assert (resources_check.observe_shared_memory(tmp_path) or 0) > 0
+    assert resources_check.observe_shared_memory(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_shared_memory_is_observed(tmp_path: Path) -> None:
     ],
 )
 def test_open_files(soft: int, hard: int, level: Level, cure: str) -> None:
-    (finding,) = resources.judge_open_files(soft, hard)
+    (finding,) = resources_check.judge_open_files(soft, hard)
     assert (finding.level, finding.cure) == (level, cure)
 
 
@@ -143,15 +143,15 @@ def test_cgroup_without_limits(tmp_path: Path) -> None:
 
 def test_this_machine_is_observed() -> None:
     limits = cgroup.observe()
-    memory = resources.observe_memory(limits)
+    memory = resources_check.observe_memory(limits)
     assert 0 < memory.available_bytes <= memory.total_bytes
-    assert resources.observe_processors(limits).usable >= 1
+    assert resources_check.observe_processors(limits).usable >= 1
 
 
 def test_toolchain() -> None:
-    good = toolchain.judge(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3"))
+    good = toolchain_check.judge(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3"))
     assert [(f.check, f.level) for f in good] == [(name, Level.OK) for name in ("compiler", "make")]
-    bare = toolchain.judge(Toolchain())
+    bare = toolchain_check.judge(Toolchain())
     assert [f.level for f in bare] == [Level.NOTE] * 2
     assert all("tfdist build horovod" in f.why and f.cure for f in bare)
 
@@ -160,8 +160,8 @@ def test_the_compiler_of_cxx_comes_first(tmp_path: Path) -> None:
     compiler = tmp_path / "mycxx"
     compiler.write_text('#!/bin/sh\necho "mycxx 1.0"\necho second line\n')
     compiler.chmod(0o755)
-    assert toolchain.observe({"CXX": str(compiler)}).compiler == "mycxx 1.0"
-    assert toolchain.observe({"CXX": str(tmp_path / "none")}).compiler == ""
+    assert toolchain_check.observe({"CXX": str(compiler)}).compiler == "mycxx 1.0"
+    assert toolchain_check.observe({"CXX": str(tmp_path / "none")}).compiler == ""
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_the_compiler_of_cxx_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_clock(now: float, synchronised: bool | None, level: Level) -> None:
-    (finding,) = clock.judge(Clock(now=now, installed=1.9e9, synchronised=synchronised))
+    (finding,) = clock_check.judge(Clock(now=now, installed=1.9e9, synchronised=synchronised))
     assert finding.level is level
 
 
 def test_this_clock_is_observed() -> None:
-    assert clock.observe().now > 1.7e9
+    assert clock_check.observe().now > 1.7e9

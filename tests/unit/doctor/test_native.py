@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from tfdist.doctor.checks.native import Native, judge, observe
+from tfdist.doctor.checks.native_check import Native, judge, observe
 from tfdist.doctor.finding import Level
-from tfdist.native import library, target
+from tfdist.native import build_target, library
 
 
 def test_it_looks_and_compiles_nothing(tmp_path: Path) -> None:
@@ -13,7 +13,7 @@ def test_it_looks_and_compiles_nothing(tmp_path: Path) -> None:
     seen = observe(environ)
     assert (seen.is_wanted, seen.kept, seen.missing, seen.error) == (True, (), ("records", "codecs", "stamps"), "")
     assert not (tmp_path / "cache").exists()
-    place = library.place(library.RECORDS, target.observe(), environ)
+    place = library.place(library.RECORDS, build_target.observe(), environ)
     place.parent.mkdir(parents=True)
     place.write_bytes(library.sealed(b"a library"))
     off = Native(is_wanted=False, kept=(place,), missing=("codecs", "stamps"), compiler=seen.compiler)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor.checks import cluster_environment, network, proxies
-from tfdist.doctor.checks.network import Hostname, Ports
+from tfdist.doctor.checks import cluster_check, network_check, proxies_check
+from tfdist.doctor.checks.network_check import Hostname, Ports
 from tfdist.doctor.finding import Level
 
 TF_CONFIG = json.dumps(
@@ -15,19 +15,19 @@ TF_CONFIG = json.dumps(
 
 
 def test_ports() -> None:
-    (finding,) = network.judge_ports(Ports(free=(1, 2), ephemeral=(32768, 60999), listening=5))
+    (finding,) = network_check.judge_ports(Ports(free=(1, 2), ephemeral=(32768, 60999), listening=5))
     assert finding.level is Level.OK
     assert "5 sockets listen; ephemeral range 32768-60999" in finding.seen
-    (finding,) = network.judge_ports(Ports(free=(1, 2), ephemeral=(60000, 60100)))
+    (finding,) = network_check.judge_ports(Ports(free=(1, 2), ephemeral=(60000, 60100)))
     assert (finding.level, "ip_local_port_range" in finding.cure) == (Level.WARNING, True)
-    (finding,) = network.judge_ports(Ports(error="no address"))
+    (finding,) = network_check.judge_ports(Ports(error="no address"))
     assert (finding.level, finding.seen) == (Level.PROBLEM, "no address")
-    (finding,) = network.judge_ports(Ports(free=(1,)))
+    (finding,) = network_check.judge_ports(Ports(free=(1,)))
     assert finding.level is Level.OK
 
 
 def test_who_can_connect_to_tensorflows_servers_is_said() -> None:
-    _, finding = network.judge_ports(Ports(free=(1,), ephemeral=(32768, 60999), addresses=tuple("abcdef")))
+    _, finding = network_check.judge_ports(Ports(free=(1,), ephemeral=(32768, 60999), addresses=tuple("abcdef")))
     assert (finding.check, finding.level) == ("ports", Level.NOTE)
     assert finding.seen.endswith(": a, b, c, d and 2 more")
 
@@ -35,10 +35,10 @@ def test_who_can_connect_to_tensorflows_servers_is_said() -> None:
 def test_ports_of_this_machine(tmp_path: Path) -> None:
     limits = tmp_path / "range"
     limits.write_text("40000\t41000\n")
-    seen = network.observe_ports(limits)
+    seen = network_check.observe_ports(limits)
     assert seen.ephemeral == (40000, 41000)
     assert len(set(seen.free)) == len(seen.free) > 1
-    assert network.observe_ports(tmp_path / "none").ephemeral is None
+    assert network_check.observe_ports(tmp_path / "none").ephemeral is None
     assert "127.0.0.1" not in seen.addresses
 
 
@@ -54,13 +54,13 @@ def test_ports_of_this_machine(tmp_path: Path) -> None:
     ],
 )
 def test_hostname(seen: Hostname, level: Level) -> None:
-    (finding,) = network.judge_hostname(seen)
+    (finding,) = network_check.judge_hostname(seen)
     assert finding.level is level
     assert "node7" in finding.seen
 
 
 def test_a_resolver_that_does_not_answer_in_time_is_left() -> None:
-    seen = network.observe_hostname(timeout_seconds=0.001)
+    seen = network_check.observe_hostname(timeout_seconds=0.001)
     assert "did not end within 0.001 s" in seen.error
 
 
@@ -86,32 +86,32 @@ def test_a_resolver_that_does_not_answer_in_time_is_left() -> None:
     ],
 )
 def test_proxies(environ: dict[str, str], hosts: list[str], level: Level) -> None:
-    (finding,) = proxies.judge(environ, hosts)
+    (finding,) = proxies_check.judge(environ, hosts)
     assert finding.level is level
 
 
 def test_the_cure_keeps_the_exceptions_that_are_there_and_cures() -> None:
     environ = {"http_proxy": "http://p:1", "no_proxy": "localhost,10.0.0.1"}
     hosts = ["10.0.0.1", "10.0.0.2"]
-    (finding,) = proxies.judge(environ, hosts)
+    (finding,) = proxies_check.judge(environ, hosts)
     assert finding.cure == "export no_proxy=localhost,10.0.0.1,10.0.0.2"
     name, value = finding.cure.removeprefix("export ").split("=")
-    (finding,) = proxies.judge({**environ, name: value}, hosts)
+    (finding,) = proxies_check.judge({**environ, name: value}, hosts)
     assert finding.level is Level.OK
 
 
 def test_cluster() -> None:
-    (finding,) = cluster_environment.judge({})
+    (finding,) = cluster_check.judge({})
     assert (finding.level, finding.seen) == (Level.OK, "one worker (from: alone)")
-    (finding,) = cluster_environment.judge({"TF_CONFIG": TF_CONFIG})
+    (finding,) = cluster_check.judge({"TF_CONFIG": TF_CONFIG})
     assert finding.level is Level.OK
     assert finding.seen == "worker 1 of 2 (from: TF_CONFIG): 10.0.0.1:2222, 10.0.0.2:2222"
-    (finding,) = cluster_environment.judge({"TF_CONFIG": "{not json"})
+    (finding,) = cluster_check.judge({"TF_CONFIG": "{not json"})
     assert finding.level is Level.PROBLEM
     assert "TF_CONFIG" in finding.seen
 
 
 def test_worker_hosts() -> None:
-    assert cluster_environment.worker_hosts({"TF_CONFIG": TF_CONFIG}) == ("10.0.0.1", "10.0.0.2")
-    assert cluster_environment.worker_hosts({}) == ("127.0.0.1",)
-    assert cluster_environment.worker_hosts({"TF_CONFIG": "{not json"}) == ("127.0.0.1",)
+    assert cluster_check.worker_hosts({"TF_CONFIG": TF_CONFIG}) == ("10.0.0.1", "10.0.0.2")
+    assert cluster_check.worker_hosts({}) == ("127.0.0.1",)
+    assert cluster_check.worker_hosts({"TF_CONFIG": "{not json"}) == ("127.0.0.1",)

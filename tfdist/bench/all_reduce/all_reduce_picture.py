@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.measurement.pictures import caption, figure_of, plain
+from tfdist.measurement.plot_style import caption, figure_of, plain
 from tfdist.measurement.sizes import shown
 from tfdist.native.engine import ALGORITHMS
 

@@ -17,7 +17,7 @@ import numpy as np
 from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.errors import DeadlineError
-from tfdist.native import library, target
+from tfdist.native import build_target, library
 
 __all__ = ["MEMORY_VARIABLE", "measure", "memory", "prepare", "start"]
 
@@ -65,7 +65,7 @@ def start(engine: str) -> None:
     """
     del engine
     workers = clusters.from_environment()
-    built = library.build(library.BARE, target.observe(), os.environ)
+    built = library.build(library.BARE, build_target.observe(), os.environ)
     loop, size = ctypes.CDLL(str(built.path)), ctypes.c_size_t
     loop.tfdist_bare_bytes.restype, loop.tfdist_bare_bytes.argtypes = size, [size]
     loop.tfdist_bare_sum.restype = ctypes.c_bool

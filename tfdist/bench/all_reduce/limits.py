@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
-from tfdist.cluster.values import split_address
+from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import DeadlineError
 
 __all__ = ["measure", "prepare", "start"]

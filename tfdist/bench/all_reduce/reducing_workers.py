@@ -21,9 +21,9 @@ from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.bench.workers import measured_strategies
 from tfdist.bench.workers.bench_models import MODELS
-from tfdist.cluster.values import split_address
-from tfdist.collectives import native
-from tfdist.collectives.base import Collective
+from tfdist.cluster.cluster_values import split_address
+from tfdist.collectives.backends import native_collective
+from tfdist.collectives.collective import Collective
 
 #: sums, and when the tensors were there and when the sums were, in seconds since 1970
 Timed = tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]
@@ -99,7 +99,7 @@ def _native() -> Collective:
     workers = clusters.from_environment()
     mine, _ = split_address("address", workers.require_addresses()[workers.worker_index])
     device = f"/job:worker/replica:0/task:{workers.worker_index}/device:CPU:0"
-    return native.of_workers(carrier, device=device, address=mine)
+    return native_collective.of_workers(carrier, device=device, address=mine)
 
 
 @functools.cache

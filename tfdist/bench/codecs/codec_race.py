@@ -10,7 +10,7 @@ from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, untold
 from tfdist.bench.workers.slow_network import Link
 from tfdist.errors import ConfigError
 from tfdist.measurement import machine
-from tfdist.measurement.pictures import caption, plain, require_matplotlib
+from tfdist.measurement.plot_style import caption, plain, require_matplotlib
 from tfdist.measurement.ratio import Quartiles, quartiles
 from tfdist.validation import integer, number
 

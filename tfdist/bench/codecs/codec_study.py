@@ -16,9 +16,9 @@ from tfdist.collectives import buckets
 from tfdist.compression import seeds
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange, reduced_bytes
-from tfdist.compression.exchange import by_itself, together
+from tfdist.compression.codec_exchange import by_itself, together
 from tfdist.compression.messages import AllReduce, Context, Request
-from tfdist.training.reduction.compressed import grouped, is_compressed, joined
+from tfdist.gradients.reduction.compressed_reducer import grouped, is_compressed, joined
 
 __all__ = ["study", "units", "wire_bytes"]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 import tfdist.data
 from tfdist.bench.codecs.codec_choice import HOROVOD, NOOP, codec_of, load
 from tfdist.bench.workers import measured_strategies, training_loops
+from tfdist.gradients.reduction import reducer
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.training.reduction import reducer
 
 __all__ = ["Check", "examples", "measure", "prepare", "train"]
 

@@ -11,11 +11,11 @@ from typing import IO, Any
 from tfdist.bench.workers.slow_network import DEVICE, Network
 from tfdist.cluster import from_environment, ports
 from tfdist.collectives.joining import gloo
-from tfdist.collectives.store import StoreServer
+from tfdist.collectives.rendezvous_store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
-from tfdist.launch.pool.environment import worker_environments
-from tfdist.launch.pool.pool import WorkerPool, started
+from tfdist.jobs.placement.worker_environment import worker_environments
 from tfdist.native.engine import HOST_VARIABLE
+from tfdist.processes.pool.worker_pool import WorkerPool, started
 
 __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Call", "Lane", "running", "turn"]
 
@@ -106,7 +106,7 @@ class Lane:
         if not self._started:
             # a worker that is held does not see that this process is gone; the kernel does
             self._started = True
-            self.call("tfdist.launch.process.worker:end_with_parent", parent=os.getpid())
+            self.call("tfdist.jobs.process.script_worker:end_with_parent", parent=os.getpid())
         replies = self._pool.call(target, arguments, timeout_seconds=LONGEST_SECONDS)
         for reply in sorted(replies, key=lambda reply: reply.seconds):
             if MissingDependencyError.__name__ in reply.types:

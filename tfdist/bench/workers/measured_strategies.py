@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdist.strategies
 from tfdist.bench.workers.lanes import LONGEST_SECONDS
 from tfdist.cluster import strategy_table
-from tfdist.collectives import horovod_job
+from tfdist.collectives.backends import horovod_job
 
 __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 

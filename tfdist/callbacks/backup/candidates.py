@@ -10,10 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tfdist.callbacks.backup import carrying
-from tfdist.checkpoint.manifest import Manifest
-from tfdist.checkpoint.store import Checkpoint, Store
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.callbacks.backup import array_broadcast
+from tfdist.checkpoint.checkpoint_manifest import Manifest
+from tfdist.checkpoint.checkpoint_store import Checkpoint, Store
+from tfdist.collectives.workers.worker_processes import Workers
 
 _ARRAYS, _SHARDS = "arrays:", "shards:"  # what names begin with on their way
 
@@ -144,7 +144,7 @@ def _handed_out(found: Found | None, workers: Workers, giver: int) -> Found:
         arrays = {f"{_ARRAYS}{name}": array for name, array in found.arrays.items()}
         arrays |= {f"{_SHARDS}{name}": array for name, array in found.shards.items()}
         note = [found.state, found.source]
-    arrays, (state, source) = carrying.from_worker(giver, workers, arrays, note)
+    arrays, (state, source) = array_broadcast.from_worker(giver, workers, arrays, note)
 
     def of(kind: str) -> dict[str, NDArray[Any]]:
         return {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}

@@ -12,10 +12,10 @@ from typing import Any
 
 import keras
 
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.monitor.process import step_clock
+from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.reporter import StatusReporter
-from tfdist.training.multi_worker.workers import Workers
 
 # Where no agent brings workers to the same step, they ask each other every so many steps: it takes milliseconds.
 _ASK_EVERY = 10

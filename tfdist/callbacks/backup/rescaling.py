@@ -4,7 +4,7 @@ import logging
 
 import keras
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.errors import ConfigError
 from tfdist.optimizers.scaling import factor

@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks.backup import candidates, cuts, rescaling, shards, trainings
-from tfdist.callbacks.backup.cuts import Cuts
-from tfdist.callbacks.backup.memory import Memory
-from tfdist.callbacks.backup.position import Input, Place
+from tfdist.callbacks.backup import candidates, replica_states, rescaling, run_identity, sharded_weights
+from tfdist.callbacks.backup.fit_position import Input, Place
+from tfdist.callbacks.backup.joint_saving import Together
+from tfdist.callbacks.backup.memory_backup import Memory
 from tfdist.callbacks.backup.preemption import PreemptionHandler
-from tfdist.callbacks.backup.shards import Shards
-from tfdist.callbacks.backup.together import Together
+from tfdist.callbacks.backup.replica_states import Shards
+from tfdist.callbacks.backup.sharded_weights import Cuts
 from tfdist.callbacks.backup.train_state import TrainState, scalars
-from tfdist.checkpoint.store import Store
-from tfdist.checkpoint.writer import Writer, finish_saves
+from tfdist.checkpoint.background_writer import Writer, finish_saves
+from tfdist.checkpoint.checkpoint_store import Store
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import epochs as keras_epochs
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras.epochs import Fit
 from tfdist.errors import ConfigError
 from tfdist.monitor import faults
 from tfdist.monitor.phases import Activity, Kind, Phase
-from tfdist.monitor.process import step_clock
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.monitor.process_clock import step_clock
 
 _logger = logging.getLogger("tfdist")
 VERSION = 1
@@ -85,7 +85,7 @@ class BackupSession(keras.callbacks.Callback):
         self._input = Input(fit)
         self._disk = disk
         self._is_shared = self._together.share(disk)
-        self._claim = trainings.Claim(disk.url) if self._workers.is_chief else None
+        self._claim = run_identity.Claim(disk.url) if self._workers.is_chief else None
         is_first = os.environ.get("TFDIST_RESTARTS", "0") == "0"  # else the process before may not be gone yet
         if self._claim is not None and not self._claim.is_alone and is_first:
             _logger.warning(
@@ -115,12 +115,12 @@ class BackupSession(keras.callbacks.Callback):
             (disk.url, disk),
             self._workers,
             needed=self._shards.needed,
-            is_ours=functools.partial(trainings.is_same, disk.url),
+            is_ours=functools.partial(run_identity.is_same, disk.url),
         )
         if self._found is not None:
             _require_version(self._found)
-            trainings.require_same(disk.url, self._found.state.get("training"))
-            wholes, rest = cuts.joined(self._found.shards, source=self._found.source)
+            run_identity.require_same(disk.url, self._found.state.get("training"))
+            wholes, rest = sharded_weights.joined(self._found.shards, source=self._found.source)
             self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
@@ -139,7 +139,7 @@ class BackupSession(keras.callbacks.Callback):
         faults.at("restore", self._found.state["steps"])
         state = self._found.state
         build = functools.partial(keras_epochs.build, self.model, self._fit)
-        counts = state.get(shards.COUNTS)
+        counts = state.get(replica_states.COUNTS)
         in_epoch = bool(state["step"])
         self._state.restore_model(self._found.arrays, build, has_shards=counts is not None, in_epoch=in_epoch)
         if counts is None:
@@ -265,7 +265,7 @@ class BackupSession(keras.callbacks.Callback):
             if self._delete and self._workers.is_chief:
                 self._disk.discard()
         if self._delete:
-            trainings.is_over(self._disk.url)
+            run_identity.is_over(self._disk.url)
         if self._claim is not None:
             self._claim.close()
         step_clock().training_ends()
@@ -290,9 +290,9 @@ class BackupSession(keras.callbacks.Callback):
             logs_are_metrics=keras_model.logs_are_metrics(self.model),
             workers=self._workers.count,
             global_batch=self._input.global_batch,
-            training=trainings.mark(self._disk.url),
+            training=run_identity.mark(self._disk.url),
             time=time.time(),
-            **{shards.COUNTS: self._shards.counts(), shards.CUT: self._cuts.exist},
+            **{replica_states.COUNTS: self._shards.counts(), replica_states.CUT: self._cuts.exist},
             **self._input.state(self._at),
         )
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
@@ -332,11 +332,16 @@ class BackupSession(keras.callbacks.Callback):
 
     def _again(self, found: candidates.Found) -> _Taken:
         """Return the state that was found, to go on from once more: nothing has been trained since."""
-        state = {**found.state, shards.COUNTS: self._shards.counts()}  # by now they are those of the present replicas
+        state = {
+            **found.state,
+            replica_states.COUNTS: self._shards.counts(),
+        }  # by now they are those of the present replicas
         part = {**self._shards.capture(), **self._cuts.capture()}
         elsewhere = self._shards.names | self._cuts.names
         arrays = {name: array for name, array in found.arrays.items() if name not in elsewhere}
-        return _Taken(state["steps"] + state["epochs"], arrays, {**state, shards.CUT: self._cuts.exist}, part, 0.0)
+        return _Taken(
+            state["steps"] + state["epochs"], arrays, {**state, replica_states.CUT: self._cuts.exist}, part, 0.0
+        )
 
 
 def _require_version(found: candidates.Found) -> None:

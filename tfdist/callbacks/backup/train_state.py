@@ -14,11 +14,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.callbacks.backup.encoding import decode, encode
-from tfdist.callbacks.backup.names import METRIC, VARIABLE, metrics_of, variables_of
+from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, metrics_of, variables_of
 from tfdist.compat import random_states
-from tfdist.compat.keras import callbacks as keras_callbacks
-from tfdist.compat.tensorflow import arrays as tf_arrays
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
 from tfdist.errors import ConfigError, ConfigTypeError
 
 _logger = logging.getLogger(__name__)

@@ -49,6 +49,7 @@ def moved(name: str) -> click.Command:
 @click.group(
     cls=_Benchmarks,
     package="tfdist.cli.bench",
+    modules="{}_command",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

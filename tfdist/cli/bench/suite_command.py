@@ -15,10 +15,10 @@ from rich.text import Text
 from tfdist.bench.suite import Report, Suite, Table
 from tfdist.bench.workers.slow_network import RATES, Link
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.files import json_option, plot_option
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
-from tfdist.measurement.pictures import require_matplotlib
+from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.measurement.plot_style import require_matplotlib
 
 __all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command", "suite_options"]
 

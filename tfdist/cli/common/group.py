@@ -1,6 +1,6 @@
 """Groups of commands: what was probably meant by one that there is not, and imports when one is called."""
 
-import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,19 +27,20 @@ class LazyGroup(Group):
 
     Args:
         package: the package with a module for each subcommand, in which it is called `command`.
-        table: the names, in the order of the overview, and what it says of each. The module of ``all-reduce`` is
-            ``all_reduce``.
+        table: the names, in the order of the overview, and what it says of each.
+        modules: the names of the modules, such as "data_{}". A subcommand that is a sub-package has its name.
 
     Example:
-        >>> group = LazyGroup("data", package="tfdist.cli.data", table={"write": "Write examples."})
+        >>> group = LazyGroup("data", package="tfdist.cli.data", table={"write": "Write examples."}, modules="data_{}")
         >>> group.list_commands(click.Context(group))
         ['write']
     """
 
-    def __init__(self, *args: Any, package: str, table: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, *args: Any, package: str, table: Mapping[str, str], modules: str, **options: Any) -> None:
         super().__init__(*args, **options)
         self._package = package
         self._table = table
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of the table."""
@@ -49,7 +50,10 @@ class LazyGroup(Group):
         """Return the command of this name, or None when there is none."""
         if cmd_name not in self._table:
             return None
-        module = f"{self._package}.{cmd_name.replace('-', '_')}"
+        name = cmd_name.replace("-", "_")
+        module = f"{self._package}.{name}"
+        if importlib.util.find_spec(module) is None:
+            module = f"{self._package}.{self._modules.format(name)}"
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command), f"{module}.command is no click command"
         return command

@@ -16,6 +16,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     package="tfdist.cli.data",
+    modules="data_{}",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

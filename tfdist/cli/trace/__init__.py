@@ -13,6 +13,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     package="tfdist.cli.trace",
+    modules="trace_{}",
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -9,8 +9,8 @@ import click
 from tfdist import verify
 from tfdist.cli.common import completion
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.files import json_option
 from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.written_files import json_option
 from tfdist.cli.verify import proof_table
 from tfdist.cli.verify.matrix_table import MatrixWatch, print_list, print_report
 from tfdist.cluster import strategy_table

@@ -12,7 +12,7 @@ from rich.table import Table
 from tfdist.cli.common.progress import Watch
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
-from tfdist.verify.report import Cell, Report
+from tfdist.verify.matrix_report import Cell, Report
 
 __all__ = ["MatrixWatch", "print_list", "print_report"]
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
-from tfdist.launch.plan.choice import check_strategy, require_installed, server_count
-from tfdist.launch.plan.config import LaunchConfig, require_script
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.jobs.plan.strategy_checks import check_strategy, require_installed, server_count
 from tfdist.verify import column
 from tfdist.verify.column import Column
 from tfdist.verify.proof.proving import Job, Outcome, Proof, prove, to_json

@@ -4,9 +4,9 @@ It brings the ranks together itself, so the cluster has no addresses: the ring s
 ``horovodrun --mpi`` starts ranks by ``mpirun``, which is read as such.
 """
 
-from tfdist.cluster.environments.mpi import addresses_of_ranks
-from tfdist.cluster.environments.reading import Environ, given, optional_integer, required_integer
-from tfdist.cluster.values import Cluster
+from tfdist.cluster.cluster_values import Cluster
+from tfdist.cluster.environments.environment_variables import Environ, given, optional_integer, required_integer
+from tfdist.cluster.environments.mpi_environment import addresses_of_ranks
 
 _HINT = "horovodrun sets it for every rank: start with horovodrun, or unset the variables that it left behind."
 

@@ -2,8 +2,8 @@
 
 import json
 
-from tfdist.cluster.environments.reading import Environ, given, port, required
-from tfdist.cluster.values import Cluster
+from tfdist.cluster.cluster_values import Cluster
+from tfdist.cluster.environments.environment_variables import Environ, given, port, required
 from tfdist.errors import ConfigError
 from tfdist.validation import shown
 

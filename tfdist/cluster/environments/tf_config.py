@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from tfdist.cluster.environments.reading import Environ, given
-from tfdist.cluster.values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
+from tfdist.cluster.cluster_values import TASK_TYPES, Cluster, TaskId, distinct_addresses, position_on_host
+from tfdist.cluster.environments.environment_variables import Environ, given
 from tfdist.errors import ConfigError, fields_of
 from tfdist.validation import integer, parse_integer, shown
 

@@ -1,7 +1,13 @@
 """The environment that ``tfdist run`` gives each of its workers."""
 
-from tfdist.cluster.environments.reading import Environ, given, optional_integer, required, required_integer
-from tfdist.cluster.values import Cluster, distinct_addresses, position_on_host
+from tfdist.cluster.cluster_values import Cluster, distinct_addresses, position_on_host
+from tfdist.cluster.environments.environment_variables import (
+    Environ,
+    given,
+    optional_integer,
+    required,
+    required_integer,
+)
 
 _HINT = "tfdist run sets TFDIST_WORKERS and TFDIST_WORKER_INDEX together: set both, or neither."
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from tfdist.cluster.values import Cluster, split_address
+from tfdist.cluster.cluster_values import Cluster, split_address
 
 
 def variables(cluster: Cluster, store_address: str) -> dict[str, str]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import base
-from tfdist.collectives.native import NativeCollective
+from tfdist.collectives import collective as base
+from tfdist.collectives.backends.native_collective import NativeCollective
 from tfdist.errors import TfdistError, UnsupportedError
 from tfdist.native import engine as native
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import base, composed
-from tfdist.collectives.base import Collective
-from tfdist.collectives.native import NativeCollective
+from tfdist.collectives import collective, fallbacks
+from tfdist.collectives.backends.native_collective import NativeCollective
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.replicas import in_process
 from tfdist.errors import UnsupportedError
 
@@ -42,7 +42,7 @@ class TwoLevelCollective:
         self._leads = local.rank == 0
 
     def among(self, members: Sequence[int]) -> Collective | None:
-        """Return the collective of some of the members, see `tfdist.parallel.groups`.
+        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`.
 
         Args:
             members: ranks, in rising order; as many of each process that has some.
@@ -65,7 +65,7 @@ class TwoLevelCollective:
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return sums, minima or maxima; see `Collective.all_reduce`."""
         dtypes = [tensor.dtype for tensor in tensors]
-        wide = [tf.cast(one, tf.float32) if one.dtype in composed.HALVES and op == "sum" else one for one in tensors]
+        wide = [tf.cast(one, tf.float32) if one.dtype in fallbacks.HALVES and op == "sum" else one for one in tensors]
         totals = self._local.all_reduce(wide, key=f"{key} in the process", op=op)
         if self._leads:
             totals = self._between.all_reduce(totals, key=key, op=op)
@@ -81,12 +81,12 @@ class TwoLevelCollective:
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         """Return this member's part of the sum; see `Collective.reduce_scatter`."""
-        (total,) = self.all_reduce([base.require_rows(tf.convert_to_tensor(tensor))], key=key)
-        return tf.split(total, base.cut(total, self.size), num=self.size)[self.rank]
+        (total,) = self.all_reduce([collective.require_rows(tf.convert_to_tensor(tensor))], key=key)
+        return tf.split(total, collective.cut(total, self.size), num=self.size)[self.rank]
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
         """Return one member's value; see `Collective.broadcast`."""
-        process, place = divmod(base.require_rank("root", root, self.size), self._local.size)
+        process, place = divmod(collective.require_rank("root", root, self.size), self._local.size)
         if process == self._index and place != 0:
             tensor = self._local.broadcast(tensor, key=f"{key} in the process", root=place)
         if self._leads:
@@ -95,8 +95,8 @@ class TwoLevelCollective:
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         """Return this member's part of every member's rows; see `Collective.all_to_all`."""
-        tensor = base.require_rows(tf.convert_to_tensor(tensor))
-        sizes = base.cut(tensor, self.size)
+        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        sizes = collective.cut(tensor, self.size)
         every = tf.split(self.all_gather(tensor, key=key), [sum(sizes)] * self.size, num=self.size)
         return tf.concat([tf.split(rows, sizes, num=self.size)[self.rank] for rows in every], axis=0)
 
@@ -130,7 +130,7 @@ class TwoLevelCollective:
         return self._local.explain(error, what)
 
     def _near(self, name: str, rank: int) -> int:
-        base.require_other(name, rank, self)
+        collective.require_other(name, rank, self)
         process, place = divmod(rank, self._local.size)
         if process != self._index:
             raise UnsupportedError(

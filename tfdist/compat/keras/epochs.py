@@ -23,8 +23,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tfdist.compat.keras import calls as keras_calls
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_frames as keras_calls
+from tfdist.compat.keras import keras_trainer as keras_model
 
 _FRAMES = 24  # from a callback up to `fit`, through those of a subclass
 _FIT_NAMES = {"self", "callbacks", "epochs", "initial_epoch", "epoch_iterator", "val_x"}

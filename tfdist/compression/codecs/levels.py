@@ -6,7 +6,7 @@ x  as  sign(x) floor(s |x| / scale + u),    0 <= u < 1 drawn,    at most s = 2^(
 import tensorflow as tf
 
 from tfdist.compression import packing
-from tfdist.compression.codecs import groups
+from tfdist.compression.codecs import scaled_groups
 from tfdist.compression.kernels import kernels, key_and_counter, shaped
 
 
@@ -59,13 +59,13 @@ def decode(encoded: tf.Tensor, count: int, *, bits: int, group: int) -> tf.Tenso
     if ops is not None:
         rows = ops.tfdist_from_levels(packed, scales, group=group, bits=bits)
         return shaped(rows, [encoded.shape[0], count])
-    whole = groups.apart(packing.unpacked(packed, bits) - most(bits), group)
-    return groups.together(tf.cast(whole, tf.float32) * (scales * (1 / most(bits)))[..., tf.newaxis])
+    whole = scaled_groups.apart(packing.unpacked(packed, bits) - most(bits), group)
+    return scaled_groups.together(tf.cast(whole, tf.float32) * (scales * (1 / most(bits)))[..., tf.newaxis])
 
 
 def _levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, most: int, group: int) -> tf.Tensor:
-    drawn = groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed, alg="philox"), group)
+    drawn = scaled_groups.apart(tf.random.stateless_uniform(tf.shape(rows), seed, alg="philox"), group)
     per_number = tf.math.divide_no_nan(float(most), scales)[..., tf.newaxis]
-    level = tf.minimum(tf.floor(tf.abs(groups.apart(rows, group)) * per_number + drawn), float(most))
-    whole = groups.together(tf.cast(tf.where(tf.math.is_finite(level), level, 0.0), tf.int32))
+    level = tf.minimum(tf.floor(tf.abs(scaled_groups.apart(rows, group)) * per_number + drawn), float(most))
+    whole = scaled_groups.together(tf.cast(tf.where(tf.math.is_finite(level), level, 0.0), tf.int32))
     return tf.where(packing.is_negative(rows), -whole, whole)

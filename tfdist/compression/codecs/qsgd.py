@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.compression.codec import Accuracy
-from tfdist.compression.codecs import groups, levels
+from tfdist.compression.codecs import levels, scaled_groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(groups.GroupCodec):
+class QSGD(scaled_groups.GroupCodec):
     """The Euclidean norm of each group of d numbers, and for each number one of s levels of it with a sign.
 
         Q(x) = |v| sign(x) (l + b) / s,    l = floor(s |x| / |v|),    b = 1 with probability s |x| / |v| - l
@@ -50,7 +50,7 @@ class QSGD(groups.GroupCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return the levels, plus s, and then the norms."""
-        norms = tf.sqrt(groups.sums(rows, self.group, "squares"))
+        norms = tf.sqrt(scaled_groups.sums(rows, self.group, "squares"))
         return levels.encode(rows, norms, seed, bits=self.bits, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tfdist.compression import packing
 from tfdist.compression.codec import Accuracy
-from tfdist.compression.codecs import groups
+from tfdist.compression.codecs import scaled_groups
 from tfdist.compression.kernels import kernels, shaped
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignSGD(groups.GroupCodec):
+class SignSGD(scaled_groups.GroupCodec):
     """The sign of each number times the mean |x| of its group. Only for use with `ErrorFeedback`.
 
     Args:
@@ -36,7 +36,7 @@ class SignSGD(groups.GroupCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return which numbers are negative, and then the means."""
-        means = groups.sums(rows, self.group, "sizes") * (1 / self.group)
+        means = scaled_groups.sums(rows, self.group, "sizes") * (1 / self.group)
         return tf.concat([_signs(rows), packing.as_words(means)], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
@@ -47,7 +47,7 @@ class SignSGD(groups.GroupCodec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBit(groups.GroupCodec):
+class OneBit(scaled_groups.GroupCodec):
     """The mean of the numbers of a group that are not negative, or that of those that are. Needs `ErrorFeedback`.
 
     Args:
@@ -73,9 +73,9 @@ class OneBit(groups.GroupCodec):
         """Return which numbers are negative, and then the two means of each group."""
         signs = _signs(rows)
         counts = tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.float32)
-        negative = tf.reduce_sum(groups.apart(counts, self.group // packing.WORD_BITS), axis=2)
-        low = tf.math.divide_no_nan(groups.sums(rows, self.group, "negatives"), negative)
-        high = tf.math.divide_no_nan(groups.sums(rows, self.group, "positives"), self.group - negative)
+        negative = tf.reduce_sum(scaled_groups.apart(counts, self.group // packing.WORD_BITS), axis=2)
+        low = tf.math.divide_no_nan(scaled_groups.sums(rows, self.group, "negatives"), negative)
+        high = tf.math.divide_no_nan(scaled_groups.sums(rows, self.group, "positives"), self.group - negative)
         return tf.concat([signs, packing.as_words(low), packing.as_words(high)], axis=1)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
@@ -99,5 +99,5 @@ def _by_sign(signs: tf.Tensor, low: tf.Tensor, high: tf.Tensor, group: int) -> t
     if ops is not None:
         rows = ops.tfdist_from_signs(signs, low, high, group=group)
         return shaped(rows, [signs.shape[0], signs.shape[1] * packing.WORD_BITS])
-    is_negative = groups.apart(packing.unpacked(signs, 1), group) == 1
-    return groups.together(tf.where(is_negative, low[..., tf.newaxis], high[..., tf.newaxis]))
+    is_negative = scaled_groups.apart(packing.unpacked(signs, 1), group) == 1
+    return scaled_groups.together(tf.where(is_negative, low[..., tf.newaxis], high[..., tf.newaxis]))

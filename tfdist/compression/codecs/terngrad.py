@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.compression.codec import Accuracy
-from tfdist.compression.codecs import groups, levels
+from tfdist.compression.codecs import levels, scaled_groups
 
 _BITS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGrad(groups.GroupCodec):
+class TernGrad(scaled_groups.GroupCodec):
     """Two bits for each number: s sign(x) with probability |x| / s, else zero, where s is the largest |x| of a group.
 
     Unbiased, unless numbers are clipped: then those beyond ``clip`` standard deviations of their group are cut to it,
@@ -48,9 +48,9 @@ class TernGrad(groups.GroupCodec):
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return -1, 0 or 1, plus one, and then the largest of each group."""
-        largest = groups.largest(rows, self.group)
+        largest = scaled_groups.largest(rows, self.group)
         if self.clip is not None:
-            deviation = tf.sqrt(groups.sums(rows, self.group, "squares") * (1 / self.group))
+            deviation = tf.sqrt(scaled_groups.sums(rows, self.group, "squares") * (1 / self.group))
             largest = tf.minimum(largest, self.clip * deviation)  # what is larger has level 1 as well
         return levels.encode(rows, largest, seed, bits=_BITS, group=self.group)
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from types import TracebackType
 
-from tfdist.data.format.pictures import WORTH_A_PROCESS, look_at
+from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, look_at
 from tfdist.data.format.schema import Schema
-from tfdist.data.pool import InOrder
+from tfdist.data.process_pool import InOrder
 from tfdist.errors import ConfigError
 
 _MOST = 8  # processes

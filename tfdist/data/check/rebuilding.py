@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.data.format import manifest as manifests
+from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.contents import Contents
-from tfdist.data.format.layout import layouts
+from tfdist.data.format.record_layout import layouts
 from tfdist.data.format.reindex import batches
 from tfdist.data.format.scan import Content, Found, walk
 from tfdist.data.format.schema import Schema

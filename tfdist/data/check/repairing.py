@@ -16,13 +16,13 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.check.decoding import Decoding
-from tfdist.data.check.examining import Examined, Place
 from tfdist.data.check.rebuilding import inferred
+from tfdist.data.check.shard_check import Examined, Place
 from tfdist.data.check.verifying import Progress, examine_all
-from tfdist.data.format import manifest as manifests
-from tfdist.data.format import records
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents
-from tfdist.data.format.manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.reindex import batches
 from tfdist.data.format.revisions import (
     index_name,
@@ -36,7 +36,7 @@ from tfdist.data.format.revisions import (
 )
 from tfdist.data.format.scan import Content, walk
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.files import is_url
+from tfdist.data.sources.source_files import is_url
 from tfdist.data.writing import journal
 from tfdist.data.writing.encode import Encoded
 from tfdist.data.writing.index_files import described, store_index_of
@@ -370,7 +370,7 @@ def copied(
                 rows = contents.of(payloads)
                 kept = np.array([row for row in range(len(payloads)) if row not in rows.problems], np.int64)
                 if len(kept):
-                    framed = [records.frame(payloads[row]) for row in kept.tolist()]
+                    framed = [record_framing.frame(payloads[row]) for row in kept.tolist()]
                     columns = {name: values[kept] for name, values in rows.columns.items()}
                     writer.add(Encoded(b"".join(framed), np.cumsum([len(frame) for frame in framed]), columns))
             if not writer.examples:

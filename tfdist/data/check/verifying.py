@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.data.check.binding import require_manifest
 from tfdist.data.check.decoding import Decoding
-from tfdist.data.check.examining import Examined, Place, examine
-from tfdist.data.format import manifest as manifests
-from tfdist.data.format.manifest import Manifest, read_manifest
-from tfdist.data.writing.external import place_of
+from tfdist.data.check.manifest_guard import require_manifest
+from tfdist.data.check.shard_check import Examined, Place, examine
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.writing.foreign_tfrecords import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 from tfdist.waiting import awaited

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format import example
-from tfdist.data.format.layout import FIXED, indexed_values
-from tfdist.data.format.pictures import KEPT, format_of
+from tfdist.data.format.picture_decoding import KEPT, format_of
+from tfdist.data.format.record_layout import FIXED, indexed_values
 from tfdist.data.format.schema import Schema
 from tfdist.data.format.shard_index import arrays_of, texts_of
 from tfdist.errors import CorruptDataError

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from tfdist.data.format import records
+from tfdist.data.format import record_framing
 from tfdist.errors import ShortReadError
 from tfdist.storage.directory import Storage
 
@@ -140,57 +140,57 @@ class _Budget:
 
 def _next(content: Content, position: int, budget: _Budget) -> Found:
     size, left = content.size, content.size - position
-    if left < records.OVERHEAD_BYTES:
+    if left < record_framing.OVERHEAD_BYTES:
         return Found(position, left, None, f"{left} bytes, too few for a record")
-    data = content.has(position, records.HEADER_BYTES)
+    data = content.has(position, record_framing.HEADER_BYTES)
     place = position - content.begin
     length, crc = _HEADER.unpack_from(data, place)
-    if crc != records.masked(google_crc32c.value(data[place : place + 8])):
+    if crc != record_framing.masked(google_crc32c.value(data[place : place + 8])):
         return _gap(content, position, "a header whose checksum does not fit", budget)
-    if length > left - records.OVERHEAD_BYTES:
+    if length > left - record_framing.OVERHEAD_BYTES:
         return _gap(content, position, f"a record of {length} bytes, which goes beyond the end of the file", budget)
     if length <= LARGEST_PAYLOAD:
-        data = content.has(position, length + records.OVERHEAD_BYTES)
-        place = position - content.begin + records.HEADER_BYTES
+        data = content.has(position, length + record_framing.OVERHEAD_BYTES)
+        place = position - content.begin + record_framing.HEADER_BYTES
         payload = data[place : place + length]
         stored = int.from_bytes(data[place + length : place + length + 4], "little")
-        if stored == records.masked(google_crc32c.value(payload)):
-            return Found(position, length + records.OVERHEAD_BYTES, payload)
+        if stored == record_framing.masked(google_crc32c.value(payload)):
+            return Found(position, length + record_framing.OVERHEAD_BYTES, payload)
         problem = "a payload whose checksum does not fit"
     else:
         problem = f"a record of {length} bytes; an example has at most {LARGEST_PAYLOAD}"
     budget.left -= length
-    end = position + length + records.OVERHEAD_BYTES
+    end = position + length + record_framing.OVERHEAD_BYTES
     if end == size or _is_header(content, end):
-        return Found(position, length + records.OVERHEAD_BYTES, None, problem)
+        return Found(position, length + record_framing.OVERHEAD_BYTES, None, problem)
     return _gap(content, position, problem, budget)  # bytes are missing or were put in: its end is elsewhere
 
 
 def _is_header(content: Content, position: int) -> bool:
     room = content.size - position
-    if room < records.OVERHEAD_BYTES:
+    if room < record_framing.OVERHEAD_BYTES:
         return False
-    data = content.has(position, records.HEADER_BYTES)
+    data = content.has(position, record_framing.HEADER_BYTES)
     place = position - content.begin
-    return bool(len(records.headers(data[place : place + records.HEADER_BYTES], room)))
+    return bool(len(record_framing.headers(data[place : place + record_framing.HEADER_BYTES], room)))
 
 
 def _gap(content: Content, position: int, problem: str, budget: _Budget) -> Found:
     """Return the stretch up to the next record whose two checksums fit, or to the end of the file."""
     start, size = position + 1, content.size
-    while start + records.OVERHEAD_BYTES <= size:
+    while start + record_framing.OVERHEAD_BYTES <= size:
         stop = min(size, start + _SEARCH_BYTES)
-        count = min(size, stop + records.HEADER_BYTES - 1) - start
+        count = min(size, stop + record_framing.HEADER_BYTES - 1) - start
         data = content.has(start, count)
         window = data[start - content.begin : start - content.begin + count]
-        for candidate in records.headers(window, size - start).tolist():
+        for candidate in record_framing.headers(window, size - start).tolist():
             length = _HEADER.unpack_from(window, candidate)[0]
-            begin = start + candidate + records.HEADER_BYTES
+            begin = start + candidate + record_framing.HEADER_BYTES
             if length <= LARGEST_PAYLOAD:
                 stored = int.from_bytes(content.part(begin + length, 4), "little")
-                if stored == records.masked(content.crc_of(begin, length)):
+                if stored == record_framing.masked(content.crc_of(begin, length)):
                     return Found(position, start + candidate - position, None, problem)
-            budget.left -= min(length, LARGEST_PAYLOAD) + records.OVERHEAD_BYTES
+            budget.left -= min(length, LARGEST_PAYLOAD) + record_framing.OVERHEAD_BYTES
             if budget.left < 0:
                 return Found(position, size - position, None, f"{problem}, and {GAVE_UP}")
         start = stop

@@ -42,7 +42,7 @@ class Feature:
         is_image: whether the bytes are an encoded picture (JPEG, PNG, ...).
         names: what the values of an integer feature stand for, the name of class 0 first.
         unit: what one of its numbers means, where that is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or
-            any text. Columns of dates, times and decimals are converted to it, see `tfdist.data.sources.tables.units`.
+            any text. Columns of dates, times and decimals are converted to it by `data.sources.tables.arrow_units`.
         may_round: whether a user asked for this dtype, so that floats are rounded to it where they do not fit exactly.
 
     Raises:

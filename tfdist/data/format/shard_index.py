@@ -16,9 +16,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from tfdist.data.format import records
-from tfdist.data.format.layout import EXTENT, indexed_values
-from tfdist.data.format.manifest import Manifest, Shard
+from tfdist.data.format import record_framing
+from tfdist.data.format.data_manifest import Manifest, Shard
+from tfdist.data.format.record_layout import EXTENT, indexed_values
 from tfdist.data.format.schema import Schema
 from tfdist.errors import CorruptDataError
 from tfdist.storage.directory import Storage
@@ -66,7 +66,7 @@ class Index:
                 )
         offsets = arrays["offset"]
         inside = (offsets >= 0) & (offsets <= shard.bytes)  # first, so that differences cannot overflow
-        if not inside.all() or (np.diff(offsets) < records.OVERHEAD_BYTES).any():
+        if not inside.all() or (np.diff(offsets) < record_framing.OVERHEAD_BYTES).any():
             raise CorruptDataError(f"{name} has records outside of {shard.file}.")
         return cls(offsets, {key: arrays[key] for key in wanted if key != "offset"})
 

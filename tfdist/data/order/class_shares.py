@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.order.orders import TABLE, Ids, Permutation, mixed, round_keys
-from tfdist.data.order.sharding import part
+from tfdist.data.order.batch_parts import part
+from tfdist.data.order.epoch_orders import TABLE, Ids, Permutation, mixed, round_keys
 from tfdist.errors import ConfigError
 
 _Floats = NDArray[np.float64]

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.check.binding import Binding
-from tfdist.data.format import example, records
-from tfdist.data.format.layout import FIXED
-from tfdist.data.format.manifest import Manifest, Shard, read_manifest
+from tfdist.data.check.manifest_guard import Binding
+from tfdist.data.format import example, record_framing
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.record_layout import FIXED
 from tfdist.data.format.reindex import index_anew
 from tfdist.data.format.scan import Content
 from tfdist.data.format.schema import Schema
@@ -53,7 +53,7 @@ def open_directory(
         ...     len(examples), examples[1]["name"]
         (3, b'b')
     """
-    from tfdist.data.writing.external import place_of  # which builds on this file
+    from tfdist.data.writing.foreign_tfrecords import place_of  # which builds on this file
 
     place = place_of(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
     return Examples(place, read_manifest(place))
@@ -125,7 +125,7 @@ class Examples:
         ids = np.asarray(numbers, np.int64)
         shards, offsets, lengths = self.locate(ids)
         ranges = [
-            (self.manifest.shards[shard].file, int(offset), int(length) + records.OVERHEAD_BYTES)
+            (self.manifest.shards[shard].file, int(offset), int(length) + record_framing.OVERHEAD_BYTES)
             for shard, offset, length in zip(shards, offsets, lengths, strict=True)
         ]
         with self.binding.reading(np.unique(shards).tolist()):
@@ -183,11 +183,11 @@ class Examples:
         inside = numbers - self.begins[shards]
         if self.template is not None:
             length = self.template.length
-            offsets = inside * (length + records.OVERHEAD_BYTES)
+            offsets = inside * (length + record_framing.OVERHEAD_BYTES)
             return shards.astype(np.int32), offsets, np.full(len(numbers), length, np.int64)
         ends = self.offsets
         places = numbers + shards  # each shard has one offset more than it has examples
-        return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - records.OVERHEAD_BYTES
+        return shards.astype(np.int32), ends[places], ends[places + 1] - ends[places] - record_framing.OVERHEAD_BYTES
 
     def verify(self) -> Any:
         """Look at every byte; see `tfdist.data.verify`, which returns the same report."""
@@ -225,20 +225,20 @@ class Examples:
             return self.column(f"value:{name}")
         found = []
         for place, shard in enumerate(self.manifest.shards):
-            width = self.template.length + records.OVERHEAD_BYTES
+            width = self.template.length + record_framing.OVERHEAD_BYTES
             step = max(1, (16 << 20) // width)
             for start in range(0, shard.examples, step):
                 count = min(step, shard.examples - start)
                 with self.binding.reading([place]):
                     data = self.storage.read(shard.file, start * width, count * width)
                 rows = np.frombuffer(data, np.uint8).reshape(count, width)
-                found.append(self.template.column(name, rows[:, records.HEADER_BYTES : -4]))
+                found.append(self.template.column(name, rows[:, record_framing.HEADER_BYTES : -4]))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def payload_of(data: bytes) -> bytes | None:
     """Return the payload of one record, or None if a checksum or its length does not fit."""
-    length = len(data) - records.OVERHEAD_BYTES
-    if length < 0 or data[: records.HEADER_BYTES] != records.header(length):
+    length = len(data) - record_framing.OVERHEAD_BYTES
+    if length < 0 or data[: record_framing.HEADER_BYTES] != record_framing.header(length):
         return None
-    return data[records.HEADER_BYTES : -4] if records.payload_fits(data, 0, length) else None
+    return data[record_framing.HEADER_BYTES : -4] if record_framing.payload_fits(data, 0, length) else None

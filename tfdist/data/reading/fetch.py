@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.check.binding import Binding
-from tfdist.data.format import records
-from tfdist.data.format.layout import EXTENT, FIXED, indexed_values
+from tfdist.data.check.manifest_guard import Binding
+from tfdist.data.format import record_framing as records
+from tfdist.data.format.record_layout import EXTENT, FIXED, indexed_values
 from tfdist.data.format.shard_index import texts_of
-from tfdist.data.reading import access
+from tfdist.data.reading import numpy_reader
 from tfdist.data.reading.examples import Examples, payload_of
 from tfdist.data.reading.failures import Failures
 from tfdist.errors import CorruptDataError
@@ -29,7 +29,7 @@ _Array = NDArray[Any]
 
 
 class Bytes(Protocol):
-    """Bytes of records of several files; `tfdist.data.reading.access` says what each argument is."""
+    """Bytes of records of several files; `tfdist.data.reading.numpy_reader` says what each argument is."""
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
         """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
@@ -51,19 +51,19 @@ class MappedBytes:
     def __init__(self, paths: Sequence[str], binding: Binding) -> None:
         self.paths = list(paths)
         self._binding = binding
-        self._maps = access.Maps(self.paths)
+        self._maps = numpy_reader.Maps(self.paths)
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
         """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
         with self._binding.reading(np.unique(file).tolist()):
-            return access.read_rows(self._maps, file, offset, check, length)
+            return numpy_reader.read_rows(self._maps, file, offset, check, length)
 
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
         """Return a stretch of each payload, and which are sound."""
         with self._binding.reading(np.unique(file).tolist()):
-            return access.read_records(self._maps, file, offset, length, start, size, check)
+            return numpy_reader.read_records(self._maps, file, offset, length, start, size, check)
 
 
 class RemoteBytes:

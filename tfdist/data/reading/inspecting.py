@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.layout import FIXED
-from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.format.record_framing import OVERHEAD_BYTES
+from tfdist.data.format.record_layout import FIXED
 from tfdist.data.reading.examples import Examples, open_directory
 from tfdist.errors import ConfigError, MissingDependencyError
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist import native, validation
-from tfdist.data.order import class_shares, orders, sharding
-from tfdist.data.reading import pipeline as pipelines
-from tfdist.data.reading.dataset import Reading, position_of
+from tfdist.data.order import batch_parts, class_shares, epoch_orders
+from tfdist.data.reading import epoch_pipeline as pipelines
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples, open_directory
 from tfdist.data.reading.feature_roles import roles
 from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.reading.read_dataset import Reading, position_of
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.storage.blocks import BlockCache
+from tfdist.storage.block_cache import BlockCache
 
 _BLOCK_BYTES = 2 << 20  # read in one go, from a disk that spins or from a store
 _WINDOW = 64  # blocks that are mixed
@@ -106,7 +106,7 @@ def read(
     )
     seed = validation.integer("seed", seed)
     if tail is not None:
-        validation.one_of("tail", tail, sharding.TAILS)
+        validation.one_of("tail", tail, batch_parts.TAILS)
     validation.one_of("on_corrupt", on_corrupt, ("raise", "skip", "verify"))
     validation.one_of("verify", verify, ("first", "always", "never"))
     for name, function in (("decode", decode), ("augment", augment)):
@@ -167,7 +167,7 @@ def read(
     return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
 
 
-def _order(examples: Examples, order: Any, label: str | None) -> orders.Order:
+def _order(examples: Examples, order: Any, label: str | None) -> epoch_orders.Order:
     count = len(examples)
     if isinstance(order, Mapping):
         return class_shares.Weighted(examples.integers(_needed(label)), dict(order))
@@ -175,11 +175,11 @@ def _order(examples: Examples, order: Any, label: str | None) -> orders.Order:
     if order == "balanced":
         return class_shares.Balanced(examples.integers(_needed(label)))
     if order == "full":
-        return orders.Full(count)
+        return epoch_orders.Full(count)
     if order == "none":
-        return orders.Sequential(count)
+        return epoch_orders.Sequential(count)
     mean = max(1, examples.manifest.total_bytes // count)
-    return orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
+    return epoch_orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
 
 
 def _needed(label: str | None) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdist.data.format.pictures import cause_of
-from tfdist.data.reading import features
+from tfdist.data.format.picture_decoding import cause_of
+from tfdist.data.reading import feature_tensors
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher
 from tfdist.errors import CorruptDataError
 
@@ -96,7 +96,9 @@ class Search:
         try:
             with tf.device("/cpu:0"):
                 columns = {name: tf.constant(values) for name, values in read.items()}
-                found = features.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+                found = (
+                    feature_tensors.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+                )
                 row = {name: value[0] for name, value in found.items()}
                 if self._decode is not None:
                     doing = "decode"

@@ -16,8 +16,8 @@ import numpy as np
 from tfdist import validation
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources.memory.stream import is_table
-from tfdist.data.sources.options import Options
 from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.source_options import Options
 from tfdist.data.sources.tables.ray_dataset import is_of_ray, open_ray
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -90,11 +90,11 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
             "nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.", name="nulls"
         )
     if hasattr(examples, "element_spec"):
-        from tfdist.data.sources.memory.dataset import open_dataset
+        from tfdist.data.sources.memory.dataset_source import open_dataset
 
         return open_dataset(examples, schema)
     if isinstance(examples, (Mapping, np.ndarray, tuple)):
-        from tfdist.data.sources.memory.arrays import open_arrays
+        from tfdist.data.sources.memory.array_source import open_arrays
 
         return open_arrays(examples, schema)
     if isinstance(examples, Iterable) or callable(examples):

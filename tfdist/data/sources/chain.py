@@ -1,7 +1,7 @@
 """Several sources as one, one behind the other.
 
 Example:
-    >>> from tfdist.data.sources.memory.arrays import open_arrays
+    >>> from tfdist.data.sources.memory.array_source import open_arrays
     >>> whole = chained([open_arrays({"x": [1, 2]}), open_arrays({"x": [3]})])
     >>> whole.count, [block["x"].tolist() for block in whole.blocks(1, 3)]
     (3, [[2], [3]])
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.sources.blocks import cut
+from tfdist.data.sources.example_blocks import cut
 from tfdist.data.sources.protocol import Block, Source
 
 

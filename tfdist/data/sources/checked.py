@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfdist.data.format.pictures import WORTH_A_PROCESS, Look, look_at, pictures_of
-from tfdist.data.pool import InOrder
-from tfdist.data.sources.blocks import length
+from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, Look, look_at, pictures_of
+from tfdist.data.process_pool import InOrder
+from tfdist.data.sources.example_blocks import length
 from tfdist.data.sources.protocol import Block, Source
 from tfdist.errors import ConfigError, CorruptDataError
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import DTYPES, TEXT, Feature, Schema
-from tfdist.data.sources import files
-from tfdist.data.sources.blocks import bytes_per_example, examples_per_block
-from tfdist.data.sources.columns import column
+from tfdist.data.sources import source_files
+from tfdist.data.sources.example_blocks import bytes_per_example, examples_per_block
 from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError, StorageError
 
 _PATH = re.compile(r"(?P<file>.+\.(?:h5|hdf5|hdf|he5))(?::(?P<group>/.*))?", re.IGNORECASE)
@@ -108,8 +108,8 @@ class Hdf5:
     def __init__(self, path: str, group: str, schema: Schema, columns: list[str], count: int) -> None:
         self._path, self._group, self.schema, self.columns = path, group, schema, columns
         self.count: int | None = count
-        self.identity: dict[str, Any] = {**files.identity("hdf5", [path]), "group": group}
-        self.identifies = files.are_stamped(self.identity)
+        self.identity: dict[str, Any] = {**source_files.identity("hdf5", [path]), "group": group}
+        self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop``."""
@@ -177,7 +177,7 @@ def _opened(path: str) -> Iterator[Any]:
     h5py = _h5py()
     with contextlib.ExitStack() as stack:
         try:
-            handle: Any = stack.enter_context(files.opened(path)) if files.is_url(path) else path
+            handle: Any = stack.enter_context(source_files.opened(path)) if source_files.is_url(path) else path
             file = h5py.File(handle, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES)
         except FileNotFoundError as error:
             raise ConfigError(f"source is {path!r}; there is no such file.") from error

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.pictures import format_of
+from tfdist.data.format.picture_decoding import format_of
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources import files, pointers
-from tfdist.data.sources.blocks import BLOCK_BYTES
-from tfdist.data.sources.columns import column
+from tfdist.data.sources import pointers, source_files
+from tfdist.data.sources.example_blocks import BLOCK_BYTES
 from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
@@ -32,7 +32,9 @@ _MOST_FILES = 256  # of a block
 
 def classes_of(folders: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the classes in all of some folders of pictures, sorted."""
-    return tuple(sorted({entry.name for folder in folders for entry in files.entries(folder) if entry.is_folder}))
+    return tuple(
+        sorted({entry.name for folder in folders for entry in source_files.entries(folder) if entry.is_folder})
+    )
 
 
 def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] = ()) -> "Images":
@@ -48,7 +50,7 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
         ConfigError: there are no such folders, a file is empty or no picture by its name, or a folder has folders; a
             folder is called like none of the classes.
     """
-    root = files.entries(folder)
+    root = source_files.entries(folder)
     classes = [entry for entry in root if entry.is_folder]
     if stray := [entry for entry in root if not entry.is_folder and is_picture(entry.name)]:
         raise ConfigError(
@@ -65,7 +67,7 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
         )
     said = (schema["label"].names if schema else ()) or tuple(names) or tuple(entry.name for entry in classes)
     numbers = _numbers(classes, said, folder)
-    found: list[files.Entry] = []
+    found: list[source_files.Entry] = []
     labels: list[int] = []
     for entry in classes:
         pictures = _pictures(entry, folder)
@@ -81,7 +83,7 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
     return Images(folder, Schema(features), found, labels, said)
 
 
-def _numbers(classes: Sequence[files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
+def _numbers(classes: Sequence[source_files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
     """The number of each folder's class."""
     numbers = {name: number for number, name in enumerate(said)}
     if len(numbers) < len(said):
@@ -109,7 +111,7 @@ class Images:
         self,
         folder: str,
         schema: Schema,
-        found: Sequence[files.Entry],
+        found: Sequence[source_files.Entry],
         labels: Sequence[int],
         names: Sequence[str],
     ) -> None:
@@ -141,7 +143,7 @@ class Images:
         return self._paths[number]
 
     def _block(self, first: int, last: int) -> Block:
-        contents = files.read_all(self._paths[first:last])
+        contents = source_files.read_all(self._paths[first:last])
         for path, content in zip(self._paths[first:last], contents, strict=True):
             if not format_of(content):
                 raise ConfigError(
@@ -158,12 +160,12 @@ def is_picture(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
-def _pictures(entry: files.Entry, folder: str) -> list[files.Entry]:
+def _pictures(entry: source_files.Entry, folder: str) -> list[source_files.Entry]:
     try:
         entry.name.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"the folder {entry.name!r} in {folder} has no name in UTF-8; rename it.") from None
-    inside = files.entries(entry.path)
+    inside = source_files.entries(entry.path)
     for file in inside[:1]:  # the others are named when they are decoded
         pointers.require_content(file.path, file.size)
     for file in inside:
@@ -185,5 +187,5 @@ def _pictures(entry: files.Entry, folder: str) -> list[files.Entry]:
     return inside
 
 
-def _some(entries: Sequence[files.Entry]) -> str:
+def _some(entries: Sequence[source_files.Entry]) -> str:
     return ", ".join(entry.name for entry in entries[:10]) + (", ..." if len(entries) > 10 else "")

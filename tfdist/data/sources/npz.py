@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import compressed, files
-from tfdist.data.sources.memory.arrays import Arrays, open_arrays
+from tfdist.data.sources import compressed_files, source_files
+from tfdist.data.sources.memory.array_source import Arrays, open_arrays
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 
@@ -62,10 +62,10 @@ class Archive:
     seekable = True
 
     def __init__(self, paths: list[str], schema: Schema | None) -> None:
-        self._paths, arrays = paths, open_arrays(_load(paths), schema, files.identity("numpy", paths))
+        self._paths, arrays = paths, open_arrays(_load(paths), schema, source_files.identity("numpy", paths))
         self._arrays: Arrays | None = arrays
         self.schema, self.count, self.identity = arrays.schema, arrays.count, arrays.identity
-        self.identifies = files.are_stamped(self.identity)
+        self.identifies = source_files.are_stamped(self.identity)
         self.sizes: NDArray[np.int64] | None = arrays.sizes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,18 +94,18 @@ def _member(archive: Any, name: str, path: str) -> Any:
     """Return an array of an archive, which may unpack to more than there is room for."""
     for info in archive.zip.infolist():
         if info.filename in (name, f"{name}.npy"):
-            compressed.require_room(f"array {name!r} of {path}", info.file_size, _CURE)
+            compressed_files.require_room(f"array {name!r} of {path}", info.file_size, _CURE)
     try:
         return archive[name]
     except MemoryError as error:
-        raise compressed.no_room(f"array {name!r} of {path}", _CURE) from error
+        raise compressed_files.no_room(f"array {name!r} of {path}", _CURE) from error
 
 
 def _read(path: str) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         try:
-            is_mapped = path.lower().endswith(".npy") and not files.is_url(path)
-            handle: Any = path if is_mapped else stack.enter_context(files.opened(path))
+            is_mapped = path.lower().endswith(".npy") and not source_files.is_url(path)
+            handle: Any = path if is_mapped else stack.enter_context(source_files.opened(path))
             loaded = np.load(handle, mmap_mode="r" if is_mapped else None, allow_pickle=False)
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 stack.enter_context(loaded)
@@ -115,7 +115,7 @@ def _read(path: str) -> dict[str, Any]:
         except TfdistError:
             raise
         except MemoryError as error:
-            raise compressed.no_room(path, _CURE) from error
+            raise compressed_files.no_room(path, _CURE) from error
         except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             if "Object arrays" in str(error) or "Python objects" in str(error):
                 raise ConfigError(
@@ -126,5 +126,5 @@ def _read(path: str) -> dict[str, Any]:
             raise CorruptDataError(
                 f"{path} is no array or archive of NumPy's, or was cut off: {error}", path=path
             ) from error
-    name = os.path.splitext(files.name_of(path))[0]
+    name = os.path.splitext(source_files.name_of(path))[0]
     return {field: loaded[field] for field in loaded.dtype.names} if loaded.dtype.names else {name: loaded}

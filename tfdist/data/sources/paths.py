@@ -11,16 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.data.format import compression, splits
-from tfdist.data.format.compression import HEAD_BYTES
+from tfdist.data.format import file_compression, splits
+from tfdist.data.format.file_compression import HEAD_BYTES
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import files, hdf5, images, pointers
+from tfdist.data.sources import hdf5, images, pointers, source_files
 from tfdist.data.sources.chain import chained
-from tfdist.data.sources.options import NONE, Options
 from tfdist.data.sources.protocol import Source
+from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import partitions
+from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.data.sources.tables.partitions import Keys
-from tfdist.data.sources.tables.table import UntoldError
 from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError
 
@@ -75,7 +75,7 @@ def open_paths(
         ConfigError: there is no such file, or nothing that is understood; kinds are mixed, or splits.
     """
     found: list[Found] = []
-    for path in map(files.spelled, paths):
+    for path in map(source_files.spelled, paths):
         found += _expanded(path, split)
     kinds = sorted({file.kind for file in found})
     if len(kinds) > 1:
@@ -89,11 +89,11 @@ def open_paths(
 
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the splits that a folder holds, train first; nothing where it holds one set of examples."""
-    where = files.spelled(path)
+    where = source_files.spelled(path)
     if kind_of(where) == "hdf5" or (glob.has_magic(where) and not os.path.exists(where)):
         return []
-    matches = files.matches(where)
-    return list(_splits(matches[0])) if len(matches) == 1 and files.is_folder(matches[0]) else []
+    matches = source_files.matches(where)
+    return list(_splits(matches[0])) if len(matches) == 1 and source_files.is_folder(matches[0]) else []
 
 
 def _expanded(path: str, split: str | None) -> list[Found]:
@@ -101,9 +101,9 @@ def _expanded(path: str, split: str | None) -> list[Found]:
     found = []
     group = re.search(r":/[^/].*$|:/$", path) if kind_of(path) == "hdf5" and not path.endswith(("5", "f")) else None
     stem = path[: group.start()] if group else path
-    for match in files.matches(stem):
+    for match in source_files.matches(stem):
         keys = _keys_of(match, stem)
-        if files.is_folder(match):
+        if source_files.is_folder(match):
             inside = _inside(match, split)
             found += [file._replace(keys=keys + file.keys) if file.kind in _TABLES else file for file in inside]
         elif split is not None:
@@ -132,7 +132,7 @@ def _keys_of(match: str, pattern: str) -> Keys:
         return ()
     plain = magic.index(True)
     parts = match.split("/")[plain:]
-    folders = parts if files.is_folder(match) else parts[:-1]
+    folders = parts if source_files.is_folder(match) else parts[:-1]
     return tuple(key for key in map(partitions.key_of, folders) if key)
 
 
@@ -160,7 +160,7 @@ def _inside(folder: str, split: str | None) -> list[Found]:
 
 def _splits(folder: str) -> Mapping[str, list[Found]]:
     """The splits of a folder: one per folder in it, or told by the names of its files; nothing where it is one set."""
-    entries = files.entries(folder)
+    entries = source_files.entries(folder)
     folders = [entry for entry in entries if entry.is_folder]
     kinds = _by_kind(entries)
     parts = [entry.name for entry in folders if splits.is_word(entry.name)]
@@ -186,13 +186,13 @@ def _splits(folder: str) -> Mapping[str, list[Found]]:
     return {}
 
 
-def _pictured(folders: Sequence[files.Entry]) -> bool:
-    return any(images.is_picture(file.name) for entry in folders for file in files.entries(entry.path))
+def _pictured(folders: Sequence[source_files.Entry]) -> bool:
+    return any(images.is_picture(file.name) for entry in folders for file in source_files.entries(entry.path))
 
 
 def _plainly(folder: str) -> list[Found]:
     """What a folder holds that is one set of examples."""
-    entries = files.entries(folder)
+    entries = source_files.entries(folder)
     by_kind = {kind: [Found(kind, path) for path in found] for kind, found in _by_kind(entries).items()}
     folders = [entry for entry in entries if entry.is_folder]
     if _pictured(folders) or any(images.is_picture(entry.name) for entry in entries):
@@ -232,10 +232,10 @@ def _plainly(folder: str) -> list[Found]:
     return next(iter(by_kind.values()))
 
 
-def _by_kind(entries: Sequence[files.Entry]) -> dict[str, list[str]]:
+def _by_kind(entries: Sequence[source_files.Entry]) -> dict[str, list[str]]:
     """The files of a folder that are understood, by kind: that of their names, or records by their first bytes."""
     by_kind: dict[str, list[str]] = {}
-    rest: list[files.Entry] = []
+    rest: list[source_files.Entry] = []
     for entry in entries:
         if kind := "" if entry.is_folder else kind_of(entry.name):
             by_kind.setdefault(kind, []).append(entry.path)
@@ -246,13 +246,13 @@ def _by_kind(entries: Sequence[files.Entry]) -> dict[str, list[str]]:
     return by_kind
 
 
-def record_files(entries: Sequence[files.Entry]) -> list[str]:
+def record_files(entries: Sequence[source_files.Entry]) -> list[str]:
     """Return the paths of the files that begin with a record, compressed or not, sorted.
 
     Of names that differ by numbers alone the first one with content is looked at, and stands for the others: these are
     looked at when they are opened.
     """
-    groups: dict[str, list[files.Entry]] = {}
+    groups: dict[str, list[source_files.Entry]] = {}
     for entry in entries:
         if entry.size:
             groups.setdefault(alike(entry.name), []).append(entry)
@@ -264,23 +264,23 @@ def alike(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
-def _are_records(group: Sequence[files.Entry]) -> bool:
+def _are_records(group: Sequence[source_files.Entry]) -> bool:
     """Return whether files are records, by the first that has content; where none has, all are shards without any."""
     for entry in group:
-        head = files.head(entry.path, HEAD_BYTES)
-        if not pointers.is_pointer(head) and (kind := compression.kind_of(head)) != compression.VOID:
+        head = source_files.head(entry.path, HEAD_BYTES)
+        if not pointers.is_pointer(head) and (kind := file_compression.kind_of(head)) != file_compression.VOID:
             return bool(kind)
     return False
 
 
 def _by_content(path: str) -> str:
-    return TFRECORDS if compression.kind_of(files.head(path, HEAD_BYTES)) else ""
+    return TFRECORDS if file_compression.kind_of(source_files.head(path, HEAD_BYTES)) else ""
 
 
-def _deeper(folders: Sequence[files.Entry]) -> str:
+def _deeper(folders: Sequence[source_files.Entry]) -> str:
     for entry in folders:
-        for inner in files.entries(entry.path):
-            if inner.is_folder and any(images.is_picture(file.name) for file in files.entries(inner.path)):
+        for inner in source_files.entries(entry.path):
+            if inner.is_folder and any(images.is_picture(file.name) for file in source_files.entries(inner.path)):
                 return entry.path
     return ""
 
@@ -298,7 +298,7 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
             received=options.delimiter,
         )
     if kind == "tfrecords":
-        from tfdist.data.sources.tfrecords.files import open_tfrecords
+        from tfdist.data.sources.tfrecords.tfrecord_source import open_tfrecords
 
         return open_tfrecords(paths, schema)
     if kind == "npy":

@@ -5,7 +5,7 @@ Example:
     (True, False)
 """
 
-from tfdist.data.sources import files
+from tfdist.data.sources import source_files
 from tfdist.errors import ConfigError
 
 LARGEST_BYTES = 1024
@@ -31,8 +31,8 @@ def require_content(path: str, size: int | None = None) -> None:
     Raises:
         ConfigError: it is one.
     """
-    if 0 < (files.entry(path).size if size is None else size) <= LARGEST_BYTES:
-        refuse(path, files.head(path, LARGEST_BYTES))
+    if 0 < (source_files.entry(path).size if size is None else size) <= LARGEST_BYTES:
+        refuse(path, source_files.head(path, LARGEST_BYTES))
 
 
 def refuse(name: str, head: bytes) -> None:

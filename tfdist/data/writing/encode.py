@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format import example, records
-from tfdist.data.format.layout import FIXED, indexed_values
+from tfdist.data.format import example, record_framing
+from tfdist.data.format.record_layout import FIXED, indexed_values
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.format.shard_index import texts_of
 
@@ -52,7 +52,7 @@ class Encoder:
         """Return the records of a block whose columns fit the schema."""
         count = len(next(iter(block.values())))
         if self._template is not None:
-            framed = records.frame_rows(self._template.encode(block, count))
+            framed = record_framing.frame_rows(self._template.encode(block, count))
             ends = np.arange(1, count + 1, dtype=np.int64) * framed.shape[1]
             return Encoded(framed.tobytes(), ends, {})
         return self._one_by_one(block, count)
@@ -75,8 +75,8 @@ class Encoder:
                 if name in sizes:  # the bytes end their entry
                     starts[name][place], sizes[name][place] = position - len(entry[-1]), len(entry[-1])
             payload = [prefix, *(piece for entry in entries for piece in entry)]
-            pieces += [records.header(position), *payload, records.footer(payload)]
-            end += position + records.OVERHEAD_BYTES
+            pieces += [record_framing.header(position), *payload, record_framing.footer(payload)]
+            end += position + record_framing.OVERHEAD_BYTES
             ends[place] = end
         found: dict[str, NDArray[Any]] = {}
         for name in texts:

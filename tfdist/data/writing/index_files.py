@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tfdist.data.format import manifest as manifests
-from tfdist.data.format import records
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents
-from tfdist.data.format.layout import FIXED, layouts
-from tfdist.data.format.manifest import IndexFile, Manifest, Shard
+from tfdist.data.format.data_manifest import IndexFile, Manifest, Shard
+from tfdist.data.format.record_layout import FIXED, layouts
 from tfdist.data.format.reindex import Gathered, batches
 from tfdist.data.format.revisions import index_name, next_revision, revised
 from tfdist.data.format.scan import Content, walk
@@ -116,7 +116,7 @@ def described(
         gathered.add([found.offset for found in batch], rows.columns)
         count += len(batch)
         payloads = [*payloads[:1], batch[0].payload, batch[-1].payload]
-        sizes = [found.size - records.OVERHEAD_BYTES for found in batch]
+        sizes = [found.size - record_framing.OVERHEAD_BYTES for found in batch]
         lengths = (lengths if count > len(batch) else set()) | {min(sizes), max(sizes)}
     is_known = payloads and payloads[0] is not None and payloads[-1] is not None
     about = Shard(
@@ -126,7 +126,7 @@ def described(
         crc32c=content.crc(),
         smallest=min(lengths),
         largest=max(lengths),
-        ends=(records.masked_crc(payloads[0]), records.masked_crc(payloads[-1])) if is_known else None,
+        ends=(record_framing.masked_crc(payloads[0]), record_framing.masked_crc(payloads[-1])) if is_known else None,
     )
     return about, None if layout == FIXED else gathered.index(content.size)
 

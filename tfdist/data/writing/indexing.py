@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 from tfdist import validation
-from tfdist.data.format import manifest as manifests
+from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
-from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.revisions import index_name, of_one_writing
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import paths, pointers
-from tfdist.data.writing import external, journal
+from tfdist.data.writing import foreign_tfrecords, journal
 from tfdist.data.writing.index_files import put_index
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage, storage
@@ -71,9 +71,9 @@ def index(
     """
     validation.one_of("exists", exists, ("raise", "overwrite"))
     place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
-    asked = external.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
-    if external.has_to_be_elsewhere(place, asked):
-        return read_manifest(external.indexed_elsewhere(asked, schema=schema, label=label))
+    asked = foreign_tfrecords.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
+    if foreign_tfrecords.has_to_be_elsewhere(place, asked):
+        return read_manifest(foreign_tfrecords.indexed_elsewhere(asked, schema=schema, label=label))
     with place.lock():
         is_there, old = manifests.NAME in place.names(), None
         if is_there and exists != "overwrite":
@@ -100,13 +100,13 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     Raises:
         ConfigError: there is none; one is compressed, or has a name that cannot be kept; there are several splits.
     """
-    external.need_names(place)
+    foreign_tfrecords.need_names(place)
     ours = {manifests.NAME, journal.NAME}
     names = [name for name in place.names() if name not in ours and not name.endswith(".index")]
     heads = {name: place.read(name, 0, min(place.size(name), HEAD_BYTES)) for name in names}
     kinds = {name: kind_of(head) for name, head in heads.items()}
     groups = {paths.alike(name) for name in names if kinds[name]}
-    found = [name for name in names if paths.alike(name) in groups or external.NAMED.search(name)]
+    found = [name for name in names if paths.alike(name) in groups or foreign_tfrecords.NAMED.search(name)]
     for name in found:
         pointers.refuse(name, heads[name])
     found = _of_split(place, found, split, of_tfds=not splits.OF_TFDS.isdisjoint(names))

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any
 
-from tfdist.data.format.manifest import IndexFile, Shard
+from tfdist.data.format.data_manifest import IndexFile, Shard
 from tfdist.errors import TfdistError
 from tfdist.storage.directory import Storage
 

@@ -9,9 +9,9 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.layout import FIXED
-from tfdist.data.format.manifest import IndexFile, Shard
-from tfdist.data.format.records import OVERHEAD_BYTES
+from tfdist.data.format.data_manifest import IndexFile, Shard
+from tfdist.data.format.record_framing import OVERHEAD_BYTES
+from tfdist.data.format.record_layout import FIXED
 from tfdist.data.format.revisions import index_name
 from tfdist.data.format.shard_index import Index
 from tfdist.data.writing.encode import Encoded

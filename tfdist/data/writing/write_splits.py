@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.data.format import manifest as manifests
+from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
-from tfdist.data.format.manifest import Manifest, read_manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import Options, Source, files, images, open_source, paths_of, splits_of
+from tfdist.data.sources import Options, Source, images, open_source, paths_of, source_files, splits_of
 from tfdist.data.writing.journal import Journal
 from tfdist.errors import ConfigError, StorageError
 from tfdist.storage.directory import Storage
@@ -76,11 +76,11 @@ def warn_of_numbers(examples: Any, source: Source) -> None:
     paths = paths_of(examples)
     if len(paths) != 1 or not names:
         return
-    folder = files.spelled(paths[0]).rstrip("/")
-    if not splits.is_word(files.name_of(folder)) or splits.trains(files.name_of(folder)):
+    folder = source_files.spelled(paths[0]).rstrip("/")
+    if not splits.is_word(source_files.name_of(folder)) or splits.trains(source_files.name_of(folder)):
         return
     with contextlib.suppress(StorageError):  # the folder above may be nobody's to look at
-        beside = [entry for entry in files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
+        beside = [entry for entry in source_files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
         known = images.classes_of([entry.path for entry in beside if entry.is_folder])
         if known and known != names:
             _log.warning(

@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Passes, Phase
-from tfdist.monitor.recording.ring import Ring
+from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
 
 FLUSH_SECONDS = 0.5

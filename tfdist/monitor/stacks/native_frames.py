@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 from pathlib import Path
 
-from tfdist.monitor.stacks.asking import py_spy
+from tfdist.monitor.stacks.stack_requests import py_spy
 
 MOST = 24  # lines
 _SECONDS = 60.0  # py-spy reads the symbols of all libraries

@@ -10,7 +10,7 @@ import psutil
 from tfdist.errors import ConfigError
 from tfdist.monitor.status import read_all
 from tfdist.monitor.verdict.alerts import LOOKS, Alert, Kind, alerts, grows
-from tfdist.monitor.verdict.timeline import Timeline
+from tfdist.monitor.verdict.step_parts import Timeline
 
 #: seconds for which an alert must not have been raised before it is told again
 AGAIN_SECONDS = 60.0

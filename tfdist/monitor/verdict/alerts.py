@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from tfdist.monitor.verdict.step_parts import Part, Timeline
 from tfdist.monitor.verdict.stragglers import slow_workers
-from tfdist.monitor.verdict.timeline import Part, Timeline
 
 #: steps one after the other whose loss is not finite
 NOT_FINITE_STEPS = 3
@@ -71,7 +71,7 @@ def alerts(found: Timeline, after: int = -1) -> list[Alert]:
         after: the number of the last step that was looked at before: what was over then is not found again.
 
     Example:
-        >>> from tfdist.monitor.verdict.timeline import timeline
+        >>> from tfdist.monitor.verdict.step_parts import timeline
         >>> alerts(timeline({}))
         []
     """

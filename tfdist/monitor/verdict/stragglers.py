@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tfdist.monitor.verdict.longer import what_is_longer
-from tfdist.monitor.verdict.timeline import Part, Timeline
+from tfdist.monitor.verdict.slow_phase import what_is_longer
+from tfdist.monitor.verdict.step_parts import Part, Timeline
 
 #: steps in which a worker is slow, one after the other, by so many robust deviations of the others
 SLOW_STEPS, DEVIATIONS = 20, 3.5
@@ -68,7 +68,7 @@ def slow_workers(found: Timeline) -> list[Slow]:
         found: the last steps of all workers.
 
     Example:
-        >>> from tfdist.monitor.verdict.timeline import timeline
+        >>> from tfdist.monitor.verdict.step_parts import timeline
         >>> slow_workers(timeline({}))
         []
     """

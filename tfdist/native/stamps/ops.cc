@@ -36,7 +36,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-constexpr std::size_t kSlots = 4096;  // as in tfdist/native/stamping.py
+constexpr std::size_t kSlots = 4096;  // as in tfdist/native/stamp_ops.py
 constexpr std::int64_t kAtOnce = 64 * 1024;  // numbers that take less time than waking up a thread does
 
 // All rows of this process, by their number. They are never let go of: kernels that TensorFlow keeps write into them.

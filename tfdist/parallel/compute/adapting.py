@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 
-from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.parallel.compute import attention, sequences
-from tfdist.parallel.compute.layers import CALLS
+from tfdist.parallel.compute import attention, sequence_parallel
+from tfdist.parallel.compute.partial_layers import CALLS
 
 _CALLS: dict[Any, Any] = {
     **CALLS,
@@ -16,7 +16,7 @@ _CALLS: dict[Any, Any] = {
 }
 
 
-def adapt(layers: list[keras.layers.Layer], placing: sequences.Placing) -> None:
+def adapt(layers: list[keras.layers.Layer], placing: sequence_parallel.Placing) -> None:
     """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so.
 
     Args:
@@ -27,4 +27,4 @@ def adapt(layers: list[keras.layers.Layer], placing: sequences.Placing) -> None:
         for kind, call in _CALLS.items():
             keras_layers.override_call(layer, kind, functools.partial(call, layer))
         for kind in (keras.Sequential, graphs.Functional):
-            keras_layers.override_call(layer, kind, functools.partial(sequences.call, layer, placing))
+            keras_layers.override_call(layer, kind, functools.partial(sequence_parallel.call, layer, placing))

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.keras import layers as keras_layers
-from tfdist.parallel.compute import kept
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.parallel.compute import keep_sharded
 from tfdist.parallel.compute.activations import Along
-from tfdist.parallel.compute.layers import way_of
+from tfdist.parallel.compute.partial_layers import way_of
 
 _HEADS = -2  # of the dims of query, key and value
 
@@ -37,12 +37,12 @@ def call(
     if along is None or not all(isinstance(one, tf.Tensor) for one in (query, value, key)):
         return keras_layers.own_call(type(layer), layer, query, value, key, *masks, **options)
     different = {id(one): one for one in (query, value, key)}
-    if kept.is_entered(layer):
+    if keep_sharded.is_entered(layer):
         entered = different
     else:
         entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}
     query, value, key = (entered[id(one)] for one in (query, value, key))
-    with kept.keeping(_kept(layer, along)):
+    with keep_sharded.keeping(_kept(layer, along)):
         return keras_layers.own_call(type(layer), layer, query, value, key, **options)
 
 
@@ -67,10 +67,10 @@ def _by_heads(layer: Any) -> Along | None:
     return back.along if is_alike else None
 
 
-def _kept(layer: Any, along: Along) -> kept.Kept:
+def _kept(layer: Any, along: Along) -> keep_sharded.Kept:
     projections = tuple(keras_layers.projections_of(layer))
     dropout, heads = keras_layers.dropout_of_scores(layer)
-    return kept.Kept(
+    return keep_sharded.Kept(
         giving=projections,
         entered=projections,
         taking=(keras_layers.projection_back_of(layer),),

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.parallel.compute import kept
+from tfdist.parallel.compute import keep_sharded
 from tfdist.parallel.compute.activations import Along
-from tfdist.parallel.compute.layers import Way, way_of
+from tfdist.parallel.compute.partial_layers import Way, way_of
 
 # each element of the result is of one element, so a part of the result is of a part
 _ELEMENTWISE = (
@@ -21,17 +21,17 @@ _ELEMENTWISE = (
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU, keras.layers.Identity)
 
 
-def found(model: Any) -> kept.Kept:
+def found(model: Any) -> keep_sharded.Kept:
     """Return what stays in parts in a model of which the layers are built: nothing where its graph is not known."""
     graph = graphs.graph_of(model)
-    return kept.Kept() if graph is None else among(graphs.calls(graph), graph.outputs)
+    return keep_sharded.Kept() if graph is None else among(graphs.calls(graph), graph.outputs)
 
 
 def among(
     calls: Sequence[graphs.Call],
     outputs: Sequence[Any],
     together: Callable[[Any, Any], bool] = lambda one, other: True,
-) -> kept.Kept:
+) -> keep_sharded.Kept:
     """Return what stays in parts between the calls of a model.
 
     From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
@@ -61,7 +61,7 @@ def among(
             taking.append(taker)
             between += [(layer, way.along, way.dim) for layer in passed]
     results = tuple(graphs.makers(calls, outputs))
-    return kept.Kept(giving=tuple(giving), taking=tuple(taking), last=results, between=tuple(between))
+    return keep_sharded.Kept(giving=tuple(giving), taking=tuple(taking), last=results, between=tuple(between))
 
 
 def _looks_at_result(layer: Any) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import loss as keras_loss
-from tfdist.compat.keras import metrics as keras_metrics
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow.meshes.late import Late
+from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.parallel.compute.activations import Along
 
 

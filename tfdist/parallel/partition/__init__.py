@@ -12,36 +12,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
-    from tfdist.parallel.partition.devices import DeviceKind
-    from tfdist.parallel.partition.link import Link
-    from tfdist.parallel.partition.measuring import profile as measure
-    from tfdist.parallel.partition.of_model import stages_by
-    from tfdist.parallel.partition.planning import Plan, Report, plans
-    from tfdist.parallel.partition.profile import LayerProfile, Profile, read
-    from tfdist.parallel.partition.search import best_stages
-    from tfdist.parallel.partition.stages import Memory, Setting, Stage
-    from tfdist.parallel.partition.step_time import Prediction, predict
-    from tfdist.parallel.partition.tensor_layouts import TensorLayouts, layouts
+    from tfdist.parallel.partition.plan_model import stages_by
+    from tfdist.parallel.partition.profile_model import profile as measure
+    from tfdist.planner.device_kinds import DeviceKind
+    from tfdist.planner.division_plans import Plan, Report, plans
+    from tfdist.planner.layer_profile import LayerProfile, Profile, read
+    from tfdist.planner.planner_link import Link
+    from tfdist.planner.stage_cost import Memory, Setting, Stage
+    from tfdist.planner.stage_search import best_stages
+    from tfdist.planner.step_time import Prediction, predict
+    from tfdist.planner.tensor_layouts import TensorLayouts, layouts
 
 _WHERE = {
-    "DeviceKind": "devices",
-    "LayerProfile": "profile",
-    "Link": "link",
-    "Memory": "stages",
-    "Plan": "planning",
-    "Prediction": "step_time",
-    "Profile": "profile",
-    "Report": "planning",
-    "Setting": "stages",
-    "Stage": "stages",
-    "best_stages": "search",
-    "measure": "measuring",
-    "plans": "planning",
-    "predict": "step_time",
-    "read": "profile",
-    "stages_by": "of_model",
-    "TensorLayouts": "tensor_layouts",
-    "layouts": "tensor_layouts",
+    "DeviceKind": "tfdist.planner.device_kinds",
+    "LayerProfile": "tfdist.planner.layer_profile",
+    "Link": "tfdist.planner.planner_link",
+    "Memory": "tfdist.planner.stage_cost",
+    "Plan": "tfdist.planner.division_plans",
+    "Prediction": "tfdist.planner.step_time",
+    "Profile": "tfdist.planner.layer_profile",
+    "Report": "tfdist.planner.division_plans",
+    "Setting": "tfdist.planner.stage_cost",
+    "Stage": "tfdist.planner.stage_cost",
+    "best_stages": "tfdist.planner.stage_search",
+    "measure": "tfdist.parallel.partition.profile_model",
+    "plans": "tfdist.planner.division_plans",
+    "predict": "tfdist.planner.step_time",
+    "read": "tfdist.planner.layer_profile",
+    "stages_by": "tfdist.parallel.partition.plan_model",
+    "TensorLayouts": "tfdist.planner.tensor_layouts",
+    "layouts": "tfdist.planner.tensor_layouts",
 }
 
 __all__ = [
@@ -69,7 +69,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"tfdist.parallel.partition.{_WHERE[name]}")
+    module = importlib.import_module(_WHERE[name])
     return getattr(module, "profile" if name == "measure" else name)
 
 

@@ -12,18 +12,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
-from tfdist.training.replica import step
+from tfdist.training.replica import current_step
 
 #: sums over the whole batch, in the order in which they are asked for
 Sums = list[tuple[str, list[tf.Tensor]]]
 
 
-class Counting(step.Step):
+class Counting(current_step.Step):
     """A step in which losses are asked what they divide by, and nothing else is computed.
 
     Args:

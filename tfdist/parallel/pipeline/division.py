@@ -6,12 +6,12 @@ from typing import Any
 import keras
 
 from tfdist import validation
-from tfdist.compat.keras import layers as keras_layers
+from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.keras.model import layers as layers_in
+from tfdist.compat.keras.keras_trainer import layers as layers_in
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel.pipeline import blocks
+from tfdist.parallel.pipeline import model_blocks
 
 #: to send an element takes about as long as so many multiplications and additions
 _SENT = 40.0
@@ -120,8 +120,8 @@ def graph_of(model: keras.Model) -> graphs.Functional:
     """
     graph = graphs.graph_of(model)
     is_own = graph is not None and type(model).call not in (graphs.Functional.call, keras.Sequential.call)
-    if blocks.has_named(model) and (graph is None or is_own):
-        return blocks.graph_of(model)
+    if model_blocks.has_named(model) and (graph is None or is_own):
+        return model_blocks.graph_of(model)
     if graph is None or is_own:
         raise UnsupportedError(
             f"the model {model.name!r} ({type(model).__name__}) computes by a call of its own, in which nobody can see "

@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras.symbolic import graphs, hanging
+from tfdist.compat.keras.symbolic import graphs, tensor_attributes
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
-from tfdist.training.replica import step
+from tfdist.training.replica import current_step
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Moment:
             if number not in made:
                 if number in self.activations:
                     kind, argument = self.activations[number]
-                    made[number] = hanging.ACTIVATIONS[kind](of(argument))
+                    made[number] = tensor_attributes.ACTIVATIONS[kind](of(argument))
                 else:
                     made[number] = tf.identity(tensors[number])
             return made[number]
 
         for number, attributes in self.attributes.items():
             hung = {name: of(one.number) if isinstance(one, Hung) else one for name, one in attributes.items()}
-            hanging.with_attributes(of(number), hung)
+            tensor_attributes.with_attributes(of(number), hung)
         return {key: None if number is None else of(number) for key, number in self.numbers.items()}, made
 
 
@@ -201,7 +201,9 @@ class Flow:
     def masks(self) -> list[int | None]:
         """The number of the mask of each result of the model, or None."""
         numbers = [self.results.numbers[id(tensor)] for tensor in self._division.outputs]
-        found = [self.results.attributes[number].get(hanging.MASK) for number in numbers if number is not None]
+        found = [
+            self.results.attributes[number].get(tensor_attributes.MASK) for number in numbers if number is not None
+        ]
         return [one.number if isinstance(one, Hung) else None for one in found]
 
     def needs_weights(self, number: int) -> bool:
@@ -254,8 +256,8 @@ class Flow:
             self._numbers[id(value)] = len(self.values)
             self.values.append(Value(part, value, maker))  # which keeps the tensor, and so its identity
             self._found.setdefault(place, []).append((self._numbers[id(value)], key, names))
-        hung = dict(hanging.attributes_of(value))
-        argument = hanging.activated(value)
+        hung = dict(tensor_attributes.attributes_of(value))
+        argument = tensor_attributes.activated(value)
         if argument is not None and self.values[self._numbers[id(value)]].part >= 0:
             hung[_ARGUMENT] = argument[1]
         for name, one in hung.items():
@@ -276,11 +278,11 @@ class Flow:
         if number in moment.attributes:
             return
         moment.attributes[number] = attributes = {}
-        for name, one in hanging.attributes_of(value).items():
+        for name, one in tensor_attributes.attributes_of(value).items():
             attributes[name] = Hung(self._numbers[id(one)]) if tf.is_tensor(one) else one
             if tf.is_tensor(one):
                 self._reach(moment, one)
-        activated = hanging.activated(value)
+        activated = tensor_attributes.activated(value)
         if activated is not None and self.values[number].part >= 0:
             moment.activations[number] = activated[0], self._numbers[id(activated[1])]
             self._reach(moment, activated[1])
@@ -295,7 +297,7 @@ class Flow:
         return sorted(found, key=lambda edge: (edge.number, edge.target))
 
 
-class Tracing(step.Step):
+class Tracing(current_step.Step):
     """The step of a forward pass that is traced and never run: sums over replicas have the shapes of summands.
 
     Args:
@@ -317,7 +319,7 @@ _ARGUMENT = "the argument of the operation"
 def _reached(tensor: Any, name: str) -> Any:
     if name != _ARGUMENT:
         return getattr(tensor, name)
-    activated = hanging.activated(tensor)
+    activated = tensor_attributes.activated(tensor)
     assert activated is not None
     return activated[1]
 

@@ -5,7 +5,7 @@ Between parts of one process nothing travels.
 
 import tensorflow as tf
 
-from tfdist.collectives.base import Collective
+from tfdist.collectives.collective import Collective
 from tfdist.parallel.pipeline.flow import Edge
 
 

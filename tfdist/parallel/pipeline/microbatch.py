@@ -12,8 +12,9 @@ from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
-from tfdist.training.judging import Verdict
-from tfdist.training.replica import step, whole_inputs
+from tfdist.training.replica import current_step as step
+from tfdist.training.replica import whole_inputs
+from tfdist.training.replica.judging import Verdict
 
 
 class MicroStep(step.Step):

@@ -16,14 +16,14 @@ from typing import Any
 import keras
 
 from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
-from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.replica import shards
-from tfdist.training.sharding.parts import Everywhere
-from tfdist.training.sharding.sharding import UPDATES, OptimizerSharding, updates_of
-from tfdist.training.sharding.updates import Updates
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.gradients.sharding.sharded_slots import UPDATES, OptimizerSharding, updates_of
+from tfdist.gradients.sharding.sharded_updates import Updates
+from tfdist.gradients.sharding.variable_parts import Everywhere
+from tfdist.training.replica import partial_update
 
 
 class StageSlots(OptimizerSharding):
@@ -61,7 +61,7 @@ class StageSlots(OptimizerSharding):
         for updates in updates_of(optimizer):
             assert isinstance(updates, StageUpdates)
             updates.divide()
-        with shards.updated(optimizer, variables, _lying):
+        with partial_update.updated(optimizer, variables, _lying):
             yield
 
 
@@ -99,11 +99,11 @@ class StageUpdates(Updates):
     def _apart(self) -> Iterator[None]:
         self.divide()
         variables, averages = keras_sharded.averages(self._optimizer)
-        with sharded.local([*variables, *averages]):
+        with sharded_variable.local([*variables, *averages]):
             yield
 
 
 def _lying(variable: Any) -> Any:
     """Return how what a weight is updated with lies; None: whole, on every process."""
-    sharding = sharded.sharding_of(variable)
+    sharding = sharded_variable.sharding_of(variable)
     return None if sharding is None else sharding.of_slots

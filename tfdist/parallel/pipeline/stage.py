@@ -8,27 +8,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives.base import Collective
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import metrics as keras_metrics
-from tfdist.compat.keras import model as keras_model
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.compat.tensorflow.meshes import sharded
+from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.pipeline import counts, run, uncut_batches, updates
+from tfdist.gradients.reduction import replica_sums
+from tfdist.parallel.pipeline import counts, stage_run, uncut_batches
+from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
-from tfdist.parallel.pipeline.gradients import Accumulated, behind, made_in_order
 from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
-from tfdist.parallel.pipeline.run import Found
-from tfdist.parallel.schedules.table import Schedule, Work
-from tfdist.parallel.schedules.timeline import in_one_order
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import metrics, replica_step, results, step, whole_inputs
+from tfdist.parallel.pipeline.stage_gradients import Accumulated, behind, made_in_order
+from tfdist.parallel.pipeline.stage_run import Found
+from tfdist.planner.schedules.schedule_table import Schedule, Work
+from tfdist.planner.schedules.schedule_timeline import in_one_order
+from tfdist.training.replica import current_step, replica_metrics, replica_step, results, whole_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class StageStep:
         def passes() -> Found:
             if updates is None:
                 self._count(data, global_rows, microbatches, training=True)
-            with run.local(self._model):
+            with stage_run.local(self._model):
                 return self._run("train", microbatches, training=True, updates=updates).train(order)
 
         found, told = self._passed(passes)
@@ -160,7 +161,7 @@ class StageStep:
         updates.require_possible(self._model, self._division, schedule, stages=stages, replicas=replicas)
         return updates.Updates(self._model, schedule, self._pipe.stage)
 
-    def _update(self, found: Found, told: Told, current: step.Step) -> None:
+    def _update(self, found: Found, told: Told, current: current_step.Step) -> None:
         """Update the weights by the gradient of the whole batch."""
         found.added = self._with_regularizers(found, current)
         gradients = self._gradients(found, told)
@@ -180,7 +181,7 @@ class StageStep:
 
         def passes() -> Found:
             self._count(data, global_rows, microbatches, training=False)
-            with run.local(self._model):
+            with stage_run.local(self._model):
                 return self._run("test", microbatches, training=False).predict(order, with_loss=True)
 
         found, told = self._passed(passes)
@@ -191,20 +192,20 @@ class StageStep:
     def predict(self, data: Any, global_rows: int) -> Any:
         """Compute a batch in micro-batches, and return the model's results on every stage."""
         microbatches = self._microbatches(data, global_rows, training=False)
-        with run.local(self._model):
+        with stage_run.local(self._model):
             found = self._run("predict", microbatches, training=False).predict(
                 self._forwards(len(microbatches)), with_loss=False
             )
         outputs = self._known_to_all(found, microbatches)
         rows = self._rows(global_rows)
-        return step.slice_rows(
+        return current_step.slice_rows(
             graphs.packed(self._division.graph, outputs), tf.constant(0), tf.constant(tf.int32.max if rows else 0)
         )
 
     def _run(
         self, name: str, microbatches: list[MicroBatch], *, training: bool, updates: updates.Updates | None = None
-    ) -> run.Run:
-        return run.Run(
+    ) -> stage_run.Run:
+        return stage_run.Run(
             self._model,
             self._division,
             stage=self._pipe.stage,
@@ -228,10 +229,10 @@ class StageStep:
         replica, replicas = self._pipe.replica, self._pipe.replicas
         return global_rows * (replica + 1) // replicas - global_rows * replica // replicas
 
-    def _outer(self, data: Any, global_rows: int) -> step.Step:
+    def _outer(self, data: Any, global_rows: int) -> current_step.Step:
         """Return the step of this replica's batch."""
         replica_step.adapt(self._model, self._unseeded)
-        return step.Step(
+        return current_step.Step(
             rows=tf.constant(self._rows(global_rows)),
             global_rows=tf.constant(global_rows),
             weighs_loss=True,
@@ -313,8 +314,8 @@ class StageStep:
             outputs = counts.with_masks(outputs, whole, inputs)
         self._known += counts.divisors(self._model, self._division, data, current, outputs)
 
-    def _totals(self, current: step.Step) -> results.Totals:
-        return results.Totals(self._model, metrics.snapshot(self._model), current)
+    def _totals(self, current: current_step.Step) -> results.Totals:
+        return results.Totals(self._model, replica_metrics.snapshot(self._model), current)
 
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
         """Trace a stage's passes; return what they have come to here, and what all stages have to know of it.
@@ -351,7 +352,7 @@ class StageStep:
         found = {id(one): one for one in [*keras_variables.seed_generators(self._model), self._unseeded]}
         return list(found.values())
 
-    def _with_regularizers(self, found: Found, current: step.Step, *, with_gradients: bool = True) -> Any:
+    def _with_regularizers(self, found: Found, current: current_step.Step, *, with_gradients: bool = True) -> Any:
         """Return what layers and regularizers add to the loss here, times examples, and add its gradients.
 
         A regularizer of a weight is computed once in a step, on the first stage that has the weight.
@@ -363,11 +364,11 @@ class StageStep:
         ]
         if not own:
             return found.added
-        with run.local(self._model), tf.GradientTape() as tape:
+        with stage_run.local(self._model), tf.GradientTape() as tape:
             total = tf.add_n([tf.reduce_sum(tf.cast(one.regularizer(one), keras.backend.floatx())) for one in own])
             scaled = self._model.optimizer.scale_loss(total) if with_gradients else total
         if with_gradients:
-            with run.local(self._model):
+            with stage_run.local(self._model):
                 gradients = tape.gradient(scaled, [one.value for one in own])
             for weight, gradient in zip(own, gradients, strict=True):
                 if gradient is not None:
@@ -386,11 +387,13 @@ class StageStep:
         gradients: list[Any] = []
         shared: dict[int, tf.Tensor] = {}
         for place, weight in enumerate(self._model.trainable_weights):
-            holders, everywhere = holders_of.get(id(weight), (0,)), sharded.sharding_of(weight) is None
+            holders, everywhere = holders_of.get(id(weight), (0,)), sharded_variable.sharding_of(weight) is None
             accumulated = found.gradients.get(id(weight))
             value = None if accumulated is None else accumulated.result()
             if value is None:
-                value = tf.zeros(weight.shape if everywhere else sharded.sharding_of(weight).held_shape, weight.dtype)
+                value = tf.zeros(
+                    weight.shape if everywhere else sharded_variable.sharding_of(weight).held_shape, weight.dtype
+                )
             if len(holders) > 1 or (everywhere and self._pipe.stages > 1):
                 shared[place] = tf.cast(tf.convert_to_tensor(value), weight.dtype)
             here = everywhere or self._pipe.stage in holders
@@ -412,7 +415,7 @@ class StageStep:
         """
         holders = self._division.holders(self._pipe.stages)
         for variable, _ in found.states.values():
-            everywhere = sharded.sharding_of(variable) is None and self._pipe.stages > 1
+            everywhere = sharded_variable.sharding_of(variable) is None and self._pipe.stages > 1
             if everywhere or len(holders[id(variable)]) > 1:
                 raise UnsupportedError(
                     f"the variable {variable.path!r} (shape {tuple(variable.shape)}) changes in a forward pass on one "
@@ -426,7 +429,7 @@ class StageStep:
         if floats and self._pipe.replicas > 1:
             sums = replica_sums.sum_over_replicas([value for _, value in floats], is_differentiable=False)
             floats = [(v, total) for (v, _), total in zip(floats, sums, strict=True)]
-        with run.local(self._model):
+        with stage_run.local(self._model):
             for variable, value in [*floats, *rest]:
                 variable.assign(value)
 
@@ -454,7 +457,7 @@ class StageStep:
         counts = self._pipe.is_last and self._pipe.copy == 0
         mine = parts if counts else [tf.zeros_like(part) for part in parts]
         sums = list(self._pipe.everybody.all_reduce(mine, ["metrics"] * len(mine))) if mine else []
-        metrics.gather_in_one_place(totals.variables, sums)
+        replica_metrics.gather_in_one_place(totals.variables, sums)
         keras_model.note_logs(self._model, are_metrics=True)
         return totals.over(sums, lambda: keras_model.metrics_result(self._model))
 

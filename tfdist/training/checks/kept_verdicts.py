@@ -3,7 +3,7 @@
 TensorFlow is not loaded here.
 
 Example:
-    >>> from tfdist.training.judging import StateRule
+    >>> from tfdist.training.replica.judging import StateRule
     >>> tried = Tried({("loss", 0): StateRule("sum")}, {("loss", 0): "mine"})
     >>> Tried.of_text(tried.to_text()) == tried
     True
@@ -21,7 +21,7 @@ from typing import Any
 
 from tfdist import cache, validation
 from tfdist.errors import TfdistError
-from tfdist.training.judging import VERDICTS, StateRule, Verdict
+from tfdist.training.replica.judging import VERDICTS, StateRule, Verdict
 
 #: "keep", the default, or "again": try each step at each start
 VARIABLE = "TFDIST_TRIALS"

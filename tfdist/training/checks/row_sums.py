@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.training.checks.row_rules import ANY, FORMER, FREE, RULES, SIZES, ZERO, Kind, Known, drawn, is_free
 from tfdist.training.checks.row_shapes import refine
-from tfdist.training.judging import Verdict
+from tfdist.training.replica.judging import Verdict
 
 _FEW = 64  # elements of a constant that are looked at
 

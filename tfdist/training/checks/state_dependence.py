@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.training.judging import Dependence
+from tfdist.training.replica.judging import Dependence
 
 _PASS = {"Identity", "Cast", "Reshape", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "CheckNumerics"}
 _PASS |= {"ExpandDims", "Squeeze", "ReadVariableOp"}

@@ -14,19 +14,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import layers as keras_layers
-from tfdist.compat.keras import metrics as keras_metrics
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import dry_run as tf_trial
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.compat.tensorflow import trial as tf_trial
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
-from tfdist.training.judging import Dependence, Rules, Verdict
-from tfdist.training.layout import flat
-from tfdist.training.replica import metrics, replica_step, step, whole_inputs
+from tfdist.training.input_layout import flat
+from tfdist.training.replica import current_step, replica_metrics, replica_step, whole_inputs
+from tfdist.training.replica.judging import Dependence, Rules, Verdict
 
 # of random numbers, over which a step's values are averaged
 _DRAWS = 8
@@ -154,7 +154,7 @@ class TriedStep:
         def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
             count = len(self._specs)
             each = [given[place * count : (place + 1) * count] for place in range(len(parts))]
-            total = tf.add_n([step.rows_of(self._packed(tensors)) for tensors in each])
+            total = tf.add_n([current_step.rows_of(self._packed(tensors)) for tensors in each])
             run = functools.partial(self._compute, draw, is_fed, total=total, rules=rules)
             with keras_layers.without_chance(keras_model.layers(self._model)):
                 found = traced_together([functools.partial(run, tensors) for tensors in each])
@@ -203,7 +203,7 @@ class TriedStep:
         states: list[tf.Tensor] = []
         changes: list[tuple[Any, Any]] = []
         data = self._packed(given)
-        rows = step.rows_of(data)
+        rows = current_step.rows_of(data)
 
         def note(kind: str, number: int, name: str, value: Any, can_gather: bool) -> None:
             key = (kind, number)
@@ -306,7 +306,7 @@ class _Noted:
         """Whether replicas meet in the middle of the step."""
         return self._current.meetings > 0
 
-    def begin(self, current: step.Step, *, asks: bool) -> None:
+    def begin(self, current: current_step.Step, *, asks: bool) -> None:
         """Let the step tell what it asks; what is made of results of metrics is over all replicas already."""
         self._current = current
         current.noted, current.result_of = self._note, _ones
@@ -318,7 +318,7 @@ class _Noted:
 
     def end(self, logs: Any) -> None:
         """Note what is logged."""
-        for name, value in metrics.named_scalars(logs):
+        for name, value in replica_metrics.named_scalars(logs):
             self._current.is_sum("log", value, name=name)
 
 
@@ -347,8 +347,8 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
     if not present or not wanted:
         return None
     each = -(-wanted // len(present))
-    some = [step.slice_rows(data, tf.constant(0), tf.constant(min(rows, each))) for rows, data in present]
-    return step.slice_rows(joined(*some), tf.constant(0), tf.constant(wanted))
+    some = [current_step.slice_rows(data, tf.constant(0), tf.constant(min(rows, each))) for rows, data in present]
+    return current_step.slice_rows(joined(*some), tf.constant(0), tf.constant(wanted))
 
 
 def joined(*nests: Any) -> Any:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import tfdist
 from tfdist import cache, validation
-from tfdist.compat import versions
-from tfdist.compat.versions import Judgement, Standing
+from tfdist.compat import version_pairs
+from tfdist.compat.version_pairs import Judgement, Standing
 from tfdist.errors import TfdistError, UnsupportedError
 
 #: "check", the default, or "allow": use any pair, at one's own risk
@@ -73,7 +73,7 @@ def require(tensorflow: str, keras: str, environ: Mapping[str, str] | None = Non
     if (tensorflow, keras) in _settled:
         return
     environ = os.environ if environ is None else environ
-    judgement = versions.judge(tensorflow, keras)
+    judgement = version_pairs.judge(tensorflow, keras)
     decided = decision(judgement.standing, validation.one_of(VARIABLE, environ.get(VARIABLE, "check"), _MODES))
     if decided is Decision.REFUSE:
         raise UnsupportedError(_advice(judgement.text))
@@ -88,7 +88,7 @@ def require(tensorflow: str, keras: str, environ: Mapping[str, str] | None = Non
 
 
 def _advice(text: str) -> str:
-    main = versions.MAIN
+    main = version_pairs.MAIN
     return (
         f"{text}. tfdist reads private names of both, so another pair may train to other weights without a word. "
         f'Install a tested one: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}". To go on at your '

@@ -13,27 +13,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import stateless_scope
-from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.coordination.scheduler import Outcome, Scheduler
-from tfdist.coordination.staleness import Bound, Distribution
+from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
 from tfdist.monitor.phases import Kind, Phase
-from tfdist.monitor.process import step_clock
-from tfdist.training import callbacks
-from tfdist.training import model as models
-from tfdist.training.checks import advice, distributions, probe
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training import chief_saving, worker_callbacks
+from tfdist.training import replicated_model as models
+from tfdist.training.checks import advice, distribution_guard, step_probe
 from tfdist.training.epoch import Batch
-from tfdist.training.layout import Layout, flat
-from tfdist.training.multi_worker import saving
-from tfdist.training.multi_worker.workers import Workers
-from tfdist.training.parameter_servers import lookups, prediction, remote
+from tfdist.training.input_layout import Layout, flat
+from tfdist.training.parameter_servers import prediction, remote_part, server_embeddings
+from tfdist.training.parameter_servers.batch_plan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
 from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
+from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
+from tfdist.training.parameter_servers.staleness import Bound, Distribution
 from tfdist.training.parameter_servers.update import Update
-from tfdist.training.parameter_servers.workplan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
-from tfdist.training.replica import metrics, step, unlike_rows, whole_inputs
+from tfdist.training.replica import current_step, replica_metrics, unlike_rows, whole_inputs
 
 _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -113,10 +112,10 @@ class Chief:
             return mine[0].settle(logs) if mine else logs
 
         def before(training: bool) -> None:
-            distributions.require_none_else(self.strategy)
+            distribution_guard.require_none_else(self.strategy)
             if training:
                 step_clock().training_begins()
-            callbacks.adapt(model, Workers(), training)
+            worker_callbacks.adapt(model, Workers(), training)
             for one in steps:
                 if one.training == training:
                     one.forget()  # what an interrupted call has left
@@ -129,7 +128,7 @@ class Chief:
             before=before,
             settle=settle,
         )
-        saving.adopt(model, Workers())
+        chief_saving.adopt(model, Workers())
 
     def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
         """Return what became of one of these tasks; the workers, whose time is measured there, may be waited for."""
@@ -149,14 +148,14 @@ class _Steps:
     """What Keras calls as `train_function` or `test_function`."""
 
     def __init__(self, chief: Chief, model: keras.Model, user_step: Callable[[Any], Any], *, training: bool) -> None:
-        metrics.require_scope(model, chief.strategy)
+        replica_metrics.require_scope(model, chief.strategy)
         self.training = training
         self._chief = chief
         self._model = model
         self._user_step = user_step
         self._unseeded = keras_model.global_seed_generator()
         replicas = chief.parts if chief.together else 1
-        self._tried = probe.Probe(
+        self._tried = step_probe.Probe(
             model,
             chief.strategy,
             Workers(),
@@ -169,8 +168,8 @@ class _Steps:
         if training:
             models.require_scope(model, chief.strategy)
             for optimizer in keras_model.optimizers(model):
-                remote.adapt_optimizer(optimizer, chief.strategy)
-        self._functions: dict[Any, tuple[remote.Computation, Update]] = {}
+                remote_part.adapt_optimizer(optimizer, chief.strategy)
+        self._functions: dict[Any, tuple[remote_part.Computation, Update]] = {}
         self._applied: set[Update] = set()
         self._plans: dict[str, Plan] = {}
         self._bound = Bound(chief.max_staleness if training and not chief.together else None)
@@ -244,7 +243,7 @@ class _Steps:
         computation, update, cut, tasks = self._start(batch)
         late = self._chief.backup_workers if self.training else 0
         needed = max(1, len(cut) - late)
-        results: dict[int, remote.Result] = {}
+        results: dict[int, remote_part.Result] = {}
         handed_out = time.monotonic()  # who is late is seen by when its result is there: one is given its part first
         try:
             while len(results) < needed:
@@ -323,11 +322,11 @@ class _Steps:
 
     # Both.
 
-    def _start(self, batch: Batch) -> tuple[remote.Computation, Update, list[Any], list[int]]:
+    def _start(self, batch: Batch) -> tuple[remote_part.Computation, Update, list[Any], list[int]]:
         """Give a batch to workers, in another way where it cannot be computed as it was planned."""
         key = batch.layout.key
         if self._tried.is_due:
-            lookups.adapt(self._model)
+            server_embeddings.adapt(self._model)
             self._tried.look(batch.layout.slices(batch.tensors))
             if self._tried.needs_whole_batch:
                 step_clock().warn(_WHOLE % (self._model.name, advice.WHY))
@@ -355,11 +354,11 @@ class _Steps:
             step_clock().warn(_WHOLE % (self._model.name, error.why))
         return other
 
-    def _functions_of(self, layout: Layout, plan: Plan) -> tuple[remote.Computation, Update]:
+    def _functions_of(self, layout: Layout, plan: Plan) -> tuple[remote_part.Computation, Update]:
         key = (layout.key, plan.key)
         if key not in self._functions:
             step_clock().enter(Phase.TRACE)
-            computation = remote.Computation(
+            computation = remote_part.Computation(
                 self._model,
                 self._chief.strategy,
                 self._user_step,
@@ -381,14 +380,14 @@ class _Steps:
             self._functions[key] = (computation, update)
         return self._functions[key]
 
-    def _update(self, update: Update, results: list[remote.Result], **factors: float) -> Any:
+    def _update(self, update: Update, results: list[remote_part.Result], **factors: float) -> Any:
         known = update in self._applied and not self._model.run_eagerly
         with step_clock().during(Phase.UPDATE if known else Phase.TRACE):
             logs = self._chief.apply(update.function(results, **factors))
         self._applied.add(update)
         return logs
 
-    def _submit(self, computation: remote.Computation, part: tuple[int, Any, list[Any]], rows: Any) -> int:
+    def _submit(self, computation: remote_part.Computation, part: tuple[int, Any, list[Any]], rows: Any) -> int:
         index, own_rows, leaves = part
         # Workers of one batch draw by their part; else each batch draws anew, whatever the state of the seeds is.
         place = index if self._chief.together else next(self._numbers)
@@ -458,8 +457,8 @@ def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
     data = models.batch_of(element, strategy)
     if parts > 1:
         unlike_rows.require_none(data)
-    slices = tuple(step.parts_of(data, 0, parts, parts))
-    return Batch(flat(slices), step.rows_of(data), Layout.of(slices))
+    slices = tuple(current_step.parts_of(data, 0, parts, parts))
+    return Batch(flat(slices), current_step.rows_of(data), Layout.of(slices))
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
@@ -480,7 +479,7 @@ def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     if parts > 1:
         for _, data in batch.layout.slices(batch.tensors):
             unlike_rows.require_none(data)
-    cut = step.parts_of(leaves, 0, parts, parts)
+    cut = current_step.parts_of(leaves, 0, parts, parts)
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
 
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.training.judging import Rules
-from tfdist.training.layout import Layout
+from tfdist.training.input_layout import Layout
 from tfdist.training.replica import results
+from tfdist.training.replica.judging import Rules
 
 _untraced = tf.autograph.experimental.do_not_convert
 

@@ -9,16 +9,16 @@ import tensorflow as tf
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.training.judging import Rules
-from tfdist.training.layout import Layout
-from tfdist.training.parameter_servers import lookups
+from tfdist.training.input_layout import Layout
+from tfdist.training.parameter_servers import server_embeddings
 from tfdist.training.parameter_servers.part_function import (
     Part,
     PartFunction,
     held_by_chief,
     with_those_on_servers,
 )
-from tfdist.training.replica import compiled, replica_step, step
+from tfdist.training.replica import current_step, replica_step, xla_step
+from tfdist.training.replica.judging import Rules
 
 
 class Prediction:
@@ -43,14 +43,14 @@ class Prediction:
 
     def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Return the model's outputs for a part, as a nest of arrays."""
-        with tf_servers.calls_on(device), compiled.named_errors():
+        with tf_servers.calls_on(device), xla_step.named_errors():
             arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
         arrays = [tf.constant(array) for array in arrays]
         return tf.nest.pack_sequence_as(self._structure, arrays, expand_composites=True)
 
     def _predict(self, part: Part, data: Any) -> list[Any]:
-        lookups.adapt(self._model)
-        current = step.Step(rows=part.rows, global_rows=part.global_rows, index=part.index, all_reduce=list)
+        server_embeddings.adapt(self._model)
+        current = current_step.Step(rows=part.rows, global_rows=part.global_rows, index=part.index, all_reduce=list)
         values = with_those_on_servers(self._model, part.values) if self._model.jit_compile else part.values
         with stateless_scope.CapturedUpdates(values):
             outputs = replica_step.predict(self._model, self._unseeded, data, current)

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import metrics as keras_metrics
+from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.tensorflow import replay as tf_replay
-from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step
+from tfdist.gradients.reduction import replica_sums
+from tfdist.training.replica import current_step
 
 
 class Logs:
@@ -33,7 +33,7 @@ class Logs:
         self._results += [(metric, place, value) for place, value in enumerate(marked)]
         return tf.nest.pack_sequence_as(found, marked)
 
-    def take(self, logs: Any, current: step.Step) -> Iterator[tf.Tensor]:
+    def take(self, logs: Any, current: current_step.Step) -> Iterator[tf.Tensor]:
         """Take what the step has logged; yield this part's share of what `put` will be given the sums of over parts."""
         self._structure = logs
         self._leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(logs)]

@@ -12,8 +12,8 @@ from tfdist.compat.tensorflow import sparse_sums
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.compression import one_way
 from tfdist.compression.codec import Codec
-from tfdist.training.reduction.compressed import is_compressed
-from tfdist.training.reduction.reducer import Gradient
+from tfdist.gradients.reduction.compressed_reducer import is_compressed
+from tfdist.gradients.reduction.reducer import Gradient
 
 # How a gradient travels: "whole", "encoded" by a codec, or as rows, with the kind of each part of them, as in
 # "rows common"; and the number of parts of its variable

@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
+from tfdist.gradients.reduction import compressed_reducer, replica_sums
 from tfdist.training.parameter_servers import transport
-from tfdist.training.parameter_servers.handover import Note
-from tfdist.training.parameter_servers.remote import Computation, Result
-from tfdist.training.reduction import compressed, replica_sums
-from tfdist.training.replica import step
+from tfdist.training.parameter_servers.gradient_push import Note
+from tfdist.training.parameter_servers.remote_part import Computation, Result
+from tfdist.training.replica import current_step
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -89,7 +89,7 @@ class Update:
         own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
         with _placed():
             for place, call in enumerate(self._computation.calls):
-                codec = compressed.codec_of(call.optimizer)
+                codec = compressed_reducer.codec_of(call.optimizer)
                 values = [
                     transport.sum_of(kind, variable, own, codec)
                     for kind, variable in zip(call.kinds, call.variables, strict=True)
@@ -100,7 +100,7 @@ class Update:
                     # The scale may have changed since a worker was given it: the optimizer divides by the present one.
                     values = _times(tf.convert_to_tensor(call.scale) / loss_scales[place], values)
                 factor = rate_factor if self._corrects_rate else None
-                whole = step.Step(rows=rows, global_rows=rows, all_reduce=list)
+                whole = current_step.Step(rows=rows, global_rows=rows, all_reduce=list)
                 whole.weighted.add(id(call.optimizer))
                 with keras_optimizer.rate_multiplied(call.optimizer, factor), whole:
                     type(call.optimizer).apply(call.optimizer, values, call.variables)

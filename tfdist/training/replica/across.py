@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps import gradient_uses, replica_contexts
 from tfdist.errors import UnsupportedError
-from tfdist.monitor.process import step_clock
-from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step
+from tfdist.gradients.reduction import replica_sums
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training.replica import current_step
 
 _OF_A_GRADIENT = (
     "A train_step takes the gradient of a gradient through %s, which replicas compute together. That is the gradient "
@@ -32,7 +32,7 @@ _REDUCED_BY_USER = "tf.distribute.get_replica_context().all_reduce"
 _Tensors = list[tf.Tensor]
 
 
-def summed(tensors: _Tensors, what: str, current: step.Step) -> _Tensors:
+def summed(tensors: _Tensors, what: str, current: current_step.Step) -> _Tensors:
     """Return sums over replicas of what a loss depends on, which every replica's loss does.
 
     Args:
@@ -72,7 +72,7 @@ def reduced_gradients(gradients: Any) -> Any:
         >>> norm.numpy().item()
         5.0
     """
-    current = step.current()
+    current = current_step.current()
     if current is None:
         if tf_strategies.replicas_here() > 1:
             raise UnsupportedError(
@@ -103,7 +103,7 @@ def reduced_gradients(gradients: Any) -> Any:
     return tf.nest.pack_sequence_as(gradients, [None if gradient is None else next(arrived) for gradient in flat])
 
 
-def exchanging(current: step.Step) -> AbstractContextManager[None]:
+def exchanging(current: current_step.Step) -> AbstractContextManager[None]:
     """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` are of the examples of a step.
 
     Args:
@@ -114,7 +114,7 @@ def exchanging(current: step.Step) -> AbstractContextManager[None]:
     )
 
 
-def _reduced(current: step.Step, reduce_op: Any, value: Any, options: Any = None) -> Any:
+def _reduced(current: current_step.Step, reduce_op: Any, value: Any, options: Any = None) -> Any:
     """Return a nest reduced over the replicas that have examples; a mean is one over examples."""
     del options  # how tensors travel is the strategy's affair
     current.meetings += 1
@@ -126,7 +126,7 @@ def _reduced(current: step.Step, reduce_op: Any, value: Any, options: Any = None
     return tf.nest.map_structure(lambda one: _total(tf.convert_to_tensor(one), weight, current), value)
 
 
-def _total(tensor: tf.Tensor, weight: tf.Tensor, current: step.Step) -> tf.Tensor:
+def _total(tensor: tf.Tensor, weight: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     if tensor.dtype.is_floating:
         return summed([replica_sums.weighted(tensor, weight)], _REDUCED_BY_USER, current)[0]
     numbers = replica_sums.weighted(tf.cast(tensor, tf.float64), weight)
@@ -134,7 +134,7 @@ def _total(tensor: tf.Tensor, weight: tf.Tensor, current: step.Step) -> tf.Tenso
     return tf.cast(total, tensor.dtype)
 
 
-def _gathered(current: step.Step, value: Any, axis: Any, options: Any = None) -> Any:
+def _gathered(current: current_step.Step, value: Any, axis: Any, options: Any = None) -> Any:
     """Return a nest with the rows of all replicas that have examples, as `tf.distribute.ReplicaContext.all_gather`."""
     del options  # how rows travel is the strategy's affair
     axis = int(tf.get_static_value(axis))
@@ -142,7 +142,7 @@ def _gathered(current: step.Step, value: Any, axis: Any, options: Any = None) ->
     return tf.nest.pack_sequence_as(value, [_rows_along(axis, one, current) for one in tensors])
 
 
-def _rows_along(axis: int, tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
+def _rows_along(axis: int, tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     if axis % (tensor.shape.rank or 1) == 0:
         return _rows(tensor, current)
     order = list(range(tensor.shape.rank))
@@ -151,14 +151,14 @@ def _rows_along(axis: int, tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
     return tf.transpose(_rows(tf.transpose(tensor, order), current), inverse)
 
 
-def _rows(tensor: tf.Tensor, current: step.Step) -> tf.Tensor:
+def _rows(tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     group = current.group
     current.meetings += 1
     if group.size == 1:
         current.all_reduce([])  # of a part of a batch, there is nobody to ask
         return tensor
     if current.is_one_program:
-        raise step.cannot_add_up(_GATHERED)
+        raise current_step.cannot_add_up(_GATHERED)
     what = f"rows of all_gather {current.meetings}"
     mine = tf.where(current.rows > 0, tf.shape(tensor)[0], 0)
 
@@ -182,7 +182,7 @@ def _exchanged(
     back: Callable[[_Tensors], _Tensors],
     tensors: _Tensors,
     what: str,
-    current: step.Step,
+    current: current_step.Step,
 ) -> _Tensors:
     """Return what an exchange makes of tensors.
 

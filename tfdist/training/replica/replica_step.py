@@ -12,18 +12,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.training.replica import (
     across,
-    compiled,
-    layers,
-    losses,
-    metrics,
-    optimizers,
+    current_step,
+    replica_layers,
+    replica_losses,
+    replica_metrics,
+    replica_optimizers,
     results,
     states,
-    step,
     whole_inputs,
+    xla_step,
 )
 
 
@@ -53,7 +53,7 @@ class ReplicaStep:
         self._is_compiled = is_compiled
         self._weighs_loss = training and not keras_model.has_own_train_step(model)
 
-    def __call__(self, data: Any, sink: step.Sink, **shares: Any) -> Any:
+    def __call__(self, data: Any, sink: current_step.Sink, **shares: Any) -> Any:
         """Return what the sink makes of the user's step.
 
         Args:
@@ -63,12 +63,15 @@ class ReplicaStep:
         """
         adapt(self._model, self._unseeded)
         given, data = data, whole_inputs.plain(data)
-        with step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current, across.exchanging(current):
+        with (
+            current_step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current,
+            across.exchanging(current),
+        ):
             current.counts_by_whole = whole_inputs.first(given) is not None
             if tf.executing_eagerly():
                 current.meeting = functools.partial(keras_model.added_losses_kept, self._model)
             sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
-            logs = compiled.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
+            logs = xla_step.run(self._user_step, data, current) if self._is_compiled else self._user_step(data)
             current.result_of = None
             return sink.end(logs)
 
@@ -85,25 +88,25 @@ class OwnVariables:
         self._model = model
         self._training = training
 
-    def begin(self, current: step.Step, *, asks: bool) -> None:
+    def begin(self, current: current_step.Step, *, asks: bool) -> None:
         """Note what the metrics have counted before, and the states from which a sum of changes begins."""
         self._current = current
         self._states = states.before(self._model, current) if self._training else {}
-        self._totals = results.Totals(self._model, metrics.snapshot(self._model), current)
+        self._totals = results.Totals(self._model, replica_metrics.snapshot(self._model), current)
         current.result_of = self._totals.result if asks else None
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
         """Apply the gradients of the global batch."""
-        optimizers.apply_here(optimizer, gradients, variables)
+        replica_optimizers.apply_here(optimizer, gradients, variables)
 
     def end(self, logs: Any) -> Any:
         """Return the logs over all replicas."""
-        return metrics.synchronise(
+        return replica_metrics.synchronise(
             self._model, logs, self._totals, self._current, before=self._states, training=self._training
         )
 
 
-def predict(model: keras.Model, unseeded: Any, data: Any, current: step.Step) -> Any:
+def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.Step) -> Any:
     """Return the model's outputs for a part of a batch.
 
     Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
@@ -115,17 +118,17 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: step.Step) ->
         current: the step, which is about to begin.
     """
     keras_model.use_global_seed_generator(unseeded)
-    layers.adapt(model, unseeded)
+    replica_layers.adapt(model, unseeded)
     data = whole_inputs.plain(data)
     with current:
-        outputs = compiled.program(lambda: model.predict_step(data)) if model.jit_compile else model.predict_step(data)
-        return step.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))
+        outputs = xla_step.program(lambda: model.predict_step(data)) if model.jit_compile else model.predict_step(data)
+        return current_step.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))
 
 
 def adapt(model: keras.Model, unseeded: Any) -> None:
     """Let what a step of a model uses know of steps."""
     keras_model.use_global_seed_generator(unseeded)
-    layers.adapt(model, unseeded)
-    metrics.adapt(model)
-    losses.adapt(model)
+    replica_layers.adapt(model, unseeded)
+    replica_metrics.adapt(model)
+    replica_losses.adapt(model)
     states.adapt(model)

@@ -11,19 +11,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import metrics as keras_metrics
-from tfdist.compat.keras import model as keras_model
-from tfdist.compat.tensorflow import strategies as tf_strategies
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.training.judging import Rules
-from tfdist.training.replica import step
+from tfdist.training.replica import current_step
+from tfdist.training.replica.judging import Rules
 
 
 def adapt(model: keras.Model) -> None:
     """Let a step say what the result of a metric is, see `Step.result_of`."""
 
     def result(metric: keras.Metric) -> Any:
-        current = step.current()
+        current = current_step.current()
         if current is None or current.result_of is None:
             return keras_metrics.own_result(metric)
         return current.result_of(metric)
@@ -48,7 +48,9 @@ class Totals:
         current: the step.
     """
 
-    def __init__(self, model: keras.Model, before: list[tuple[keras.Variable, tf.Tensor]], current: step.Step) -> None:
+    def __init__(
+        self, model: keras.Model, before: list[tuple[keras.Variable, tf.Tensor]], current: current_step.Step
+    ) -> None:
         self._model = model
         self._before = {id(variable): value for variable, value in before}
         self._current = current

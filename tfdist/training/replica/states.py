@@ -16,16 +16,16 @@ import tensorflow as tf
 
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.training.judging import StateRule
-from tfdist.training.reduction import replica_sums
-from tfdist.training.replica import step
+from tfdist.gradients.reduction import replica_sums
+from tfdist.training.replica import current_step
+from tfdist.training.replica.judging import StateRule
 
 _MEAN = StateRule("mean")
 # a value of one replica is taken, or the largest or smallest of them
 _CHOSEN = ("maximum", "minimum", "last")
 
 
-def rule_of(current: step.Step, number: int, variable: keras.Variable) -> StateRule:
+def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -> StateRule:
     """Return the rule of the state with a number among `keras_variables.states`."""
     known = current.rules.states.get(number)
     if known is not None and known.verdict not in ("neither", "unknown"):
@@ -42,7 +42,7 @@ def adapt(model: keras.Model) -> None:
 
 def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
     """Return the value that an assignment gives a state, on every replica."""
-    current = step.current()
+    current = current_step.current()
     if current is None or current.noted is not None or current.is_one_program or not current.rules.states:
         return value
     rule = rule_of(current, number, variable)
@@ -56,7 +56,7 @@ def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
     return _whole(total, former, rule)
 
 
-def before(model: keras.Model, current: step.Step) -> dict[int, tf.Tensor]:
+def before(model: keras.Model, current: current_step.Step) -> dict[int, tf.Tensor]:
     """Return the present values of those states of which changes will be added up, by their number."""
     numbered = enumerate(keras_variables.states(model))
     rules = [(number, variable, rule_of(current, number, variable)) for number, variable in numbered]
@@ -72,7 +72,7 @@ class Moved:
         before: see `before`.
     """
 
-    def __init__(self, model: keras.Model, current: step.Step, before: Mapping[int, tf.Tensor]) -> None:
+    def __init__(self, model: keras.Model, current: current_step.Step, before: Mapping[int, tf.Tensor]) -> None:
         every = keras_variables.states(model)
         moved = traced_uses.assigned(every)
         self._current = current
@@ -108,7 +108,7 @@ class Moved:
             variable.assign(value)
 
 
-def _part(value: tf.Tensor, former: tf.Tensor | None, rule: StateRule, current: step.Step) -> tf.Tensor:
+def _part(value: tf.Tensor, former: tf.Tensor | None, rule: StateRule, current: current_step.Step) -> tf.Tensor:
     """Return what a replica adds to a state over all replicas."""
     if rule.verdict != "sum":
         return replica_sums.weighted(value, current.share)
@@ -125,7 +125,7 @@ def _kept(former: tf.Tensor | None, rule: StateRule) -> tf.Tensor:
     return former if rule.kept == 1.0 else former * tf.cast(rule.kept, former.dtype)
 
 
-def _chosen(values: list[tf.Tensor], rules: list[StateRule], current: step.Step, label: str) -> list[tf.Tensor]:
+def _chosen(values: list[tf.Tensor], rules: list[StateRule], current: current_step.Step, label: str) -> list[tf.Tensor]:
     """Return the value of one replica with examples for each state: the largest, the smallest, or the last one's."""
     gathered = replica_sums.gathered_from_replicas([*values, current.present], label)
     *stacks, present = gathered

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.training.replica import step
+from tfdist.training.replica import current_step
 
 
 def can_gather(nest: Any) -> bool:
@@ -21,7 +21,7 @@ def can_gather(nest: Any) -> bool:
     return bool(leaves) and len(dense) == len(leaves) and (tf.executing_eagerly() or not traced_uses.in_condition())
 
 
-def gathered(nest: Any, current: step.Step, *, what: str) -> Any:
+def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
     """Return the rows of all replicas of each tensor of a nest, in the order of the replicas; None stays None.
 
     A tensor that was gathered in the step before is not gathered again. Rows of a replica without examples are left
@@ -46,7 +46,7 @@ def gathered(nest: Any, current: step.Step, *, what: str) -> Any:
     return tf.nest.map_structure(whole, nest, expand_composites=False)
 
 
-def of_each_replica(value: tf.Tensor, current: step.Step) -> tf.Tensor:
+def of_each_replica(value: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     """Return a loss of the whole batch as each replica hands it on, weighted by its share.
 
     Its value is that of the whole batch on every replica; its gradient, of this replica's own rows, is no mean over
@@ -56,7 +56,7 @@ def of_each_replica(value: tf.Tensor, current: step.Step) -> tf.Tensor:
     return scaled + tf.stop_gradient(value - scaled)
 
 
-def _whole(tensor: tf.Tensor, current: step.Step, what: str) -> tf.Tensor:
+def _whole(tensor: tf.Tensor, current: current_step.Step, what: str) -> tf.Tensor:
     if current.noted is not None:  # where a step is tried, what there is is the whole
         return tensor
     current.require_others(what)
@@ -67,7 +67,7 @@ def _whole(tensor: tf.Tensor, current: step.Step, what: str) -> tf.Tensor:
         return rows if mask is None else graphs.with_mask(rows, _rows(mask, current, f"{label}, mask"))
 
 
-def _rows(tensor: tf.Tensor, current: step.Step, label: str) -> tf.Tensor:
+def _rows(tensor: tf.Tensor, current: current_step.Step, label: str) -> tf.Tensor:
     own = tensor[: tf.where(current.rows > 0, tf.int32.max, 0)]
     if current.group.size == 1:
         return own

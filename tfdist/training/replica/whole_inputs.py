@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.tensorflow import data as tf_data
 from tfdist.compat.tensorflow import sparse_rows
+from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import ConfigError
 
 # what Keras calls the elements of a batch that is a tuple

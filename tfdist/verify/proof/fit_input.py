@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.data import Input, Source
+from tfdist.training.global_batches import Input, Source
 from tfdist.training.replica import whole_inputs
 
 __all__ = ["Written", "batches", "difference", "reversed_rows"]

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.callbacks.backup.names import variables_of
-from tfdist.compat.keras import layers as keras_layers
-from tfdist.compat.keras import model as keras_model
+from tfdist.callbacks.backup.state_names import variables_of
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.first_batch import batches_of_fit
-from tfdist.compat.tensorflow import data as tf_data
+from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import TfdistError
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
 from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
 

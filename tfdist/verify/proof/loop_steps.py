@@ -16,12 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.callbacks.backup import names
+from tfdist.callbacks.backup import state_names
 from tfdist.cluster import strategy_table
-from tfdist.compat.keras import layers as keras_layers
-from tfdist.compat.keras import model as keras_model
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.training.strategy import KerasTraining
+from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError
 from tfdist.verify.proof.state_files import STRATEGY, Run, StateFiles, Step, storable
@@ -214,7 +214,7 @@ class _Found:
         paths = [one.path for one in weights.values()]
         found: dict[str, Any] = {}
         for kind, group in (("weight", weights), ("state", states), ("slot", slots), ("log", counted)):
-            found.update(names.named(kind, list(group.values()), paths))
+            found.update(state_names.named(kind, list(group.values()), paths))
         return found
 
 

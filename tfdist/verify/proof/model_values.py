@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdist.callbacks.backup.names import METRIC, Variables
-from tfdist.compat.tensorflow import strategies as tf_strategies
-from tfdist.compat.tensorflow.meshes import sharded
-from tfdist.training.sharding import saving
+from tfdist.callbacks.backup.state_names import METRIC, Variables
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.gradients.sharding import slot_saving
 
 __all__ = ["LOG", "PREDICTION", "SLOT", "STATE", "WEIGHT", "assign", "kinds", "logged", "read"]
 
@@ -59,9 +59,9 @@ def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[N
 
 
 def _copies(variable: keras.Variable, strategy: Any) -> list[NDArray[Any]]:
-    if saving.part_of(variable) is not None:
+    if slot_saving.part_of(variable) is not None:
         return [np.asarray(strategy.whole_value(variable))]
-    if sharded.sharding_of(variable) is not None:
+    if sharded_variable.sharding_of(variable) is not None:
         return [np.asarray(keras.ops.convert_to_numpy(variable))]
     return [np.asarray(copy) for copy in tf_strategies.values_of_copies(variable.value)]
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies as strategies
-from tfdist.strategies import choose
-from tfdist.training.multi_worker.workers import Workers
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.strategies import factory
 
 __all__ = ["OneDevice", "use"]
 
@@ -67,5 +67,5 @@ def use(replicas: int) -> None:
         if isinstance(getattr(strategies, name), type):
             setattr(strategies, name, kind)
     for name in ("create", "from_distribution", "from_environment"):
-        for module in (strategies, choose):
+        for module in (strategies, factory):
             setattr(module, name, lambda *_, **__: kind())

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tfdist.launch.process import worker
+from tfdist.jobs.process import script_worker
 from tfdist.verify.proof.state_files import STRATEGY
 
 __all__ = ["NOT_COMPARED", "Request", "main"]
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
     first_batch.replace_fit(record)
     loop.install()
     try:
-        worker.run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
+        script_worker.run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
         loop.end()
     except fit_steps.NotComparedError as error:
         Path(request.folder, NOT_COMPARED).write_text(str(error), encoding="utf-8")

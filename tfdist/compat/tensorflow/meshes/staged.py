@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import variables as keras_variables
-from tfdist.compat.tensorflow.meshes.replicas import ModelParallelReplicas, _is_weight, _Part
-from tfdist.compat.tensorflow.meshes.sharded import ShardedVariable, Sharding, innermost
+from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas, _is_weight, _Part
+from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
 from tfdist.compat.tensorflow.new_variables import shape_of_new_variable
 
 
@@ -62,7 +62,7 @@ class StagedVariable(ShardedVariable):
 
     Args:
         make: makes the TensorFlow variable of this process.
-        sharding: says which processes have it, see `tfdist.parallel.pipeline.weights.StageSharding`.
+        sharding: says which processes have it, see `tfdist.parallel.pipeline.stage_weights.StageSharding`.
         strategy: the strategy in whose scope it was made.
         kwargs: what TensorFlow was given to make it.
         dtype: its dtype.

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.blocks import BLOCK_BYTES, BLOCK_EXAMPLES, bytes_per_example, examples_per_block, weight
-from tfdist.data.sources.columns import block, named
+from tfdist.data.sources.example_blocks import (
+    BLOCK_BYTES,
+    BLOCK_EXAMPLES,
+    bytes_per_example,
+    examples_per_block,
+    weight,
+)
 from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.stored_columns import block, named
 from tfdist.data.sources.widening import told
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError, fields_of
 

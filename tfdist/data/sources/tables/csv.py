@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.kept_digits import fits_float32
 from tfdist.data.format.schema import TEXT, Feature, Schema, asked
-from tfdist.data.sources import compressed, files
-from tfdist.data.sources.blocks import BLOCK_BYTES, cut
-from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources import compressed_files, source_files
+from tfdist.data.sources.example_blocks import BLOCK_BYTES, cut
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import arrow_types, csv_types, table, units
+from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units, csv_types
 from tfdist.errors import ConfigError
 
 # as pyarrow has them, without those that spell a float: "nan" is a value
@@ -57,12 +57,12 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
     _check_delimiter(columns, path, options)
     found = schema
     if found is None:
-        table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
+        arrow_table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
         texts = _texts(path, [name for name in columns if csv_types.is_number(types.field(name).type)], options)
         found = Schema({name: _feature(name, types.field(name).type, texts.get(name), path) for name in columns})
     # the types that are read, not those that pyarrow has for the text
     read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
-    return Csv(path, table.columns_of(pyarrow.schema(read), found, path, options), columns, options)
+    return Csv(path, arrow_table.columns_of(pyarrow.schema(read), found, path, options), columns, options)
 
 
 def _names(reader: Any, path: str) -> list[str]:
@@ -87,17 +87,17 @@ class Csv:
     sizes: NDArray[np.int64] | None = None
     count: int | None = None
 
-    def __init__(self, path: str, found: table.Columns, columns: list[str], options: Options) -> None:
+    def __init__(self, path: str, found: arrow_table.Columns, columns: list[str], options: Options) -> None:
         self.schema, self.columns, self._path = found.schema, columns, path
         # decimal digits are read as float64: what float32 loses of them is looked at here
         self._found = replace(found, schema=asked(found.schema) or found.schema)
         self._delimiter = options.delimiter
         narrow = [name for name in found.paths if self.schema[name].dtype == "float32"]
         self._narrow = [name for name in narrow if not self.schema[name].may_round]
-        self.identity: dict[str, Any] = {**files.identity("csv", [path]), **found.identity}
+        self.identity: dict[str, Any] = {**source_files.identity("csv", [path]), **found.identity}
         if options.delimiter is not None:
             self.identity["delimiter"] = options.delimiter
-        self.identifies = files.are_stamped(self.identity)
+        self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the rows from ``start`` to ``stop``; those before are read and dropped."""
@@ -143,8 +143,8 @@ def _check_delimiter(names: list[str], path: str, options: Options) -> None:
 
 def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
     if arrow_types.arrow().types.is_null(kind):
-        raise table.UntoldError(name, path, f"the first {BLOCK_BYTES >> 20} MiB")
-    return table.feature_of_type(name, kind, path) if texts is None else csv_types.number(kind, texts)
+        raise arrow_table.UntoldError(name, path, f"the first {BLOCK_BYTES >> 20} MiB")
+    return arrow_table.feature_of_type(name, kind, path) if texts is None else csv_types.number(kind, texts)
 
 
 def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _type(feature: Feature) -> Any:
         )
     if feature.dtype == TEXT:
         return pyarrow.binary()
-    if (counted := units.type_of(feature.unit)) is not None:
+    if (counted := arrow_units.type_of(feature.unit)) is not None:
         return counted
     kind = np.dtype(feature.dtype).kind
     wide = {"f": pyarrow.float64(), "b": pyarrow.bool_(), "i": pyarrow.int64(), "u": pyarrow.uint64()}
@@ -209,9 +209,9 @@ def _opened(
 
     plain = path.removesuffix(".gz")
     with contextlib.ExitStack() as stack:
-        file: Any = stack.enter_context(files.opened(path))
+        file: Any = stack.enter_context(source_files.opened(path))
         if plain != path:
-            file = stack.enter_context(compressed.unpacked(path, file))
+            file = stack.enter_context(compressed_files.unpacked(path, file))
         options = csv.ConvertOptions(null_values=_NULLS, column_types=kinds, strings_can_be_null=texts_null)
         if kinds:
             options.include_columns = list(kinds)

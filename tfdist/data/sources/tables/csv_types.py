@@ -4,7 +4,7 @@
 007, 0x1f, more digits than uint64  text
 1.5, 2e-3                           float32 where that holds all digits of all values, else float64
 1.5 among whole numbers too large   text
-2020-01-01, 2020-01-01 10:30:00     int64, counted as `tfdist.data.sources.tables.units` says
+2020-01-01, 2020-01-01 10:30:00     int64, counted as `tfdist.data.sources.tables.arrow_units` says
 true, false                         bool
 """
 

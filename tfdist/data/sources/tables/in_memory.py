@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.blocks import examples_per_block
-from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.example_blocks import examples_per_block
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import arrow_types, table
+from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError
 
 _WHERE = "the table"
@@ -46,7 +46,9 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
             f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed.",
             name="examples",
         )
-    return Table(found, table.columns_of(found.schema, schema, _WHERE, options, lambda: table.first_rows(found)))
+    return Table(
+        found, arrow_table.columns_of(found.schema, schema, _WHERE, options, lambda: arrow_table.first_rows(found))
+    )
 
 
 class Table:
@@ -60,7 +62,7 @@ class Table:
     identifies = False
     sizes: NDArray[np.int64] | None = None
 
-    def __init__(self, rows: Any, found: table.Columns) -> None:
+    def __init__(self, rows: Any, found: arrow_table.Columns) -> None:
         self._rows, self._found, self.schema = rows, found, found.schema
         self.columns: list[str] = list(rows.column_names)
         self.count: int | None = rows.num_rows

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import files
-from tfdist.data.sources.blocks import cut, examples_per_block
-from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources import source_files
+from tfdist.data.sources.example_blocks import cut, examples_per_block
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import arrow_types, table
+from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
 
 _BUFFER_BYTES = 1 << 20  # of a column, so that a large row group is not read whole
@@ -51,7 +51,7 @@ def open_parquet(path: str, schema: Schema | None = None, options: Options = NON
         most = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         if not types.names:
             raise ConfigError(f"{path} has no columns.")
-        found = table.columns_of(types, schema, path, options, functools.cache(lambda: _first(file)))
+        found = arrow_table.columns_of(types, schema, path, options, functools.cache(lambda: _first(file)))
     return Parquet(path, found, list(types.names), rows, max(_LEAST_ROWS, examples_per_block(most)))
 
 
@@ -65,13 +65,13 @@ class Parquet:
     seekable = True
     sizes: NDArray[np.int64] | None = None
 
-    def __init__(self, path: str, found: table.Columns, columns: list[str], rows: list[int], step: int) -> None:
+    def __init__(self, path: str, found: arrow_table.Columns, columns: list[str], rows: list[int], step: int) -> None:
         self.schema, self.columns, self._path, self._step = found.schema, columns, path, step
         self._found = found
         self._ends = list(itertools.accumulate(rows))
         self.count: int | None = sum(rows)
-        self.identity: dict[str, Any] = {**files.identity("parquet", [path]), **found.identity}
-        self.identifies = files.are_stamped(self.identity)
+        self.identity: dict[str, Any] = {**source_files.identity("parquet", [path]), **found.identity}
+        self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the rows from ``start`` to ``stop``; row groups without any of them are not read."""
@@ -103,7 +103,7 @@ def _opened(path: str) -> Iterator[Any]:
 
     with contextlib.ExitStack() as stack:
         try:
-            handle = stack.enter_context(files.opened(path)) if files.is_url(path) else path
+            handle = stack.enter_context(source_files.opened(path)) if source_files.is_url(path) else path
             file = parquet.ParquetFile(handle, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         except arrow.ArrowInvalid as error:
             raise CorruptDataError(f"{path} is no Parquet file, or was cut off: {error}", path=path) from error

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources.blocks import length
-from tfdist.data.sources.columns import column
-from tfdist.data.sources.options import EVERY, Options, spelled
+from tfdist.data.sources.example_blocks import length
 from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.source_options import EVERY, Options, spelled
+from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

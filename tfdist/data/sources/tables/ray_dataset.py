@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.blocks import cut, examples_per_block
-from tfdist.data.sources.options import NONE, Options
+from tfdist.data.sources.example_blocks import cut, examples_per_block
 from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.tables import arrow_types, table
+from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
 
 _WHERE = "the ray.data.Dataset"
@@ -74,7 +74,7 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
     first = next(reading, None)
     if first is None:
         raise ConfigError(f"{_WHERE} has no rows; at least one is needed.", name="examples")
-    found = table.columns_of(first.schema, schema, _WHERE, options, lambda: table.first_rows(first))
+    found = arrow_table.columns_of(first.schema, schema, _WHERE, options, lambda: arrow_table.first_rows(first))
     count = int(dataset.count()) if is_materialized else None
     columns = None if schema is not None else frozenset(first.column_names)
     return RayDataset(dataset, found, count, chain([first], reading), columns)
@@ -98,7 +98,7 @@ class RayDataset:
     def __init__(
         self,
         dataset: Any,
-        found: table.Columns,
+        found: arrow_table.Columns,
         count: int | None,
         begun: Iterator[Any],
         columns: frozenset[str] | None = None,

@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import islice
 
 from tfdist.data.format import example
-from tfdist.data.format.pictures import KEPT, format_of
+from tfdist.data.format.picture_decoding import KEPT, format_of
 from tfdist.data.format.scan import Content, walk
 from tfdist.data.format.schema import MOST_FEATURES, TEXT, Feature, Schema, encodings_of
-from tfdist.data.sources.tfrecords.sequences import Parsed, need_one_example
+from tfdist.data.sources.tfrecords.sequence_examples import Parsed, need_one_example
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature_tasks import WIDTH, history, regression, variables
 from tfdist.verify.lazy import keras, tf
-from tfdist.verify.tasks import WIDTH, history, regression, variables
 
 #: five batches of 6, of which a graph has two, and one of 3
 _BATCH, _ROWS = 6, 33

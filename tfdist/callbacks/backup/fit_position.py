@@ -1,0 +1,135 @@
+"""The position of a `fit` in its data, and how another process restores it.
+
+Of what `tfdist.data.read` returned, the position is a few numbers. Any other input is replayed: the same program makes
+the same input again, and what was trained on is taken from it once more, or only the iterators are made where that
+gives the same order.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat import random_states
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras.epochs import Fit
+from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.training.global_batches import CountedDataset
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place between two steps.
+
+    Attributes:
+        epoch: that is trained, or is to be trained next.
+        step: number of its steps that have been done.
+        taken: batches of the present iteration over the data that have been trained on. Differs from ``step`` where
+            `fit` was given ``steps_per_epoch``.
+        since: those of them that this process has trained on.
+    """
+
+    epoch: int
+    step: int
+    taken: int
+    since: int
+
+
+class Input:
+    """The data of a running `fit`.
+
+    Args:
+        fit: the running one.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+        dataset = fit.dataset
+        self._reading, self._is_hidden = (None, False) if dataset is None else _reading_of(dataset)
+        self._validation = fit.validation if isinstance(fit.validation, CountedDataset) else None
+
+    @property
+    def global_batch(self) -> int | None:
+        """Examples of a whole batch over all replicas, where that is known."""
+        return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
+
+    def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
+        """Return where `fit` is now.
+
+        Args:
+            epoch: that is trained.
+            step: number of its steps that have been done.
+            ahead: batches that `fit` has counted, and not trained on yet.
+        """
+        taken = self._fit.batches_taken(ahead)
+        return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
+
+    def end_of_epoch(self, epoch: int) -> Place:
+        """Return the place before an epoch, when the one before has ended."""
+        if self._fit.epoch_iterator.steps_per_epoch:
+            return self.place(epoch=epoch, step=0)
+        return Place(epoch=epoch, step=0, taken=0, since=0)
+
+    def state(self, place: Place) -> dict[str, Any]:
+        """Return a place as JSON."""
+        found: dict[str, Any] = {"epoch": place.epoch, "step": place.step, "taken": place.taken, "reading": None}
+        found["steps_per_execution"] = self._fit.epoch_iterator.steps_per_execution  # older backups have none
+        if self._reading is not None:
+            found["reading"] = self._reading.state(batches=place.since or None)
+        if self._validation is not None:
+            found["validation"] = self._validation.state()
+        return found
+
+    def move_to(self, state: dict[str, Any]) -> None:
+        """Let the next epoch, which is ``state["epoch"]``, begin behind its first ``state["step"]`` steps.
+
+        Raises:
+            ConfigError: the data are others than those of the state.
+        """
+        if self._validation is not None and state.get("validation") is not None:
+            self._validation.seek(state["validation"])
+        epoch, step, taken = state["epoch"], state["step"], state["taken"]
+        if self._reading is not None and state["reading"] is not None:
+            self._reading.seek(state["reading"])
+            if step or taken:
+                consumed = state["reading"]["consumed"] == state["reading"]["examples"]
+                keras_epochs.enter(self._fit, step=step, batches_taken=taken, has_ended=bool(step) and consumed)
+            return
+        before, now = state["global_batch"], self.global_batch
+        if step and before and now and before != now:
+            _logger.warning(
+                "The backup is from step %d of an epoch with batches of %d examples, and batches have %d now: the "
+                "epoch resumes after as many examples, rounded down to whole batches.",
+                step,
+                before,
+                now,
+            )
+            step = step * before // now
+        at_once = state.get("steps_per_execution") or self._fit.epoch_iterator.steps_per_execution
+        epochs = epoch - self._fit.initial_epoch
+        if not epochs and not step:
+            return
+        if random_states.global_seed() is None:
+            _logger.warning(
+                "The input is replayed up to epoch %d, step %d, and no seed is set: a shuffle without a seed gives "
+                "another order than before, so examples may be repeated or left out in this epoch. Call "
+                "keras.utils.set_random_seed(...) at the start of the script, or read with tfdist.data.read.",
+                epoch,
+                step,
+            )
+        keras_epochs.replay(self._fit, epochs=epochs, step=step, whole=self._is_hidden, steps_at_once=at_once)
+
+    def nothing_left(self) -> None:
+        """Let the next epoch have no step."""
+        keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)
+
+
+def _reading_of(dataset: tf.data.Dataset) -> tuple[CountedDataset | None, bool]:
+    """Return the tfdist dataset of which each batch is one of these; and whether there is another one deeper inside."""
+    found = tf_data.one_to_one_source(dataset)
+    if isinstance(found, CountedDataset):
+        return found, False
+    return None, any(isinstance(source, CountedDataset) for source in tf_data.sources(found))

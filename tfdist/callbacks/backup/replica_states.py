@@ -1,0 +1,204 @@
+"""The part of a training's state that every replica or worker has by itself: taken, and put back on any number of them.
+
+An array of it is named after its shard and its variable, as in ``replica/3/variable/dense/kernel/sum``, so that names
+are different in all parts.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.state_names import variables_of
+from tfdist.checkpoint.checkpoint_manifest import Manifest
+from tfdist.checkpoint.state_resizing import DOES, ShardedState, resharded
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
+from tfdist.errors import ConfigError
+
+_logger = logging.getLogger("tfdist")
+_Array = NDArray[Any]
+CUT = "cut"  # the key of a state that says that variables are in parts, which only all workers' parts together have
+COUNTS = "shards"  # the key of a state that says how many replicas and workers there were; older ones have none
+
+
+class Shards:
+    """What this worker has of the state that is in shards.
+
+    Args:
+        model: that trains.
+        workers: who train it.
+    """
+
+    def __init__(self, model: keras.Model, workers: Workers) -> None:
+        self._model = model
+        self._workers = workers
+        self._keys: list[str] = []
+        self._hold: Callable[[], list[_Array]] | None = None  # made once: names take a while
+        self._counts: dict[str, int] = {}
+
+    @property
+    def exist(self) -> bool:
+        """Whether anything of this training is in shards; the same on all workers, also before it has variables."""
+        return bool(variables_of(self._model).sharded)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the variables that are in shards."""
+        return {name for _, name, _ in self._variables()}
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of shards by axis, to be saved with the state."""
+        if not self._counts:
+            found = [len(self._indices(state, one)) for state, _, one in self._variables() if state.axis == "replica"]
+            local = max(found, default=_local_replicas(self._model, self._workers))
+            self._counts = {"replica": self._workers.count * local, "worker": self._workers.count}
+        return self._counts
+
+    def capture(self) -> dict[str, _Array]:
+        """Return the arrays of this worker's part."""
+        if self._hold is None:
+            copies = []
+            for state, name, variable in self._variables():
+                own = self._indices(state, variable)
+                self._keys += [_key(state, index, name) for index in own]
+                copies += tf_strategies.copies(variable.value)[: len(own)]
+            self._hold = tf_arrays.holder(copies)
+        return dict(zip(self._keys, self._hold(), strict=True))
+
+    def needed(self, manifest: Manifest) -> Collection[int]:
+        """Return which workers' parts of a checkpoint this one needs."""
+        counts = {"replica": self._workers.count * _local_replicas(self._model, self._workers)}
+        same = manifest.parts == self._workers.count and not manifest.state.get(CUT)
+        same = same and manifest.state.get(COUNTS, {}).get("replica") == counts["replica"]
+        return (self._workers.index,) if same else range(manifest.parts)
+
+    def restore(self, counts: Mapping[str, int], arrays: Mapping[str, _Array], *, source: str) -> None:
+        """Give this worker's shards their values.
+
+        Args:
+            counts: of the shards when they were saved, by axis.
+            arrays: of all parts that `needed` asks for.
+            source: where they are from, for messages.
+        Raises:
+            ConfigError: something else was in shards, or had other shapes, or is not to be had by another number.
+        """
+        _require_same(self.names, {key.split("/", 2)[2] for key in arrays}, source)
+        told = set()
+        for state, name, variable in self._variables():
+            old, own = counts[state.axis], self._indices(state, variable)
+            total = len(own) * self._workers.count
+            if old != total and _lie_on_a_mesh(self._model.distribute_strategy):
+                raise ConfigError(
+                    f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
+                    f"{state.name} of weights in parts go on with as many places of the "
+                    "mesh as before. Make as many, or begin anew in another backup_dir."
+                )
+            copies = tf_strategies.copies(variable.value)
+            found = {}
+            for index in own:
+                value = _value(state, name, arrays, index=index, old=old, now=total, source=source)
+                if state.rule == "owned" and 0 in variable.shape:
+                    value = np.zeros(variable.shape, value.dtype)  # another's
+                if tuple(value.shape) != tuple(variable.shape):
+                    raise ConfigError(
+                        f"the backup in {source} has {state.name} of another shape: {name} has {list(value.shape)} "
+                        f"for shard {index} of {total}, and {list(variable.shape)} in this model. Train with the model "
+                        "and the strategy that it was made with, or begin anew in another backup_dir."
+                    )
+                found[index] = tf_arrays.as_dtype(value, variable.dtype)
+            for place, copy in enumerate(copies):
+                copy.assign(found[own[min(place, len(own) - 1)]])
+            if old != total and state not in told and self._workers.is_chief:
+                told.add(state)
+                _logger.warning(
+                    "The backup (%s) is of %s, and there %s %d now; %s: %s.",
+                    source,
+                    _counted(old, state.axis),
+                    "is" if total == 1 else "are",
+                    total,
+                    state.name,
+                    DOES[state.rule],
+                )
+
+    def tell_of_the_first(self, *, source: str) -> None:
+        """Say so where an earlier version kept the shards of the first replica alone, and they count."""
+        variables = [variable for _, _, variable in self._variables()]
+        if (
+            self._workers.is_chief
+            and self.counts()["replica"] > 1
+            and any(np.any(_first(variable)) for variable in variables)
+        ):
+            _logger.warning(
+                "The backup (%s) was written by an earlier version of tfdist, which kept of %s what the first replica "
+                "had: it stands for all, so the next update is computed from fewer examples.",
+                source,
+                ", ".join(state.name for state in variables_of(self._model).sharded),
+            )
+
+    def _variables(self) -> list[tuple[ShardedState, str, keras.Variable]]:
+        return variables_of(self._model).in_shards
+
+    def _indices(self, state: ShardedState, variable: keras.Variable) -> range:
+        """The numbers, among all shards, of this worker's."""
+        count = 1 if state.axis == "worker" else len(tf_strategies.copies(variable.value))
+        return range(self._workers.index * count, (self._workers.index + 1) * count)
+
+
+def _require_same(ours: set[str], saved: set[str], source: str) -> None:
+    if ours == saved:
+        return
+    name = min(ours ^ saved)
+    has = "the model has it, the backup has not" if name in ours else "the backup has it, the model has not"
+    raise ConfigError(
+        f"the backup in {source} is of another model: of {name} every replica or worker has its own, and {has}. Train "
+        "with the model and the optimizer that it was made with, or begin anew in another backup_dir."
+    )
+
+
+def _key(state: ShardedState, index: int, name: str) -> str:
+    return f"{state.axis}/{index}/{name}"
+
+
+def _value(
+    state: ShardedState, name: str, arrays: Mapping[str, _Array], *, index: int, old: int, now: int, source: str
+) -> _Array:
+    keys = [_key(state, shard, name) for shard in ([index] if old == now else range(old))]
+    if missing := [key for key in keys if key not in arrays]:
+        raise ConfigError(
+            f"the backup in {source} has no {missing[0]}, of {_counted(old, state.axis)}. It is another program's; "
+            "begin anew in another backup_dir."
+        )
+    if old == now:
+        return arrays[keys[0]]
+    try:
+        return resharded(state.rule, [arrays[key] for key in keys], index=index, count=now)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the backup in {source} is of {_counted(old, state.axis)}, and now there would be {now}; "
+            f"{state.name}: {error}"
+        ) from error
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _first(variable: keras.Variable) -> _Array:
+    return tf_arrays.held(tf_strategies.primary(variable.value))
+
+
+def _lie_on_a_mesh(strategy: Any) -> bool:
+    """Return whether what a process has by itself may be of its part of a weight, which is another on another mesh."""
+    return bool(getattr(strategy, "cuts_weights", False)) and hasattr(strategy, "mesh")
+
+
+def _local_replicas(model: keras.Model, workers: Workers) -> int:
+    strategy = model.distribute_strategy
+    if hasattr(strategy, "mesh"):  # of which some have the same examples
+        return len(strategy.extended.worker_devices)
+    return 1 if strategy is None else max(1, tf_strategies.replica_count(strategy) // workers.count)

@@ -1,0 +1,149 @@
+"""Weights that are cut over a mesh: each worker saves its part under a name that says where it was cut.
+
+An array is named after the whole's shape, the part's bounds and the variable, as in
+``cut/4,6/0:4,3:6/variable/dense/kernel``; one pair of bounds is of the flattened whole, and a pair behind an @, as in
+``0:4,3:6@0:6``, of the flattened part. So parts make a whole wherever they were cut, and a training goes on with
+another mesh, with other layouts, with another number of workers, or on one device.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.callbacks.backup.state_names import variables_of
+from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.errors import ConfigError
+
+_Array = NDArray[Any]
+_KIND = "cut"
+
+
+class Cuts:
+    """This worker's parts of a model's variables.
+
+    Args:
+        model: that trains.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._keys: list[str] = []
+        self._hold: Callable[[], list[_Array]] | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether variables may be cut; the same on all workers, also before there are any."""
+        return bool(getattr(self._model.distribute_strategy, "cuts_weights", False))
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the variables that are cut."""
+        return set(variables_of(self._model).cut)
+
+    def capture(self) -> dict[str, _Array]:
+        """Return the parts that no worker before this one has."""
+        if not self.exist:
+            return {}
+        if self._hold is None:
+            own = {}
+            for name, variable in variables_of(self._model).cut.items():
+                for sharding, part in sharded_variable.parts_of(variable):
+                    if sharding.is_first:
+                        own[key(name, sharding.shape, sharding.bounds, sharding.elements)] = part
+            self._keys = list(own)
+            self._hold = tf_arrays.holder(list(own.values()))
+        return dict(zip(self._keys, self._hold(), strict=True))
+
+
+def key(
+    name: str,
+    shape: tuple[int, ...],
+    bounds: tuple[tuple[int, int], ...],
+    elements: tuple[int, int] | None = None,
+) -> str:
+    """Return the name of a part.
+
+    Args:
+        name: of the variable.
+        shape: of the whole.
+        bounds: of the part in the whole; one pair is of the flattened whole.
+        elements: which of those within the bounds it has; None: all.
+
+    Example:
+        >>> key("variable/dense/kernel", (4, 6), ((0, 4), (3, 6)))
+        'cut/4,6/0:4,3:6/variable/dense/kernel'
+        >>> key("slot", (4, 6), ((0, 4), (3, 6)), (6, 12))
+        'cut/4,6/0:4,3:6@6:12/slot'
+    """
+    edges = ",".join(f"{begin}:{end}" for begin, end in bounds)
+    edges += "" if elements is None else f"@{elements[0]}:{elements[1]}"
+    return f"{_KIND}/{','.join(map(str, shape))}/{edges}/{name}"
+
+
+def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
+    """Return the wholes of all parts of variables by name, and what else there is.
+
+    Args:
+        arrays: of the parts of all workers.
+        source: where they are from, for messages.
+    Raises:
+        ConfigError: a part is missing, or is no part of its whole.
+
+    Example:
+        >>> joined({"cut/3/0:1/a": np.array([1]), "cut/3/1:3/a": np.array([2, 3]), "b": np.array(4)}, source="x")
+        ({'a': array([1, 2, 3])}, {'b': array(4)})
+        >>> joined({"cut/2,2/0:2,0:1@0:1/a": np.array([1]), "cut/2,2/0:2,0:1@1:2/a": np.array([3]),
+        ...         "cut/2,2/0:2,1:2/a": np.array([[2], [4]])}, source="x")[0]["a"].tolist()
+        [[1, 2], [3, 4]]
+    """
+    parts: dict[str, list[tuple[str, str, _Array]]] = {}
+    rest = {}
+    for full, array in arrays.items():
+        kind, _, tail = full.partition("/")
+        if kind != _KIND:
+            rest[full] = array
+            continue
+        shape, edges, name = tail.split("/", 2)
+        parts.setdefault(name, []).append((shape, edges, array))
+    return {name: _joined(name, found, source) for name, found in parts.items()}, rest
+
+
+def _joined(name: str, parts: list[tuple[str, str, _Array]], source: str) -> _Array:
+    shape = tuple(int(size) for size in parts[0][0].split(","))
+    whole = np.empty(shape, parts[0][2].dtype)
+    filled = 0
+    for own, edges, array in parts:
+        if own != parts[0][0] or not _put(array, whole, edges):
+            raise ConfigError(f"the backup in {source} has a part of {name} that does not fit the others.")
+        filled += array.size
+    if filled != whole.size:
+        raise ConfigError(
+            f"the backup in {source} has {filled} of the {whole.size} elements of {name}. Begin anew in another "
+            "backup_dir."
+        )
+    return whole
+
+
+def _put(part: _Array, whole: _Array, edges: str) -> bool:
+    """Put a part to its place in a whole; return whether it fits."""
+    bounds, _, elements = edges.partition("@")
+    place, stretch = _slices(bounds), _slices(elements)
+    into = whole if stretch or len(place) > 1 else whole.reshape(-1)
+    if len(place) != into.ndim:
+        return False
+    within = into[place]
+    if (within.flat[stretch[0]] if stretch else within).shape != part.shape:
+        return False
+    if stretch:
+        within.flat[stretch[0]] = part
+    else:
+        within[...] = part
+    return True
+
+
+def _slices(edges: str) -> tuple[slice, ...]:
+    return tuple(slice(*map(int, edge.split(":"))) for edge in edges.split(",") if edge)

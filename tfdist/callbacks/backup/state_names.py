@@ -1,0 +1,109 @@
+"""Names for the state of a training that are unique and do not depend on other models of the process."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.workers.agreement import relative_paths
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes import sharded_variable as sharded
+
+VARIABLE, METRIC = "variable", "metric"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """The variables of a model, its optimizers and its strategy.
+
+    Attributes:
+        whole: those that are the same everywhere, by name, and the metrics of the running epoch.
+        cut: those of which each process has a part of one whole, by name.
+        in_shards: those of which every replica or worker has its own, with the state that they are of, and their names.
+        sharded: the states that they are of, those without any included.
+    """
+
+    whole: dict[str, keras.Variable]
+    cut: dict[str, keras.Variable]
+    in_shards: list[tuple[ShardedState, str, keras.Variable]]
+    sharded: list[ShardedState]
+
+    @property
+    def common(self) -> dict[str, keras.Variable]:
+        """Return those that have one value, wherever it lies, by name."""
+        return {**self.whole, **self.cut}
+
+    @property
+    def all(self) -> dict[str, keras.Variable]:
+        """Return them all by name."""
+        return {**self.common, **{name: variable for _, name, variable in self.in_shards}}
+
+
+def variables_of(model: keras.Model) -> Variables:
+    """Return what a model and its optimizers go on from, and the metrics of the running epoch."""
+    states = [state for owner in _owners(model) for state in owner.sharded_state()]
+    state_of = {id(variable): state for state in states for variable in state.variables}
+    others = {id(variable): variable for state in states for variable in state.variables}
+    every = {**{id(variable): variable for variable in keras_variables.persistent_variables(model)}, **others}
+    every_named = named(VARIABLE, list(every.values()), [weight.path for weight in model.weights])
+    common = {name: variable for name, variable in every_named.items() if id(variable) not in state_of}
+    cut = {name: variable for name, variable in common.items() if sharded.sharding_of(variable) is not None}
+    whole = {name: variable for name, variable in common.items() if name not in cut}
+    return Variables(
+        whole={**whole, **metrics_of(model)},
+        cut=cut,
+        in_shards=[(state_of[id(v)], name, v) for name, v in every_named.items() if id(v) in state_of],
+        sharded=states,
+    )
+
+
+def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the variables of a model's metrics by name."""
+    found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
+    return named(METRIC, list(found.values()), [])
+
+
+def _owners(model: keras.Model) -> list[Any]:
+    """Return who may have state in shards, and has it."""
+    optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
+    found = [model, *optimizers.values(), model.distribute_strategy]
+    return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
+
+
+def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
+    """Return variables by paths that do not depend on what else the process has made, and that differ.
+
+    Args:
+        kind: what all names begin with.
+        variables: to be named.
+        weights: paths of the weights that slots of optimizers are named after.
+    """
+    # Keras counts layers over the whole process, and has their numbers in the names of slots too.
+    slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
+    paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])
+    seen: Counter[str] = Counter()
+    found = {}
+    for path, variable in zip(paths, variables, strict=True):
+        seen[path] += 1
+        number = f"#{seen[path]}" if seen[path] > 1 else ""
+        found[f"{kind}/{path}{number}"] = variable
+    return found
+
+
+def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:
+    """Return the path of a slot with that of its weight in it.
+
+    Example:
+        >>> _slot_path("adam/dense_3_kernel_momentum", [("dense_3_kernel", "dense_3/kernel")])
+        'adam/dense_3/kernel/momentum'
+    """
+    owner, _, last = path.rpartition("/")
+    for flat, weight in slots:
+        if last.startswith(f"{flat}_"):
+            return f"{owner}/{weight}/{last[len(flat) + 1 :]}"
+    return path

@@ -1,0 +1,280 @@
+"""`tfdist run --monitor` for scripts that are started without it: record, judge, export, draw."""
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+import tfdist
+from tfdist import validation
+from tfdist.callbacks.alerting import Alerting
+from tfdist.callbacks.flops import PASSES_OF_A_STEP, of_example
+from tfdist.callbacks.notebook_display import Cell, in_notebook
+from tfdist.callbacks.single_process_job import Recorded, recorded
+from tfdist.cluster import from_environment
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.errors import ConfigTypeError, TfdistError
+from tfdist.jobs.process.exporter_process import Exporting
+from tfdist.monitor.exporters import exporter_names
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process_clock import step_clock
+from tfdist.monitor.recording import chrome_trace as traces
+from tfdist.monitor.recording import row_ring
+from tfdist.monitor.recording.rows import Column
+from tfdist.monitor.verdict.alerts import Alert
+from tfdist.monitor.verdict.row_collection import read_folder, verdict_of
+from tfdist.monitor.verdict.verdict_text import lines
+from tfdist.training import step_timestamps
+from tfdist.training.strategy_mixin import KerasTraining
+
+__all__ = ["Monitor"]
+
+_logger = logging.getLogger("tfdist")
+
+
+class Monitor(keras.callbacks.Callback):
+    """Records what the steps of a training are made of, and hands it to exporters; says at the end what it is bound by.
+
+    Works in every scope of tfdist and in none, with `tfdist run` and without. Without it the process is a job of its
+    own as long as `fit` runs, which `tfdist watch`, `tfdist export` and `tfdist trace save` find; with it, the first
+    worker sees all workers of its host. Without a scope of tfdist a step is not divided: Keras does not tell.
+
+    Guaranteed: training is the same with it and without. Exporters run in a process beside this one, which reads what
+    is recorded in memory: a server that is slow or dead is one warning, and no step waits for it.
+
+    Args:
+        every: steps of which a point of a curve is the mean, at least.
+        exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE"; docs/monitoring.md has them.
+            The first worker alone writes to them.
+        trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
+        live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
+        verbose: whether the verdict is printed at the end, with what tfdist has warned of, and alerts as they come,
+            where no `tfdist run --monitor` prints them.
+        flops: whether the model's floating-point operations are counted, once, in the graph of its forward pass, and
+            told for each second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers
+            have).
+        peak_flops: what one device can do in a second with the dtype of the model, in floating-point operations, as its
+            data sheet says; then the utilization is told too. None: it is not.
+        on_alert: called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread of its own;
+            it may set ``monitor.model.stop_training``.
+
+    Attributes:
+        verdict: in lines, after `fit`; empty before, and where nothing was recorded.
+        model_flops_per_second: of the whole job, after `fit`; None where it is not known.
+        model_flops_utilization: the part of the peak of all devices that this is (MFU); None where it is not known.
+
+    Raises:
+        ConfigError: an exporter that there is not, or a number out of its range.
+        MissingDependencyError: the package that an exporter needs is missing.
+
+    Example:
+        >>> import keras, numpy as np, tempfile
+        >>> from tfdist.callbacks import Monitor
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> monitor = Monitor(verbose=False)
+        >>> history = model.fit(np.ones((96, 4)), np.ones(96), batch_size=4, callbacks=[monitor], verbose=0)
+        >>> monitor.verdict[0].startswith("verdict")
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 10,
+        exporters: Sequence[str] = (),
+        trace: "str | os.PathLike[str] | None" = None,
+        live: bool = True,
+        verbose: bool = True,
+        flops: bool = False,
+        peak_flops: float | None = None,
+        on_alert: Callable[[Alert], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.every = validation.integer("every", every, minimum=1)
+        self.exporters = tuple(map(str, exporter_names.parse_all(exporters)))
+        self.trace = None if trace is None else os.fspath(trace)
+        self.live = validation.boolean("live", live)
+        self.verbose = validation.boolean("verbose", verbose)
+        if on_alert is not None and not callable(on_alert):
+            raise ConfigTypeError(f"on_alert is {on_alert!r}; give a function of one alert, or None.")
+        self.on_alert = on_alert
+        self.peak_flops = None if peak_flops is None else validation.number("peak_flops", peak_flops, above=0)
+        self.flops = validation.boolean("flops", flops) or peak_flops is not None
+        self.model_flops_per_second: float | None = None
+        self.model_flops_utilization: float | None = None
+        self._work = _Work(None, None)
+        self._warnings: list[str] = []
+        self.verdict: tuple[str, ...] = ()
+        self._stack = contextlib.ExitStack()
+        self._job: Recorded | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Take part in the `fit` that is about to begin; Keras calls it."""
+        super().set_model(model)
+        fit = keras_epochs.running_fit(model)
+        if fit is None or fit.callbacks is None or isinstance(model.distribute_strategy, KerasTraining):
+            return
+        if not any(isinstance(one, _Steps) for one in fit.callbacks.callbacks):
+            fit.callbacks.callbacks.append(_Steps())  # Keras goes through this list at the moment
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to record."""
+        self._end()  # of a `fit` that was interrupted
+        rank = _rank()
+        atexit.register(self._end)
+        try:
+            self._job = self._stack.enter_context(recorded(step_clock(), rank))
+        except (OSError, TfdistError) as error:
+            _logger.warning("Monitor records nothing (%s); training goes on.", error)
+            return
+        step_timestamps.record_with(self._job.recorder)
+        if rank != 0:
+            return
+        self._attach(_Warnings(self._job, self._warnings))
+        if self.flops:
+            self._count_flops(self._job)
+        cell = self._stack.enter_context(Cell()) if self.live and in_notebook() else None
+        exporters = [*self.exporters, *([f"html:{cell.path}"] if cell is not None else [])]
+        if exporters:
+            self._job.events.write("parameters", start=self._job.start, parameters=self._parameters())
+            after = int(rows[-1, Column.STEP]) if len(rows := row_ring.read(self._job.recorder.path)) else -1
+            exporting = Exporting(self._job.job, exporters, _logger.warning, every=self.every, after=after)
+            self._stack.callback(exporting.end)
+        self._stack.callback(Alerting(self._job.steps, self._tell).end)  # before exporters end: they have the last ones
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Say what the training is bound by, write the trace, and let exporters write the rest."""
+        job = self._job
+        if job is None:
+            return
+        job.recorder.flush()
+        if _rank() == 0:
+            found = verdict_of(job.steps)
+            self.verdict = () if found is None else lines(found)
+            if found is not None and found.step_seconds and self._work.flops is not None:
+                self.model_flops_per_second = self._work.flops / found.step_seconds
+                if self._work.peak is not None:
+                    self.model_flops_utilization = self.model_flops_per_second / self._work.peak
+            if self.trace is not None:
+                self._write_trace(job)
+            if self.verbose and self.verdict and not job.is_judged:
+                sys.stdout.write("\n".join([*self.verdict, *(f"warning: {one}" for one in self._warnings), ""]))
+                sys.stdout.flush()
+        self._end()
+
+    def _count_flops(self, job: Recorded) -> None:
+        per_example = of_example(self.model) if self.model.built else None
+        if per_example is None:
+            _logger.warning("The FLOPs of the model %r cannot be counted; training goes on.", self.model.name)
+            return
+
+        def tell(work: _Work) -> None:
+            job.events.write("model", start=job.start, flops_per_step=work.flops, peak_flops=work.peak)
+
+        self._work = _Work(per_example, self.peak_flops, tell)
+        self._attach(self._work)
+
+    def _attach(self, observer: StepObserver) -> None:
+        step_clock().attach(observer)
+        self._stack.callback(step_clock().detach, observer)
+
+    def _tell(self, alert: Alert) -> None:
+        job = self._job
+        if job is not None and not job.is_judged:
+            job.events.write("alert", start=job.start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
+            if self.verbose:
+                _logger.warning("alert: %s.", alert.text)
+        if self.on_alert is not None:
+            self.on_alert(alert)
+
+    def _end(self) -> None:
+        atexit.unregister(self._end)
+        self._stack.close()
+        self._job = None
+
+    def _write_trace(self, job: Recorded) -> None:
+        assert self.trace is not None
+        try:
+            traces.write(self.trace, traces.trace(read_folder(job.steps)))
+        except OSError as error:
+            _logger.warning("The trace %s cannot be written (%s).", self.trace, error)
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return what is worth to be kept of a training, as plain values."""
+        optimizer = getattr(self.model, "optimizer", None)
+        settings = {} if optimizer is None else optimizer.get_config()
+        plain = {
+            f"optimizer.{name}": value for name, value in settings.items() if isinstance(value, bool | int | float)
+        }
+        return {
+            "tfdist": tfdist.__version__,
+            "keras": keras.__version__,
+            "model": self.model.name,
+            "parameters": self.model.count_params() if self.model.built else None,
+            "strategy": type(self.model.distribute_strategy).__name__,
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+            **plain,
+            **{name: self.params.get(name) for name in ("epochs", "steps")},
+        }
+
+
+class _Work(StepObserver):
+    """What a step of the job computes, once it is known how many examples it has."""
+
+    def __init__(
+        self, per_example: float | None, peak: float | None, tell: "Callable[[_Work], None] | None" = None
+    ) -> None:
+        self.flops: float | None = None
+        self.peak: float | None = None
+        self._per_example, self._of_device, self._tell = per_example, peak, tell
+
+    def on_trained(self, step: int, examples: int, replicas: int) -> None:
+        """Take the largest step: the last one of an epoch may have fewer examples."""
+        if self._per_example is None or not examples:
+            return
+        work = PASSES_OF_A_STEP * self._per_example * examples
+        if self.flops is None or work > self.flops:
+            self.flops = work
+            self.peak = (
+                None if self._of_device is None else self._of_device * max(replicas, from_environment().num_workers)
+            )
+            if self._tell is not None:
+                self._tell(self)
+
+
+class _Warnings(StepObserver):
+    """Keeps what tfdist warns of, and makes events of it where no agent does."""
+
+    def __init__(self, job: Recorded, kept: list[str]) -> None:
+        self._job, self._kept = job, kept
+
+    def on_warning(self, sentence: str) -> None:
+        self._kept.append(sentence)
+        if not self._job.is_judged:
+            self._job.events.write("warning", start=self._job.start, text=sentence)
+
+
+class _Steps(keras.callbacks.Callback):
+    """Tells the clock of the steps of a model that is in no scope of tfdist."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        step_clock().begin(Kind.TRAIN)
+        step_clock().enter(Phase.UNDIVIDED)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        step_clock().end()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        step_clock().epoch_ends()
+
+
+def _rank() -> int:
+    cluster = from_environment()
+    return max(0, cluster.worker_index)

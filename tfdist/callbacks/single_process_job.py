@@ -1,0 +1,100 @@
+"""The job files of a process that no launcher started, so that `tfdist watch` can read them like any other.
+
+`tfdist run` makes the same for its workers: a status table, a folder for records of steps, and the events. What a
+process that was killed has left is removed by the next job.
+"""
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster.job_files import MEMORY, event_copy, job_of, progress_file, steps_folder
+from tfdist.jobs.agent.events import EventFile
+from tfdist.monitor.recording.recorder import Recorder
+from tfdist.monitor.recording.rows import VARIABLE
+from tfdist.monitor.reporter import StatusReporter
+from tfdist.monitor.status import StatusTable
+from tfdist.monitor.step_clock import StepClock
+from tfdist.processes import job_folders
+
+_STATUS = "TFDIST_PROGRESS_FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A job of which this process records its steps.
+
+    Attributes:
+        job: its id.
+        start: how often its workers had been started again.
+        steps: the folder of the records.
+        events: where what happens to it is written.
+        recorder: writes the record.
+        is_judged: whether an agent tells the verdict.
+    """
+
+    job: str
+    start: int
+    steps: Path
+    events: EventFile
+    recorder: Recorder
+    is_judged: bool
+
+
+@contextlib.contextmanager
+def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
+    """Yield the job of this process, whose steps are recorded in the block: the launcher's, or one of its own.
+
+    Args:
+        clock: of this process.
+        rank: its number among the workers.
+    Raises:
+        OSError: nothing can be written in memory, nor where temporary files belong.
+    """
+    with contextlib.ExitStack() as stack:
+        asked, status = os.environ.get(VARIABLE), os.environ.get(_STATUS)
+        known = next((one for one in clock.observers if isinstance(one, Recorder)), None)
+        is_judged = bool(asked) and known is not None
+        if known is not None:
+            steps = known.path.parent
+        elif status and os.path.exists(status):
+            steps = _beside(Path(status))
+        else:
+            steps, rank = stack.enter_context(_of_its_own(clock)), 0  # of a job of one worker
+        recorder = known
+        if recorder is None:
+            recorder = Recorder(steps / f"worker-{rank}")
+            clock.attach(recorder)
+            stack.callback(recorder.close)
+            stack.callback(clock.detach, recorder)
+        memory, start = steps.parent, int(steps.name.rpartition("-")[2])
+        job = job_of(memory)
+        events = stack.enter_context(contextlib.closing(EventFile(None, job, copy=str(event_copy(memory)))))
+        yield Recorded(job=job, start=start, steps=steps, events=events, recorder=recorder, is_judged=is_judged)
+
+
+def _beside(status: Path) -> Path:
+    """Return the folder of records beside the status table of a start; workers make it together."""
+    folder = steps_folder(status.parent, int(status.name.rpartition("-")[2]))
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _of_its_own(clock: StepClock) -> Iterator[Path]:
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    job_folders.clear([parent])
+    with job_folders.claimed(secrets.token_hex(8), parent) as memory:
+        table = StatusTable(progress_file(memory, 0), 1)
+        reporter = StatusReporter(table.path, 0)
+        clock.attach(reporter)
+        try:
+            yield _beside(table.path)
+        finally:
+            clock.detach(reporter)
+            reporter.close()
+            table.close()

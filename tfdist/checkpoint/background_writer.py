@@ -1,0 +1,227 @@
+"""Saving in the background: training hands over what is to be saved, and goes on."""
+
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfdist.checkpoint.checkpoint_manifest import plain_state
+from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_store import Store
+from tfdist.checkpoint.safetensors_file import as_arrays
+from tfdist.errors import ConfigError, DeadlineError
+from tfdist.monitor import faults
+from tfdist.waiting import LOOK_SECONDS
+
+#: of this process, the last for each place that is written to
+_last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary()
+
+
+class _Job(NamedTuple):
+    """What is to be saved at a step, and what saves it."""
+
+    step: int
+    save: Callable[[], None]
+
+
+class Writer:
+    """One thread that saves; of what waits, only the newest is saved.
+
+    A save that fails because of the disk (full, forbidden, broken) does not end training: it is said once per kind of
+    failure, the checkpoints before it stand, and the next save is tried as if nothing had happened. Anything else that
+    goes wrong is raised by the next call here.
+
+    Args:
+        store: where to.
+        warn: called in the thread, with what failed and what to do.
+        on_written: called in the thread, with the step of each save that is whole.
+
+    Attributes:
+        written: the step that was saved last, None before the first.
+        last_error: what made the last save fail, None when it went well.
+        failures: how many saves have failed.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = Writer(Store(folder), warn=print)
+        ...     writer.submit(1, {"x": np.zeros(3)}, {})
+        ...     writer.close()
+        ...     writer.written, Store(folder).peek()[0]
+        (1, 1)
+    """
+
+    def __init__(
+        self, store: Store, *, warn: Callable[[str], None], on_written: Callable[[int], None] = lambda step: None
+    ) -> None:
+        self._store = store
+        self._warn = warn
+        self._on_written = on_written
+        # of one thread several times: a signal's handler may submit while its thread does so
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        self._next: _Job | None = None
+        self._is_saving = self._is_closed = False
+        self._broken: BaseException | None = None
+        self._said: set[int | None] = set()
+        self.written: int | None = None
+        self.last_error: OSError | None = None
+        self.failures = 0
+        _last[store.url] = self
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being saved, or waits for it."""
+        with self._changed:
+            return self._next is not None or self._is_saving
+
+    def submit(
+        self,
+        step: int,
+        arrays: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        parts: Sequence[Part] = (),
+        joint: Joint | None = None,
+    ) -> None:
+        """Have a checkpoint saved, instead of one that still waits; return at once.
+
+        Args:
+            step: how many steps were done.
+            arrays: as `Store.save` takes them; not copied, so nobody may write to them any more.
+            state: as `Store.save` takes it; copied.
+            parts: as `Store.save` takes them; not copied. Where other processes write some, all must submit the same
+                saves: see to it that none is replaced while it waits.
+            joint: as `Store.save` takes it.
+        Raises:
+            ConfigError: something that cannot be saved, or the writer is closed.
+        """
+        given, plain = as_arrays(arrays), plain_state(state)
+        own = [_checked(part) for part in parts]
+        self._submit(_Job(step, lambda: self._store.save(step, given, plain, parts=own, joint=joint)))
+
+    def submit_part(self, step: int, part: Part, joint: Joint) -> None:
+        """Have this worker's part of a checkpoint saved that another process submits; return at once.
+
+        Args:
+            step: how many steps were done.
+            part: what this worker adds; not copied.
+            joint: what both know the save by.
+        Raises:
+            ConfigError: something that cannot be saved, or the writer is closed.
+        """
+        own = _checked(part)
+        self._submit(_Job(step, lambda: self._store.save_part(step, own, joint)))
+
+    def _submit(self, job: _Job) -> None:
+        with self._changed:
+            self._raise_broken()
+            if self._is_closed:
+                raise ConfigError(
+                    "the writer is closed; it takes nothing more. Make another one.", path=self._store.url
+                )
+            self._next = job
+            if self._thread is None:
+                # a process that ends does not wait for it: a save is whole or did not happen
+                self._thread = threading.Thread(target=self._run, name="tfdist-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait until all that was submitted is saved or has failed.
+
+        Args:
+            timeout_seconds: how long at most; None: until the disk answers.
+        Raises:
+            DeadlineError: it took longer; the save goes on.
+        """
+        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            while self._next is not None or self._is_saving:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    raise DeadlineError(
+                        f"Saving into {self._store.url} has not ended after {timeout_seconds:g} seconds. Look whether "
+                        "the disk or the store answers.",
+                        path=self._store.url,
+                    )
+                # a wait without a limit may miss Ctrl-C
+                self._changed.wait(LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))
+            self._raise_broken()
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Wait as `wait` does, and end the thread; nothing happens the second time."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.wait(timeout_seconds)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
+
+    def _run(self) -> None:
+        while (job := self._taken()) is not None:
+            try:
+                self._save(job)
+            except BaseException as error:  # noqa: BLE001 - nobody sees it here; the next call raises it
+                self._broken = error
+            finally:
+                del job  # the arrays may be large
+                with self._changed:
+                    self._is_saving = False
+                    self._changed.notify_all()
+
+    def _taken(self) -> _Job | None:
+        with self._changed:
+            while self._next is None and not self._is_closed:
+                self._changed.wait()
+            job, self._next = self._next, None
+            self._is_saving = job is not None
+            return job
+
+    def _save(self, job: _Job) -> None:
+        step = job.step
+        try:
+            job.save()
+        except OSError as error:
+            self.failures += 1
+            self.last_error = error
+            if error.errno not in self._said:
+                self._said.add(error.errno)
+                stands = "none was saved before" if self.written is None else f"that of step {self.written} stands"
+                self._warn(
+                    f"The checkpoint of step {step} could not be saved ({stands}); training goes on, and the next one "
+                    f"is tried. {error}"
+                )
+                if self._store.durable:
+                    faults.warned(f"{step} could not be saved")
+            return
+        self.last_error = None
+        self.written = step
+        self._said.clear()
+        self._on_written(step)
+
+
+def finish_saves(url: str) -> None:
+    """Wait until what was submitted for a place is saved, by a writer of this process that nobody has closed.
+
+    A training that an exception has ended leaves one; what reads there next has to find what it was given.
+
+    Args:
+        url: of the store.
+    Raises:
+        Exception: what went wrong in it, unless that was the disk.
+    """
+    writer = _last.pop(url, None)
+    if writer is not None:
+        writer.close()
+
+
+def _checked(part: Part) -> Part:
+    return dataclasses.replace(part, arrays=as_arrays(part.arrays))

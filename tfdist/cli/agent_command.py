@@ -1,0 +1,59 @@
+"""``tfdist agent``: this host joins a job whose launcher cannot start anything here."""
+
+import os
+import socket
+from pathlib import Path
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.cluster import job_key
+from tfdist.cluster.cluster_values import split_address
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist agent 10.0.0.1:7000 --key-file job.key": "join a job",
+        "tfdist agent 10.0.0.1:7000 --key-file job.key --name a": "as its host a",
+        "tfdist run --engine agent --hosts a,b --key-file job.key train.py": "its launcher",
+    },
+    epilog="Exit code: 0 when the job has ended, whatever came of it there; 1 when it could not be joined.",
+    page="cluster",
+)
+@click.option("--name", metavar="NAME", help="Of this host, as --hosts of the job has it.  [default: its own]")
+@click.option(
+    "--key-file",
+    metavar="PATH",
+    type=click.Path(dir_okay=False),
+    help="With the key that the job has too.  [default: TFDIST_JOB_KEY]",
+)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="How long to try when no launcher is there.",
+)
+@click.argument("address")
+@click.pass_context
+def command(
+    context: click.Context, *, name: str | None, key_file: str | None, wait_seconds: float, address: str
+) -> None:
+    """Join the job whose launcher listens at ADDRESS, run its workers here, and end with it.
+
+    ADDRESS is host:port, of `tfdist run --engine agent --rendezvous`. The folder of the script must be here at the same
+    path, and the same version of tfdist.
+    """
+    from tfdist.jobs.remote import joined_agent
+    from tfdist.jobs.remote.connecting.tcp_joining import Ticket
+
+    addresses = tuple(address.split(","))
+    for one in addresses:
+        split_address("ADDRESS", one)
+    key = job_key.from_environment(os.environ) if key_file is None else job_key.from_file(Path(key_file))
+    if key is None:
+        raise click.UsageError(f"the key of the job is missing: --key-file PATH, or {job_key.VARIABLE}.")
+    ticket = Ticket(addresses=addresses, name=name or socket.gethostname(), key=key)
+    context.exit(joined_agent.serve(ticket, wait_seconds=wait_seconds, say=lambda text: click.echo(text, err=True)))

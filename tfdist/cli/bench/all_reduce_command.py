@@ -1,0 +1,116 @@
+"""`tfdist bench all-reduce`: time and bandwidth of an all-reduce, engine beside engine."""
+
+from pathlib import Path
+
+import click
+
+from tfdist.bench.all_reduce.all_reduce_bench import ENGINES, AllReduceBench, engines, header, lines
+from tfdist.bench.all_reduce.reduced_message import sizes
+from tfdist.bench.suite import MODELS
+from tfdist.cli.bench.suite_command import link_of, link_options, suite_options
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import Line
+from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.measurement.sizes import as_bytes
+from tfdist.native.engine import ALGORITHMS
+
+
+@click.command(
+    "all-reduce",
+    cls=Command,
+    examples={
+        "tfdist bench all-reduce --plot all-reduce.png": "every engine: minutes",
+        "tfdist bench all-reduce --max-bytes 1M --gradients none --rounds 3": "a first look",
+        "tfdist bench all-reduce --engine ring --workers 3": "one engine, three workers",
+    },
+    page="benchmarks",
+)
+@click.option(
+    "--engine",
+    "chosen",
+    type=click.Choice(list(ENGINES)),
+    multiple=True,
+    help="Only this; repeatable. Default: all.",
+)
+@click.option(
+    "--algorithm",
+    "algorithms",
+    type=click.Choice(ALGORITHMS),
+    metavar="NAME",
+    multiple=True,
+    help="Over a link: native by this algorithm too.",
+)
+@click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
+@click.option("--max-bytes", metavar="SIZE", default="256M", show_default=True, help="Largest tensor.")
+@click.option(
+    "--factor", type=click.IntRange(2), default=4, show_default=True, help="Each size is so many times the last."
+)
+@click.option(
+    "--gradients",
+    type=click.Choice([*MODELS, "none"]),
+    default="resnet50",
+    show_default=True,
+    help="Also all gradients of this model.",
+)
+@link_options
+@suite_options(AllReduceBench)
+@json_option
+@plot_option
+def command(
+    chosen: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    min_bytes: str,
+    max_bytes: str,
+    factor: int,
+    gradients: str,
+    link: str | None,
+    delay_ms: float | None,
+    json_path: str | None,
+    plot: Path | None,
+    **options: int,
+) -> None:
+    """Time and bandwidth of an all-reduce by engine, as nccl-tests print them.
+
+    Workers on this machine's CPU sum float32 tensors, then the gradients of a model. The engines take turns:
+
+    \b
+    tensorflow     peer: TensorFlow's MultiWorkerMirroredStrategy as it is
+    multi-worker   tfdist's strategy: TensorFlow's collectives, in packs of 4 MiB
+    horovod        peer: hvd.allreduce of each tensor
+    ring           tfdist's strategy: Horovod, tensors in groups
+    native         tfdist's own collectives: shared memory, and TCP behind links
+    open-mpi       peer: MPI_Allreduce of each tensor, in place; not behind links
+    tcp, memcpy    the limits: its bytes through the line, plainly; one copy of the tensor in memory
+    bare           a limit: a bare loop that sums through shared memory; not behind links
+
+    A time is from the last worker's tensors, written anew, to the last sums; algbw the bytes over it, busbw algbw x
+    2 (n - 1) / n; #wrong: elements that are not the exact sum; "vs": the peer's time over the engine's.
+    """
+    if plot is not None:
+        require_matplotlib()
+    if algorithms and link is None:
+        raise click.UsageError("--algorithm is of workers behind a link; name one, such as --link 1gbit.")
+    suite = AllReduceBench(
+        engines=tuple(dict.fromkeys(chosen)) or engines(linked=link is not None),
+        algorithms=tuple(dict.fromkeys(algorithms)),
+        sizes=sizes(as_bytes(min_bytes), as_bytes(max_bytes), factor),
+        gradients=None if gradients == "none" else gradients,
+        link=link_of(link, delay_ms),
+        leave_out=not chosen,
+        **options,
+    )
+    quiet = json_path == "-"
+    if not quiet:
+        click.echo("\n".join(header(suite)))
+    with unwinding(), Line() as line:
+        report = suite.run(line.update, lambda row: None if quiet else click.echo("\n".join(lines(row, suite))))
+    if quiet:
+        click.echo(report.to_json())
+    else:
+        click.echo("\n".join(report.footer()))
+        if json_path:
+            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    if plot is not None:
+        report.draw(plot)

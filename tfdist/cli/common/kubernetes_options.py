@@ -1,0 +1,243 @@
+"""Translate `tfdist run --engine kubernetes`: print or submit a job, or play a pod's part."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli.common.command import arguments_of, without_options
+from tfdist.cluster import job_key
+from tfdist.errors import ConfigError
+from tfdist.jobs import LaunchConfig, require_script
+from tfdist.jobs.kubernetes import following, manifests, pod_entrypoint
+from tfdist.jobs.kubernetes.client import load
+from tfdist.jobs.kubernetes.kubernetes_api import Cluster
+from tfdist.jobs.kubernetes.pod_outputs import Output
+from tfdist.jobs.kubernetes.pods import quantities
+from tfdist.jobs.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.remote.pod import pod_of
+from tfdist.jobs.remote.serialization import passed_on
+
+_KEY = f"{__name__}.asked"
+
+# of the submission alone: what a pod runs has them no more
+_WITH_VALUES = (
+    *("--image", "--namespace", "--kind", "--name", "--topology", "--pod", "--pass-env", "--remote-python"),
+    *("--gpus-per-worker", "--cpus-per-worker", "--memory-per-worker"),
+)
+_WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places of its own
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a job for Kubernetes, which `request_of` reads; what few need is in the page."""
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        context.meta.setdefault(_KEY, {})[option.name] = value
+
+    for name, settings in (
+        ("--image", {"metavar": "IMAGE"}),
+        ("--namespace", {"metavar": "NAME"}),
+        ("--kind", {"type": click.Choice(KINDS)}),
+        ("--name", {"metavar": "NAME"}),
+        ("--topology", {"metavar": "LABEL"}),
+        ("--pod", {"metavar": "FILE", "type": click.Path(exists=True, dir_okay=False)}),
+    ):
+        add = click.option(name, hidden=True, expose_value=False, callback=keep, **settings)
+        command = add(command)
+    return command
+
+
+def check_options(context: click.Context, engine: str | None) -> None:
+    """Check that no option of Kubernetes' was given to another engine.
+
+    Raises:
+        UsageError: one was.
+    """
+    if engine == "kubernetes":
+        return
+    given = [f"--{name}" for name, value in context.meta[_KEY].items() if value is not None]
+    if given:
+        raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name the engine, or leave it out.")
+
+
+def request_of(
+    context: click.Context,
+    config: LaunchConfig,
+    *,
+    processes: int,
+    demand: Mapping[str, Any],
+    python: str | None,
+    passed: Sequence[str],
+) -> Request:
+    """Return the job that is asked for.
+
+    Args:
+        context: of the command.
+        config: the request.
+        processes: how many there are, one for each pod.
+        demand: what each needs: cpus, gpus, memory in bytes; None for what was not asked for.
+        python: the interpreter in the image.
+        passed: names of variables that go along.
+    Raises:
+        UsageError: no image is named.
+        ConfigError: there is no script, or what is asked for cannot be.
+    """
+    asked = context.meta[_KEY]
+    if not asked["image"]:
+        raise click.UsageError("--engine kubernetes needs an image with tfdist: --image registry/tfdist:cpu")
+    missing = [name for name in passed if name not in os.environ]
+    if missing:
+        raise click.UsageError(f"--pass-env names {missing[0]}, which is not set here.")
+    target, script = _script(config)
+    name = asked["name"] or job_name(Path(config.target).stem)
+    hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
+    replace(config, remote=Remote(hosts=hosts, engine="kubernetes"))  # what cannot be on other hosts is refused
+    given = arguments_of(context)
+    first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
+    written, outputs = _outputs(config, passed)
+    kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
+    # what says that the target is a module may be the last of them
+    words = (python or "python", "-m", "tfdist", "run", *written, *kept, target)
+    return Request(
+        name=name,
+        image=asked["image"],
+        pods=processes,
+        arguments=(*words, *given[first + 1 :]),
+        kind=asked["kind"] or "job",
+        namespace=asked["namespace"] or "default",
+        secret=tuple(sorted(_variables(passed))),
+        script=script,
+        resources=quantities(**demand),
+        grace_seconds=config.grace_seconds,
+        restarts=config.max_restarts,
+        topology=asked["topology"],
+        patch=_patch(asked["pod"]),
+        outputs=outputs,
+    )
+
+
+def submit(context: click.Context, request: Request, *, dry_run: bool) -> int:
+    """Print what would be submitted, or submit it and follow it to its end; return the exit code.
+
+    Args:
+        context: of the command.
+        request: the job.
+        dry_run: whether it is printed.
+    """
+    if dry_run:
+        print_manifests(request)
+        return 0
+    cluster = Cluster(context.meta[_KEY]["namespace"])
+    request = replace(request, namespace=cluster.namespace)
+    values = {job_key.VARIABLE: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
+    return following.submit(
+        cluster,
+        request,
+        manifests.objects(request),
+        values,
+        say=lambda said: click.echo(f"tfdist run: {said}", err=True),
+    )
+
+
+def print_manifests(request: Request) -> None:
+    """Print what would be submitted; with a TrainJob also the runtime that it names."""
+    runtime = [manifests.runtime()] if request.kind == "trainjob" else []
+    click.echo(manifests.how_to_make_the_secret(request))
+    for number, output in enumerate(request.outputs):
+        click.echo(
+            f"# {output.place} comes through the log of the first pod, which writes {output.in_pod(number)}; by hand "
+            "put the path of a volume in its place."
+        )
+    click.echo(manifests.as_text([*runtime, *manifests.objects(request)]), nl=False)
+
+
+def run_in_pod(launch: Callable[[], int]) -> int:
+    """Do the part of this pod; return the exit code.
+
+    Args:
+        launch: starts the job.
+    """
+    pod = pod_of(os.environ)
+    assert pod is not None
+    return pod_entrypoint.run_in_pod(pod, launch, say=_say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"tfdist run: {text}", err=True)
+
+
+def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
+    """Return what the first pod writes as its options, and where it belongs here.
+
+    Raises:
+        ConfigError: it goes to where nobody in a pod reads it, and cannot be brought from there.
+    """
+    from tfdist.monitor.exporters.exporter_names import KINDS, parse_all  # which few ask for
+
+    words: list[str] = []
+    outputs: list[Output] = []
+
+    def bring(option: str, output: Output, *, before: str = "") -> None:
+        words.extend((option, before + output.in_pod(len(outputs))))
+        outputs.append(output)
+
+    if config.event_file is not None:
+        bring("--event-file", Output(place=Path(config.event_file), grows=True))
+    if config.trace is not None:
+        bring("--trace", Output(place=Path(config.trace)))
+    for target in parse_all(config.exporters, option="--export"):
+        if default := KINDS[target.name].default:
+            is_folder = target.name == "tensorboard"
+            output = Output(place=Path(target.where or default), grows=is_folder, is_folder=is_folder)
+            bring("--export", output, before=f"{target.name}:")
+            continue
+        if target.name == "mlflow" and "://" not in (target.where or _given("MLFLOW_TRACKING_URI", passed)):
+            raise ConfigError(
+                f"--export is {target}, which would be a folder of the first pod, and go with it. Name a server: "
+                "--export mlflow:http://HOST:PORT, or MLFLOW_TRACKING_URI with --pass-env MLFLOW_TRACKING_URI."
+            )
+        words.extend(("--export", str(target)))
+    return words, tuple(outputs)
+
+
+def _given(name: str, passed: Sequence[str]) -> str:
+    return os.environ.get(name, "") if name in passed else ""
+
+
+def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
+    """Return what a pod runs, and the script that goes along: one that is here; a path that is not is the image's."""
+    path = Path(config.target)
+    if config.is_module or (path.is_absolute() and not path.exists()):
+        return config.target, None
+    require_script(config)
+    try:
+        return f"{SCRIPT_FOLDER}/script.py", ("script.py", path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"script is {config.target}, which is no text in UTF-8 ({error}).") from error
+
+
+def _variables(passed: Sequence[str]) -> dict[str, str]:
+    """Return the variables of this process that pods get: those that are named, and those of tfdist for all hosts."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("TFDIST_") or name in passed}
+    kept = passed_on(own, tuple(passed))
+    return {name: value for name, value in kept.items() if not name.startswith("TFDIST_K8S_")}
+
+
+def _patch(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    yaml = load("yaml")
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--pod {path} cannot be read as YAML: {error}") from error
+    if not isinstance(found, dict) or not set(found) <= {"metadata", "spec"}:
+        raise ConfigError(
+            f"--pod {path} must be a part of a pod's template: metadata, and spec with nodeSelector, volumes, "
+            "containers (of the name node) and so on."
+        )
+    return found

@@ -1,0 +1,64 @@
+"""`tfdist data index`: parse, call `tfdist.data`, print what the records hold."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tfdist import data
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
+from tfdist.data.writing.foreign_tfrecords import told
+
+
+@click.command(
+    "index",
+    cls=Command,
+    examples={
+        "tfdist data index old-data": "beside the files",
+        "tfdist data index 'old-data/train-*' --label image/class/label": "some files",
+        "tfdist data info old-data": "what they hold",
+    },
+    page="data",
+)
+@click.argument("directory")
+@click.option("--label", metavar="NAME", help='The feature that is learnt; "label" by default, if there is one.')
+@schema_option
+@click.option("--split", metavar="NAME", help="The one to take, where the names of the files say several: train.")
+@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the manifest and the indices there are.")
+@storage_option
+@follow_option
+def command(
+    directory: str,
+    label: str | None,
+    schema_file: Path | None,
+    split: str | None,
+    exists: str | None,
+    storage_options: dict[str, Any] | None,
+    follow_symlinks: bool,
+) -> None:
+    """Take the TFRecord files in DIRECTORY as they are: write an index for each and a manifest, nothing else.
+
+    DIRECTORY may also be a file, or a wildcard for files in one folder. Their index is then kept in the user's cache,
+    as is that of a folder that cannot be written, and found there by all that are given the same DIRECTORY. The records
+    of files that GZIP or ZLIB has compressed are written into the cache, too.
+
+    The records must be tf.train.Example, and the files of one split. What they consist of is told from all of them: a
+    feature with one value in each is a single value, with as many in each an array, else a list of any length.
+    """
+    with unwinding(), Console(stderr=True).status("looking at the records"):
+        manifest = data.index(
+            directory,
+            schema=schema_of(schema_file) if schema_file else None,
+            label=label,
+            split=split,
+            exists=exists or "raise",
+            storage_options=storage_options,
+            follow_symlinks=follow_symlinks,
+        )
+    click.echo(
+        f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "
+        f"{told(manifest)}"
+    )

@@ -1,0 +1,86 @@
+"""`tfdist data info`: parse, call `tfdist.data`, print what a directory holds."""
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist import data
+from tfdist.cli.common.command import Command
+from tfdist.cli.data.data_options import follow_option, storage_option
+from tfdist.cli.data.schema_table import readable, schema_table
+from tfdist.errors import CorruptDataError
+
+_BAR = 40
+_MOST_CLASSES = 20
+
+
+@click.command(
+    "info",
+    cls=Command,
+    examples={
+        "tfdist data info data/train": "a table on the terminal",
+        "tfdist data info data/train --plot data.png": "a picture",
+        "tfdist data info s3://bucket/train --json": "for programs",
+    },
+    page="data",
+)
+@click.argument("directory")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+@click.option("--plot", metavar="FILE", help="Draw sizes, shards and labels into a picture (needs Matplotlib).")
+@storage_option
+@follow_option
+def command(
+    directory: str, as_json: bool, plot: str | None, storage_options: dict[str, Any] | None, follow_symlinks: bool
+) -> None:
+    """Say what DIRECTORY holds: how many examples of which sizes, in which shards, of which schema, with which labels.
+
+    The balance is the largest shard's bytes as a multiple of the mean: 1.00 is even.
+    """
+    try:
+        found = data.info(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+    except CorruptDataError as error:
+        raise click.ClickException(str(error)) from error
+    if plot is not None:
+        found.plot(plot)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Any) -> None:
+    # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    shards = f"{len(found.shards)} shard{'s' * (len(found.shards) != 1)}"
+    console.print(
+        escape(
+            f"{found.url}: {found.examples} examples, {readable(found.bytes)} in {shards} "
+            f"(balance {found.balance:.2f}), indices {readable(found.index_bytes)}, layout {found.layout}, "
+            f"revision {found.revision}"
+        )
+    )
+    console.print(schema_table(found.schema, found.label))
+    _show_bars(console, "bytes of an example", {_range(bar): bar.examples for bar in found.sizes})
+    if found.labels:
+        largest = dict(sorted(found.labels.items(), key=lambda item: -item[1])[:_MOST_CLASSES])
+        chosen = {name: count for name, count in found.labels.items() if name in largest}
+        _show_bars(console, f"label {found.label}", chosen)
+        if len(found.labels) > len(chosen):
+            console.print(f"  and {len(found.labels) - len(chosen)} classes with fewer; --json lists all")
+
+
+def _range(bar: Any) -> str:
+    return f"{bar.start}" if bar.start == bar.stop else f"{bar.start} to {bar.stop}"
+
+
+def _show_bars(console: Console, title: str, counts: dict[str, int]) -> None:
+    table = Table(escape(title), "examples", "", box=None)
+    most = max(counts.values(), default=0) or 1
+    for name, count in counts.items():
+        table.add_row(escape(name), str(count), "█" * max(round(_BAR * count / most), int(count > 0)))
+    console.print(table)

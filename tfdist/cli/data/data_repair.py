@@ -1,0 +1,73 @@
+"""`tfdist data repair`: parse, call `tfdist.data`, show how far it is, print what was done."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist import data
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.data.damage_report import Reading, echo_some
+from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
+
+
+@click.command(
+    "repair",
+    cls=Command,
+    examples={
+        "tfdist data repair data/train data/sound": "copies what is whole",
+        "tfdist data repair data/train": "takes out what is corrupt",
+        "tfdist data repair data/train --rebuild-manifest": "tells the schema from records",
+        "tfdist data repair data/train --rebuild-manifest --schema schema.json": "",
+    },
+    epilog="Exit code: 0 when DIRECTORY, or INTO, is sound now, 1 when it cannot be repaired.",
+    page="data",
+)
+@click.argument("directory")
+@click.argument("into", required=False)
+@click.option(
+    "--rebuild-manifest", is_flag=True, help="Make manifest.json from the shards, if it is missing or corrupt."
+)
+@click.option("--drop-missing", is_flag=True, help="Go on without shards that are not there; their examples are lost.")
+@click.option("--decode", is_flag=True, help="Decode pictures, and take out examples with one that cannot be decoded.")
+@schema_option
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
+@storage_option
+@follow_option
+def command(
+    directory: str,
+    into: str | None,
+    rebuild_manifest: bool,
+    drop_missing: bool,
+    decode: bool,
+    schema_file: Path | None,
+    as_json: bool,
+    storage_options: dict[str, Any] | None,
+    follow_symlinks: bool,
+) -> None:
+    """Copy all that is whole of DIRECTORY, and list what is not.
+
+    With INTO all that is whole is copied into that directory, and DIRECTORY stays as it is. Without, shards with
+    corrupt records are replaced by copies without them, as data-00003.repair-2.tfrecord; indices that are missing or
+    wrong are made from their shards; the manifest gets the next revision. What is sound is not touched, and nothing
+    happens where all is. Killed at any moment, DIRECTORY is what it was or what it becomes. The lost examples are
+    listed.
+    """
+    with unwinding(), Reading("looking for what is corrupt") as watch:
+        done = data.repair(
+            directory,
+            into,
+            rebuild_manifest=rebuild_manifest,
+            drop_missing=drop_missing,
+            decode=decode,
+            schema=schema_of(schema_file) if schema_file else None,
+            progress=watch.show,
+            storage_options=storage_options,
+            follow_symlinks=follow_symlinks,
+        )
+    if as_json:
+        click.echo(json.dumps(done.to_json(), indent=2))
+    else:
+        echo_some(list(done.lines()), last=1)

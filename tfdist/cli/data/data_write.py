@@ -1,0 +1,174 @@
+"""`tfdist data write`: parse, call `tfdist.data`, show how far it is, print what was written."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from tfdist import data
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import Watch
+from tfdist.cli.data.data_options import driver_options, nulls_of, schema_of, size, storage_option
+from tfdist.cli.data.schema_table import readable, schema_table
+
+_STEP_PERCENT = 10  # for a line where there is no terminal
+_STEP_BYTES = 1 << 30  # the same where nobody knows how much there will be
+
+
+@click.command(
+    "write",
+    cls=Command,
+    groups={
+        "What is read": ("label", "schema_file", "split", "delimiter", "nulls", "null_masks", "source_options"),
+        "What is written": ("num_shards", "shard_bytes", "exists", "processes", "storage_options"),
+        "Pictures": ("check_images", "convert_images"),
+    },
+    examples={
+        "tfdist data write photos data": "photos/train/CLASS/*.jpg",
+        "tfdist data write 'tables/*.parquet' data/rows": "every column a feature",
+        "tfdist data write iris.csv data/iris --label species": "",
+        "tfdist data write old/*.tfrecord data/new": "indexed, and balanced",
+    },
+    page="data",
+    epilog="Exit code: 0 when all was written, 1 when it was not, 2 when the request makes no sense.",
+)
+@click.argument("source", nargs=-1, required=True)
+@click.argument("directory")
+@click.option("--num-shards", type=click.IntRange(1), metavar="N", help="How many TFRecord files.")
+@click.option("--shard-bytes", callback=size, metavar="SIZE", help="About how large each is; 256MiB by default.")
+@click.option("--label", metavar="NAME", help='Which feature is learnt; "label", if there is one.')
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    metavar="FILE",
+    help="What an example has, as JSON, or a manifest.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes that write; as many as help by default.",
+)
+@click.option("--split", metavar="NAME", help="Which of several to write; else all.")
+@click.option("--delimiter", metavar="CHARACTER", help="Of CSV files; a tab in .tsv, else a comma.")
+@click.option(
+    "--null",
+    "nulls",
+    multiple=True,
+    callback=nulls_of,
+    metavar="COLUMN=VALUE",
+    help="What null becomes, else an error: age=-1.",
+)
+@click.option(
+    "--null-mask",
+    "null_masks",
+    multiple=True,
+    metavar="COLUMN",
+    help="May be null; COLUMN_is_null says where.",
+)
+@click.option("--overwrite", "exists", flag_value="overwrite", help="Replace what DIRECTORY holds already.")
+@click.option("--keep", "exists", flag_value="keep", help="Leave them, write nothing, and end well.")
+@click.option(
+    "--check-images/--no-check-images",
+    default=True,
+    help="Decode each first; the default.",
+)
+@click.option("--convert-images", is_flag=True, help="BMP and WebP become PNG, else refused.")
+@storage_option
+@click.option(
+    "--source-options",
+    callback=driver_options,
+    metavar="JSON",
+    help="For the driver of SOURCE, a URL.",
+)
+def command(
+    source: tuple[str, ...],
+    directory: str,
+    num_shards: int | None,
+    shard_bytes: int | None,
+    label: str | None,
+    schema_file: Path | None,
+    processes: int | None,
+    split: str | None,
+    delimiter: str | None,
+    nulls: dict[str, str],
+    null_masks: tuple[str, ...],
+    exists: str | None,
+    check_images: bool,
+    convert_images: bool,
+    storage_options: dict[str, Any] | None,
+    source_options: dict[str, Any] | None,
+) -> None:
+    """Write the examples of SOURCE as TFRecord shards, an index and a manifest into DIRECTORY.
+
+    SOURCE is files of one kind, a folder of them, or a wildcard: CSV (.csv, .tsv, .csv.gz), Parquet, HDF5
+    (file.h5:/group), NumPy (.npz, .npy), TFRecord (of any name, compressed or not), or a folder with one folder of
+    pictures per class; with folders train, test, ... each is written. Both may be URLs such as s3://bucket/folder.
+
+    Nothing appears in DIRECTORY before it is whole. The same command goes on where an interrupted run stopped.
+    """
+    schema = None if schema_file is None else schema_of(schema_file)
+    started = time.monotonic()
+    with unwinding(), _Watch() as watch:
+        written = data.write(
+            source[0] if len(source) == 1 else list(source),
+            directory,
+            num_shards=num_shards,
+            shard_bytes=shard_bytes,
+            schema=schema,
+            label=label,
+            processes=processes,
+            exists=exists or "raise",
+            check_images=check_images,
+            convert_images=convert_images,
+            progress=watch.show,
+            storage_options=storage_options,
+            source_options=source_options,
+            split=split,
+            nulls=nulls,
+            null_masks=null_masks,
+            delimiter={"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter),
+        )
+    seconds = time.monotonic() - started
+    several = written if isinstance(written, dict) else {}
+    for name, manifest in several.items():
+        click.echo(described(manifest, f"{directory.rstrip('/')}/{name}", seconds=seconds))
+    first = next(iter(several.values())) if several else written
+    if not several:
+        click.echo(described(first, directory, seconds=seconds))
+    # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    console.print(schema_table(first.schema.to_json(), first.label))
+
+
+def described(manifest: Any, directory: str, *, seconds: float) -> str:
+    """Return what a directory holds after it was written, in a line."""
+    shards = len(manifest.shards)
+    return (
+        f"{directory} has {manifest.examples} examples in {shards} shard{'s' * (shards != 1)}, "
+        f"{readable(manifest.total_bytes)}, in {seconds:.0f} s."
+    )
+
+
+class _Watch(Watch):
+    """Shows on standard error how far it is: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._task = self.progress.add_task("looking at the examples", total=None)
+        self._step = 0
+
+    def show(self, examples: int, total: int | None, written: int) -> None:
+        """Show the examples and bytes that are written, and the part of them where it is known."""
+        said = f"{examples} examples, {readable(written)}"
+        self.progress.update(self._task, description=said, total=total, completed=examples)
+        step = 100 * examples // total // _STEP_PERCENT if total else written // _STEP_BYTES
+        if not self.is_terminal and step > self._step:
+            click.echo(f"{said} ({examples / total:.0%})" if total else said, err=True)
+        self._step = max(self._step, step)

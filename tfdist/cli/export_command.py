@@ -1,0 +1,82 @@
+"""``tfdist export``: find the job, hand it to exporters until it ends."""
+
+import contextlib
+import logging
+import sys
+from threading import Thread
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.errors import ConfigError
+from tfdist.validation import integer
+from tfdist.waiting import Flag
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist run --monitor -n 2 train.py": "prints, for instance: job 3f9ac1d2...",
+        "tfdist export 3f9a tensorboard:logs": "curves and histograms of each worker",
+        "tfdist export 3f9a prometheus:9400 mlflow": "/metrics on a port, and a run of MLflow",
+    },
+    epilog="Exit code: 0 when all was handed over, 1 when some was not, 2 when there is no such job or exporter.",
+    page="monitoring",
+)
+@click.option(
+    "--every", type=int, default=10, show_default=True, metavar="N", help="Steps that a point of a curve has at least."
+)
+@click.option("--beside", is_flag=True, hidden=True, help="A job has started it, and ends it by standard input.")
+@click.option("--after", type=int, default=-1, hidden=True, help="The last step that is left out.")
+@click.argument("job")
+@click.argument("exporters", nargs=-1, required=True)
+def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[str, ...]) -> None:
+    """Hand what JOB does to EXPORTERS, until it ends or Ctrl-C ends this.
+
+    JOB is the beginning of the id that `tfdist run --monitor` printed. An exporter is tensorboard:DIR,
+    prometheus:[HOST:]PORT, mlflow:URI or html:FILE. None of them can slow or end a worker: they read what the
+    workers have written into memory anyway.
+    """
+    integer("--every", every, minimum=1)
+    from tfdist.monitor.exporters.exporter_names import parse_all
+    from tfdist.monitor.exporters.exporting import export
+    from tfdist.monitor.exporters.feed import Feed
+    from tfdist.monitor.watch.observing import Observer
+
+    targets = parse_all(exporters, option="EXPORTERS")
+    enough = Flag()
+    if not beside:
+        feed = Feed(Observer(job), every=every, after=after)
+        with _left_at_ctrl_c(enough):
+            ended = export(feed, targets, warn=lambda text: click.echo(text, err=True), enough=enough)
+        sys.exit(0 if ended else 1)
+    logging.disable(logging.ERROR)  # of libraries: what goes wrong is told once
+    Thread(target=_wait_for_input, args=(enough,), daemon=True).start()
+    observer = None
+    while observer is None:
+        over = enough.wait(0.1)
+        try:
+            observer = Observer(job)
+        except ConfigError:
+            if over:
+                sys.exit(0)
+    export(Feed(observer, every=every, after=after), targets, warn=lambda text: print(text, flush=True), enough=enough)
+
+
+@contextlib.contextmanager
+def _left_at_ctrl_c(enough: Flag):  # type: ignore[no-untyped-def]
+    import signal
+
+    def leave(number: int, frame: object) -> None:
+        enough.set()
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _wait_for_input(enough: Flag) -> None:
+    sys.stdin.buffer.read(1)  # a line, or the end: then whoever started this is gone
+    enough.set()

@@ -1,0 +1,44 @@
+"""``tfdist health``: report the jobs of this machine that make no progress."""
+
+import time
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.jobs.agent import job_health
+from tfdist.validation import number
+
+
+@click.command(
+    cls=Command,
+    examples={
+        "tfdist health": "on this machine",
+        "docker exec NAME tfdist health": "in a container",
+        'HEALTHCHECK CMD ["tfdist", "health"]': "in a Dockerfile; in Kubernetes an exec probe",
+    },
+    epilog="Exit code: 0 when every worker goes on, or no job of this user runs here; 1 when one stands still.",
+    page="run",
+)
+@click.option(
+    "--stall-seconds",
+    type=float,
+    default=1800.0,
+    show_default=True,
+    metavar="S",
+    help="How long a worker may do the same thing: a step, compiling, saving, a callback.",
+)
+def command(*, stall_seconds: float) -> None:
+    """Say whether the jobs of `tfdist run` on this machine go on: the health check of the container images.
+
+    Every worker that trains through tfdist says what it does in a table in memory. One that has done the same thing for
+    longer than --stall-seconds is named. It takes a fraction of a second, and loads no TensorFlow.
+    """
+    number("--stall-seconds", stall_seconds, above=0)
+    pages = job_health.observe()
+    found = job_health.complaints(pages, now=time.monotonic(), stall_seconds=stall_seconds)
+    for sentence in found:
+        click.echo(sentence)
+    if found:
+        raise SystemExit(1)
+    workers = sum(len(said) for said in pages.values())
+    click.echo(f"{len(pages)} jobs, {workers} workers, none stands still")

@@ -1,0 +1,259 @@
+"""`tfdist parallel plan`: which division of a model over devices is fastest, and which fits."""
+
+import math
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.written_files import OutputFile, json_option
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.measurement.sizes import as_bytes
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
+from tfdist.planner.layer_profile import Profile, read
+from tfdist.planner.planner_link import Link
+from tfdist.planner.stage_cost import SCHEDULES
+from tfdist.planner.stage_search import OBJECTIVES
+from tfdist.planner.tensor_layouts import layouts
+
+_WIDTH_IN_FILES = 200
+
+
+@click.command(
+    "plan",
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What there is": ("devices", "memory", "kinds", "link", "delay_ms", "threads"),
+        "What is planned": ("schedule", "microbatches", "objective", "with_layouts"),
+        "What is measured, and where it goes": ("at_once", "profile", "save_profile", "timeout_seconds", "json_path"),
+    },
+    examples={
+        "tfdist parallel plan --devices 4 --memory 8GB train.py": "devices of this host",
+        "tfdist parallel plan --devices 4 --link 10gbit train.py": "on a network",
+        "tfdist parallel plan --kind fast=2,speed=3,price=2 --kind old=4,price=1 --link 1gbit train.py": "",
+    },
+    epilog="Exit code: 0 when a plan fits, 1 when none does or the script fails, 2 when the request makes no sense.",
+    page="parallel-plan",
+)
+@click.option("--devices", type=int, metavar="N", help="How many, all alike.")
+@click.option("--memory", metavar="SIZE", help="What each has for the model, such as 8GB.")
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeated."
+)
+@click.option("--link", metavar="RATE", help="Between devices, such as 1gbit; else measured between two processes.")
+@click.option("--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Of the link, ms each way.")
+@click.option("--threads", type=click.IntRange(1), help="Of the processor, that a device has; all by default.")
+@click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    default=SCHEDULES[0],
+    show_default=True,
+    metavar="NAME",
+    help=f"Of pipelines: {', '.join(SCHEDULES)}.",
+)
+@click.option("--microbatches", type=int, metavar="M", help="Of each pipeline; powers of 2 are tried by default.")
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default="time",
+    show_default=True,
+    metavar="NAME",
+    help="What is made small: time or price of a step.",
+)
+@click.option(
+    "--layouts", "with_layouts", is_flag=True, help="Also which layers divide their weights, by HyPar's rule."
+)
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes measured at the same time; by default as many of this host's as run beside each other.",
+)
+@click.option("--profile", metavar="FILE", help="Read the layers' costs; run nothing.")
+@click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep them for --profile.")
+@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
+@json_option
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    devices: int | None,
+    memory: str | None,
+    kinds: tuple[str, ...],
+    link: str | None,
+    delay_ms: float,
+    threads: int | None,
+    schedule: str,
+    microbatches: int | None,
+    objective: str,
+    with_layouts: bool,
+    at_once: int | None,
+    profile: str | None,
+    save_profile: Path | None,
+    timeout_seconds: float,
+    json_path: str | None,
+    is_module: bool,
+    script: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Plan how a model is divided over devices: data parallelism, pipelines, both; which is fastest, which fits.
+
+    SCRIPT is your training script, as it is. It runs in a process of its own up to its first call of fit, where the
+    layers of the model are measured with its first batch; nothing trains. Where the devices are processes of this host
+    (no --link, no --kind) it then runs in several at once, as many as there are devices, with a processor or a GPU and
+    memory for each: they share caches and the clock, as the processes of a plan do. --at-once 1 leaves that out.
+    """
+    found = _kinds(devices, memory, kinds)
+    count = sum(one.count for one in found)
+    _require_at_once(at_once, count, profile)
+    given = None if link is None else Link.parse(link, delay_ms=delay_ms)
+    words = _words(script, arguments, is_module, profile)
+    quiet = json_path == "-"
+    with unwinding(), Console(stderr=True).status("starting") as status:
+        if profile is not None:
+            costs = read(profile)
+        else:
+            from tfdist.tune.profiling import measured
+
+            costs = measured(
+                (script or "", *arguments),
+                devices=count,
+                at_once=at_once if at_once or (link is None and not kinds) else 1,
+                is_module=is_module,
+                divisors=sorted({count, count * 4}),
+                threads=threads,
+                timeout_seconds=timeout_seconds,
+                on_processes=lambda number: status.update(f"measuring the layers in {_processes(number)}"),
+            )
+        if save_profile is not None:
+            save_profile.write_text(costs.to_json(), encoding="utf-8")
+        if given is None:
+            from tfdist.tune.profiling import measured_link
+
+            status.update("measuring the line between two processes")
+            given = measured_link()
+        status.update("planning")
+        report = plans(costs, found, given, schedule=schedule, microbatches=microbatches, objective=objective)
+    if not quiet:
+        _print(report, words)
+        if with_layouts:
+            _print_layouts(report)
+    if json_path:
+        text = report.to_json() + "\n"
+        click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
+    if report.best is None:
+        sys.exit(1)
+
+
+def _kinds(devices: int | None, memory: str | None, kinds: tuple[str, ...]) -> list[DeviceKind]:
+    if (devices is None) == (not kinds):
+        raise click.UsageError("Give --devices N, or --kind NAME=N,... for each kind of devices.")
+    if kinds:
+        if memory is not None:
+            raise click.UsageError("--memory is of --devices; a kind has its own: --kind fast=2,memory=16GB.")
+        return [DeviceKind.parse(text) for text in kinds]
+    return [DeviceKind(count=devices or 0, memory_bytes=math.inf if memory is None else as_bytes(memory))]
+
+
+def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> None:
+    if at_once is None:
+        return
+    if profile is not None:
+        raise click.UsageError("--at-once is for measuring, and --profile reads what was measured. Leave one out.")
+    if at_once > devices:
+        raise click.UsageError(f"--at-once is {at_once}, and there are {devices} device(s): give {devices} at most.")
+
+
+def _processes(number: int) -> str:
+    return "one process alone" if number == 1 else f"{number} processes at once"
+
+
+def _words(script: str | None, arguments: tuple[str, ...], is_module: bool, profile: str | None) -> list[str]:
+    """Return the script as a command has it, once it is clear that it can be read."""
+    if script is None:
+        if profile is None:
+            raise click.UsageError("Give the SCRIPT whose model is measured, or --profile FILE.")
+        return ["train.py"]
+    if profile is None:
+        require_script(LaunchConfig(target=script, is_module=is_module))
+    return [*(["-m"] if is_module else []), script, *arguments]
+
+
+def _print(report: Report, script: list[str]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES, highlight=False)
+    profile: Profile = report.profile
+    console.print(
+        escape(
+            f"{profile.model}: {len(profile.layers)} layers, {shown_bytes(profile.parameter_bytes)} of "
+            f"weights, {profile.batch:,} examples in a step; line: {report.link}"
+        )
+    )
+    alone = ", one device in one alone" if profile.alone is not None else ""
+    console.print(f"measured in {_processes(profile.processes)}{alone}", style="dim")
+    covered = ", ".join(f"{part:.0%}" for part in profile.coverage)
+    console.print(
+        f"layers sum up to {covered} of the whole model, for {', '.join(map(str, profile.batch_sizes))} examples",
+        style="dim",
+    )
+    priced = any(one.price for one in report.kinds)
+    columns = [
+        "plan",
+        "step, ms",
+        "largest term",
+        "bubble",
+        "micro-batches",
+        "memory",
+        *(["price of a step"] if priced else []),
+    ]
+    table = Table(*columns, "stages begin with", box=None, padding=(0, 2))
+    for one in report.plans:
+        style = "green" if one is report.best else "" if one.fits else "dim"
+        price = [f"{one.price:.3g}"] if priced else []
+        table.add_row(*_cells(one), *price, escape(", ".join(one.layers)) or "-", style=style)
+    console.print(table)
+    console.print(escape(report.verdict()), soft_wrap=True)
+    best = report.best
+    if best is not None and best.command(script):
+        console.print(escape(best.command(script)), soft_wrap=True, style="bold")
+        if best.code():
+            console.print(
+                escape(f"Without from_environment() in the script: PipelineStrategy({best.code()}, ...)"),
+                soft_wrap=True,
+            )
+
+
+def _print_layouts(report: Report) -> None:
+    found = layouts(report.profile, sum(one.count for one in report.kinds))
+    table = Table("layer", *(f"halving {level}" for level in range(1, len(found.levels) + 1)), box=None, padding=(0, 2))
+    for name, *choices in zip(found.names, *found.levels, strict=True):
+        table.add_row(escape(name), *choices)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES, highlight=False)
+    console.print()
+    console.print(table)
+    console.print(
+        f"what each halving of the devices divides; {shown_bytes(found.bytes)} travel in a step, and "
+        f"{shown_bytes(found.data_bytes)} where all divide the batch",
+        soft_wrap=True,
+    )
+
+
+def _cells(one: Plan) -> list[str]:
+    found = one.prediction
+    term = found.dominant
+    memory = shown_bytes(one.memory.total) + ("" if one.fits else f": too much {one.memory.largest}")
+    pipeline = len(one.stages) > 1
+    return [
+        one.name,
+        f"{1e3 * found.seconds:,.3g}",
+        f"{term} {getattr(found, term) / found.seconds if found.seconds else 0:.0%}",
+        f"{found.bubble_part:.0%}" if pipeline else "-",
+        str(one.microbatches) if pipeline else "-",
+        memory,
+    ]

@@ -1,0 +1,385 @@
+"""``tfdist run``: parse, call `tfdist.jobs`, print."""
+
+import os
+import secrets
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli.common import completion, kubernetes_options
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.host_options import (
+    batch_script,
+    commands_of_hosts,
+    most_processes,
+    remote_of,
+    require_places,
+    run_in_allocation,
+    show_engines,
+    submit,
+    worker_count,
+)
+from tfdist.cli.common.written_files import OutputFile
+from tfdist.cluster import strategy_table
+from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
+from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
+from tfdist.jobs.output import tf_log_filter
+from tfdist.jobs.plan.launch_config import COPY_BANDWIDTH
+from tfdist.jobs.plan.strategy_checks import (
+    DEFAULT_RESTARTS,
+    DEFAULT_SERVERS,
+    check_strategy,
+    require_installed,
+    server_count,
+)
+from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
+from tfdist.jobs.remote.host_launchers import ENGINES
+from tfdist.jobs.remote.sbatch import searches
+from tfdist.measurement.sizes import as_bytes
+
+_MESHED = ("model-parallel", "pipeline")
+
+
+@click.command(
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What runs": (
+            "strategy",
+            "mesh",
+            "collectives",
+            "workers",
+            "replicas_per_worker",
+            "parameter_servers",
+            "is_module",
+            "hosts",
+        ),
+        "When workers fail, hang or are slow": (
+            "max_restarts",
+            "standby",
+            "evict_stragglers",
+            "hang_seconds",
+            "grace_seconds",
+        ),
+        "Another number of workers while it runs (tfdist resize)": ("min_workers", "max_workers"),
+        "What is shown": ("monitor", "exporters", "trace", "dry_run", "all_logs", "event_file"),
+    },
+    examples={
+        "tfdist run -n 2 train.py --epochs 3": "two workers on this machine",
+        "tfdist run --strategy mirrored --replicas-per-worker 2 train.py": "one process, two replicas",
+        "tfdist run --strategy ring -n 2 --max-restarts 3 train.py": "goes on after failures",
+    },
+    epilog="Exit code: 0 when all ended well, 2 for a wrong request, else that of the process that failed first.",
+    page="run",
+)
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    envvar="TFDIST_STRATEGY",
+    shell_complete=completion.strategies,
+    help="What tfdist.strategies.from_environment() returns.",
+)
+@click.option(
+    "--mesh",
+    metavar="AXES",
+    envvar=MESH_VARIABLE,
+    help="As batch=2,model=2, or data=2,pipeline=2.",
+)
+@click.option(
+    "--collectives",
+    metavar="NAME",
+    type=click.Choice(COLLECTIVES),
+    help=f"What sums: {', '.join(COLLECTIVES)}.",
+)
+@click.option("-n", "--workers", type=int, metavar="N", help="Workers.  [default: 1, or as HOSTS have]")
+@click.option(
+    "--replicas-per-worker",
+    type=int,
+    metavar="R",
+    envvar="TFDIST_REPLICAS_PER_WORKER",
+    help="Devices of each worker; all by default.",
+)
+@click.option(
+    "--grace-seconds",
+    type=float,
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="From the request to end to SIGKILL.",
+)
+@click.option(
+    "--parameter-servers",
+    type=int,
+    metavar="M",
+    help=f"Number of parameter servers.  [default: {DEFAULT_SERVERS}]",
+)
+@click.option(
+    "--max-restarts",
+    type=int,
+    metavar="K",
+    help=f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
+)
+@click.option("--min-workers", type=int, metavar="A", help="The fewest with which it goes on.  [default: N]")
+@click.option("--max-workers", type=int, metavar="B", help="The most that may be asked for.  [default: N]")
+@click.option(
+    "--hang-seconds",
+    type=float,
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="A step hangs after it and 5 usual ones.",
+)
+@click.option("--standby", is_flag=True, help="Keep a second set of workers ready to take over.")
+@click.option("--evict-stragglers", is_flag=True, help="Replace a worker that stays slow, or go on without it.")
+@click.option(
+    "--event-file",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help="Append failures and recoveries as JSON lines.",
+)
+@click.option(
+    "--all-logs",
+    is_flag=True,
+    envvar="TFDIST_ALL_LOGS",
+    help="Show all that TensorFlow logs, also noise.",
+)
+@click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
+@click.option(
+    "--export",
+    "exporters",
+    multiple=True,
+    metavar="WHERE",
+    help="tensorboard:DIR, prometheus:PORT, mlflow:URI; several.",
+)
+@click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
+@click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
+@click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
+@click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
+# what few need is in the page
+@click.option("--stall-seconds", type=float, default=1800.0, metavar="S", hidden=True)
+@click.option("--exit-seconds", type=float, default=EXIT_SECONDS, metavar="S", hidden=True)
+@click.option("--evict-seconds", type=float, default=30.0, metavar="S", hidden=True)
+@click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
+@click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
+@click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
+@click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
+@click.option("--search", metavar="NAME=VALUE,VALUE", multiple=True, hidden=True)
+@click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
+@click.option("--mpi-command", metavar="COMMAND", envvar="TFDIST_MPI_COMMAND", hidden=True)
+@click.option("--rendezvous", metavar="ADDRESS[:PORT]", hidden=True)
+@click.option("--key-file", metavar="PATH", type=click.Path(dir_okay=False), hidden=True)
+@click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
+@click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
+@click.option("--ray-address", metavar="ADDRESS", envvar="RAY_ADDRESS", hidden=True)
+@click.option("--cpus-per-worker", type=float, metavar="C", hidden=True)
+@click.option("--gpus-per-worker", type=float, metavar="G", hidden=True)
+@click.option("--memory-per-worker", metavar="SIZE", hidden=True)
+@click.option("--wait-seconds", type=float, metavar="S", hidden=True)
+@click.option("--copy-bandwidth", metavar="SIZE", hidden=True)
+@kubernetes_options.options
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    strategy: str | None,
+    mesh: str | None,
+    collectives: str | None,
+    workers: int | None,
+    replicas_per_worker: int | None,
+    grace_seconds: float,
+    parameter_servers: int | None,
+    max_restarts: int | None,
+    min_workers: int | None,
+    max_workers: int | None,
+    hang_seconds: float,
+    stall_seconds: float,
+    exit_seconds: float,
+    standby: bool,
+    evict_stragglers: bool,
+    evict_seconds: float,
+    event_file: str | None,
+    all_logs: bool,
+    monitor: bool,
+    exporters: tuple[str, ...],
+    trace: str | None,
+    dry_run: bool,
+    verbose: bool,
+    hosts: str | None,
+    engine: str | None,
+    sbatch_options: str,
+    sbatch_servers: str | None,
+    search: tuple[str, ...],
+    ssh_command: str | None,
+    mpi_command: str | None,
+    rendezvous: str | None,
+    key_file: str | None,
+    remote_python: str | None,
+    pass_env: tuple[str, ...],
+    ray_address: str | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    memory_per_worker: str | None,
+    wait_seconds: float | None,
+    copy_bandwidth: str | None,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Start SCRIPT on N workers; when one fails, end all or start them again.
+
+    SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
+    follows its name is its own. More machines: tfdist docs cluster.
+    """
+    kubernetes_options.check_options(context, engine)
+    demand = {
+        "cpus": cpus_per_worker,
+        "gpus": gpus_per_worker,
+        "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
+    }
+    remote = remote_of(
+        engine,
+        hosts,
+        commands={"ssh": ssh_command, "mpi": mpi_command},
+        python=remote_python,
+        passed=pass_env,
+        rendezvous=rendezvous,
+        key_file=key_file,
+        demand={**demand, "address": ray_address if engine == "ray" else None, "wait_seconds": wait_seconds},
+    )
+    servers = server_count(strategy, parameter_servers=parameter_servers)
+    workers = worker_count(workers, remote, servers)
+    _check_mesh(strategy, collectives, mesh, is_elastic=bool(min_workers or max_workers))
+    if mesh:
+        Mesh.parse(mesh, name="--mesh").require_size(workers, replicas_per_worker or 1, f"-n {workers}")
+    config = LaunchConfig(
+        target=script,
+        is_module=is_module,
+        arguments=arguments,
+        workers=workers,
+        strategy=strategy,
+        replicas_per_worker=replicas_per_worker,
+        gpus_per_worker=None if engine in ("ray", "kubernetes") else _whole(gpus_per_worker),
+        grace_seconds=grace_seconds,
+        parameter_servers=servers,
+        max_restarts=DEFAULT_RESTARTS if servers and max_restarts is None else max_restarts or 0,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        hang_seconds=hang_seconds,
+        stall_seconds=stall_seconds,
+        exit_seconds=exit_seconds,
+        standby=standby,
+        evict_stragglers=evict_stragglers,
+        evict_seconds=evict_seconds,
+        event_file=event_file,
+        all_logs=all_logs,
+        monitor=monitor or trace is not None or bool(exporters) or evict_stragglers,
+        exporters=exporters,
+        trace=trace,
+        remote=remote,
+        copy_bandwidth=COPY_BANDWIDTH if copy_bandwidth is None else _rate(copy_bandwidth),
+        environment={
+            **tf_log_filter.variables(os.environ, all_logs=all_logs),
+            **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
+            **({MESH_VARIABLE: mesh} if mesh else {}),
+        },
+    )
+    check_strategy(config)
+    if exporters:
+        from tfdist.monitor.exporters.exporter_names import parse_all
+
+        parse_all(exporters, option="--export")
+    if engine == "slurm" and remote is None:
+        text = batch_script(
+            context,
+            config,
+            demand=demand,
+            python=remote_python,
+            options=sbatch_options,
+            for_servers=sbatch_servers,
+            searched=searches(search),
+        )
+        context.exit(submit(text, dry_run=dry_run, searched=searches(search)))
+    if search or sbatch_servers is not None:
+        given = "--search" if search else "--sbatch-servers"
+        raise click.UsageError(f"{given} is for a job that --engine slurm submits. Leave it out.")
+    if engine == "kubernetes" and remote is None:
+        request = kubernetes_options.request_of(
+            context,
+            config,
+            processes=most_processes(config),
+            demand=demand,
+            python=remote_python,
+            passed=pass_env,
+        )
+        context.exit(kubernetes_options.submit(context, request, dry_run=dry_run))
+    require_places(config)
+    if not dry_run:
+        require_installed(config)
+
+        def launch() -> int:
+            return run(config, verbose=verbose).exit_code
+
+        if engine == "kubernetes":
+            context.exit(kubernetes_options.run_in_pod(launch))
+        context.exit(run_in_allocation(launch) if engine == "slurm" else launch())
+    require_script(config)
+    job_id = secrets.token_hex(8)
+    directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
+    for line in commands_of_hosts(config):
+        click.echo(line)
+    for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
+        click.echo(described(spec))
+
+
+def _rate(text: str) -> int:
+    """Return bytes a second; 0 is one of them."""
+    return 0 if text.strip() == "0" else as_bytes(text)
+
+
+def _whole(count: float | None) -> Any:
+    """Return a number as an integer, if it is one; if not, whoever wants an integer says so."""
+    return int(count) if count is not None and count.is_integer() else count
+
+
+def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:
+    """Check that the strategy takes what was asked for beside it.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if collectives and strategy and collectives not in strategy_table.get(strategy).collectives:
+        takers = [name for name in strategy_table.names() if collectives in strategy_table.get(name).collectives]
+        raise click.UsageError(
+            f"--collectives {collectives} is for --strategy {' and '.join(takers)}, and the strategy is "
+            f"{strategy}, which has collectives of its own. Leave one of the two out."
+        )
+    if strategy in _MESHED and is_elastic:
+        raise click.UsageError(f"--strategy {strategy} has as many workers as its mesh has places; leave -n as it is.")
+    if mesh and strategy not in (None, *_MESHED):
+        raise click.UsageError(
+            f"--mesh {mesh} is for --strategy {' and '.join(_MESHED)}, and the strategy is {strategy}."
+        )
+
+
+def described(spec: WorkerSpec) -> str:
+    """Return the variables and the command of a process, as lines that a shell understands.
+
+    Example:
+        >>> from tfdist.cluster import TaskId
+        >>> more = dict(argv=("python", "a b"), environment={"A": "1"}, error_file=Path("e"))
+        >>> print(described(WorkerSpec(index=0, task=TaskId(type="worker", index=0), **more)))
+        # worker 0
+        export A=1
+        python 'a b'
+    """
+    variables = [f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items()]
+    removed = [f"unset {name}" for name in spec.removed]
+    devices = [] if spec.gpus is None else [f"# sees of its host's GPUs: {', '.join(map(str, spec.gpus)) or 'none'}"]
+    return "\n".join([f"# {spec.task}", *devices, *variables, *removed, shlex.join(spec.argv)])

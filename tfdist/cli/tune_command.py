@@ -1,0 +1,205 @@
+"""`tfdist tune`: which batch fits, and which one pays."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist.cli.common import completion
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.group import Group
+from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.errors import ConfigError
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.jobs.plan.strategy_checks import check_strategy
+from tfdist.measurement import machine
+from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.measurement.sizes import as_bytes
+from tfdist.tune.batch_search import Outcome
+from tfdist.tune.batch_trial import Job, Trial
+from tfdist.tune.tuning import Report, tune
+
+_WIDTH_IN_FILES = 160
+_STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Find what a script should be run with on this machine."""
+
+
+@command.command(
+    "batch",
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What runs": ("strategy", "workers", "replicas_per_worker", "is_module", "argument"),
+        "Which batches are tried": ("start", "most", "precision", "memory_limit", "timeout_seconds"),
+        "What is measured, and where it goes": ("warm_up", "steps", "plot", "json_path"),
+    },
+    examples={
+        "tfdist tune batch train.py": "asks tfdist.tune.batch_size()",
+        "tfdist tune batch --argument=--batch-size train.py --epochs 5": "has an argument for it",
+        "tfdist tune batch --strategy mirrored --plot batches.png train.py": "",
+    },
+    epilog="Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.",
+    page="large-batch",
+)
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    envvar="TFDIST_STRATEGY",
+    shell_complete=completion.strategies,
+    help="As for `tfdist run`.",
+)
+@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
+@click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")
+@click.option("--argument", metavar="NAME", help="Argument of SCRIPT that takes it, such as --batch-size.")
+@click.option("--start", type=click.IntRange(1), default=8, show_default=True, help="The first batch.")
+@click.option("--max", "most", type=click.IntRange(1), default=65536, show_default=True, help="The largest to try.")
+@click.option("--warm-up", type=click.IntRange(1), default=3, show_default=True, help="Steps before the clock starts.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps that are measured.")
+@click.option(
+    "--precision",
+    type=click.FloatRange(0),
+    default=0.1,
+    show_default=True,
+    help="How near the border is found, as a part of the batch; 0: exactly.",
+)
+@click.option("--memory-limit", metavar="SIZE", help="What each process may allocate in main memory, such as 4G.")
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Longest time for a batch."
+)
+@plot_option
+@json_option
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def batch(
+    strategy: str | None,
+    workers: int,
+    replicas_per_worker: int | None,
+    argument: str | None,
+    start: int,
+    most: int,
+    warm_up: int,
+    steps: int,
+    precision: float,
+    memory_limit: str | None,
+    timeout_seconds: float,
+    plot: Path | None,
+    json_path: str | None,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Find the largest batch that fits, and the fastest.
+
+    SCRIPT is your training script, as it is. It learns the batch of one replica from tfdist.tune.batch_size(32), which
+    returns 32 except under this command, or by an argument of its own (--argument), which is put behind its others.
+
+    Each batch is tried by `tfdist run` in processes of its own, which end after the warm-up and the measured steps. The
+    batch is doubled until memory runs out, and the border is bisected; then the gaps around the fastest are.
+
+    "Examples/s" is over all replicas, the median over five blocks of steps. "Memory" is that of the largest process,
+    and on GPUs what TensorFlow allocated.
+    """
+    target = LaunchConfig(
+        target=script,
+        is_module=is_module,
+        workers=workers,
+        strategy=strategy,
+        replicas_per_worker=replicas_per_worker,
+    )
+    _require_sense(target, start, most)
+    if plot is not None:
+        require_matplotlib()
+    options = {
+        "-n": workers,
+        "--strategy": strategy,
+        "--replicas-per-worker": replicas_per_worker,
+        "--grace-seconds": 5,
+    }
+    job = Job(
+        run=tuple(text for name, value in options.items() if value is not None for text in (name, str(value))),
+        script=(*(["-m"] if is_module else []), script, *arguments),
+        argument=argument,
+        warm_up=warm_up,
+        steps=steps,
+        memory_limit=None if memory_limit is None else as_bytes(memory_limit),
+        timeout_seconds=timeout_seconds,
+    )
+    quiet = json_path == "-"
+    with unwinding(), Console(stderr=True).status("starting") as status:
+
+        def show(trials: Sequence[Trial], following: int | None) -> None:
+            if trials and not status.console.is_terminal:
+                click.echo(_line(trials[-1]), err=True)
+            elif trials:
+                status.console.print(f"[{_STYLES[trials[-1].outcome]}]{escape(_line(trials[-1]))}", highlight=False)
+            if following is not None:
+                status.update(f"batch {following:,}")
+
+        report = tune(job, start=start, most=most, precision=precision, machine=machine.describe(), on_trial=show)
+    if not quiet:
+        _print(report)
+    if json_path:
+        text = report.to_json() + "\n"
+        click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
+    if plot is not None and report.fitting:
+        from tfdist.tune.search_picture import draw
+
+        draw(report, plot)
+        click.echo(f"wrote {plot}", err=True)
+    if not report.fitting:
+        sys.exit(1)
+
+
+def _require_sense(target: LaunchConfig, start: int, most: int) -> None:
+    if target.strategy == "parameter-server":
+        raise ConfigError(
+            "--strategy is 'parameter-server'; its workers compute parts of what a chief trains, and are not measured. "
+            "Use one of the others."
+        )
+    check_strategy(target)
+    require_script(target)
+    if start > most:
+        raise ConfigError(f"--start is {start} and --max is {most}; the first batch must not be above the largest.")
+
+
+def _line(trial: Trial) -> str:
+    if trial.outcome is Outcome.FITS:
+        return f"batch {trial.batch:,}: {trial.speed:,.0f} examples/s"
+    return f"batch {trial.batch:,}: {trial.outcome.value} ({trial.text.splitlines()[0]})"
+
+
+def _print(report: Report) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    devices = any(one.device_memory for one in report.trials)
+    columns = ["batch", "per replica", "examples/s", "memory, MB", *(["GPU, MB"] if devices else []), ""]
+    table = Table(*columns, box=None, padding=(0, 2))
+    marks = {name: trial.batch for name, trial in report.chosen.items()}
+    for one in sorted(report.trials, key=lambda one: one.batch):
+        if one.outcome is not Outcome.FITS:
+            empty = ["-"] * (4 if devices else 3)
+            table.add_row(f"{one.batch:,}", *empty, f"[{_STYLES[one.outcome]}]{one.outcome.value}")
+            continue
+        gpu = [f"{one.device_memory / 1e6:,.0f}"] if devices else []
+        names = ", ".join(name for name, chosen in marks.items() if chosen == one.batch)
+        row = [f"{one.batch:,}", f"{one.per_replica:,}", f"{one.speed:,.0f}", f"{one.memory / 1e6:,.0f}", *gpu]
+        table.add_row(*row, f"[green]{names}")
+    console.print(table)
+    for sentence in report.verdict():
+        console.print(escape(sentence), highlight=False)
+    about = report.machine
+    console.print(
+        f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; {about['time']}; "
+        f"load {about['load average']} before",
+        highlight=False,
+        style="dim",
+    )

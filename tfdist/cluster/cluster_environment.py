@@ -1,0 +1,74 @@
+"""Find the environment that describes this process: the first match in an explicit order.
+
+    1. tfdist run    TFDIST_WORKER_INDEX, TFDIST_WORKERS
+    2. TF_CONFIG     what a person or the Kubernetes training operator wrote for TensorFlow
+    3. horovodrun    HOROVOD_RANK, HOROVOD_SIZE
+    4. Open MPI      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+    5. PMI, PMIx     PMI_RANK, PMI_SIZE; PMIX_RANK; not when srun itself provides them
+    6. SageMaker     SM_HOSTS, SM_CURRENT_HOST
+    7. Kubernetes    JOB_COMPLETION_INDEX, or TFDIST_K8S_WORKERS and HOSTNAME
+    8. Slurm         SLURM_PROCID in a job step
+    9. alone
+
+The more deliberate comes first: what was written for tfdist, then what was written for TensorFlow. horovodrun and
+MPI come before the platforms, because they run inside a SageMaker job, a Kubernetes pod or a Slurm allocation, whose
+variables then describe the hosts and not the ranks.
+"""
+
+import os
+from collections.abc import Mapping
+
+from tfdist.cluster.cluster_values import Cluster
+from tfdist.cluster.environments import (
+    horovodrun,
+    kubernetes_environment,
+    mpi_environment,
+    sagemaker,
+    slurm_environment,
+    tf_config,
+    tfdist_run,
+)
+from tfdist.cluster.environments.environment_variables import given
+from tfdist.errors import ConfigError
+
+READERS = (
+    tfdist_run.read,
+    tf_config.read,
+    horovodrun.read,
+    mpi_environment.read_open_mpi,
+    mpi_environment.read_pmi,
+    sagemaker.read,
+    kubernetes_environment.read,
+    slurm_environment.read,
+)
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
+    """Return the cluster that the environment variables describe; a process that nothing describes is alone.
+
+    Nothing is contacted and nothing is changed; every worker of a job gets the same cluster, seen from its own index.
+
+    Args:
+        environ: the variables; those of this process by default.
+    Returns:
+        A valid cluster; ``source`` says which environment told it.
+    Raises:
+        ConfigError: an environment is recognised, but what it says is malformed or incomplete.
+
+    Example:
+        >>> from_environment({}).source
+        'alone'
+    """
+    variables = os.environ if environ is None else environ
+    for read in READERS:
+        cluster = read(variables)
+        if cluster is not None:
+            return cluster
+    if given(variables, "TFDIST_WORKERS"):
+        raise ConfigError(
+            f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this process "
+            "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun.",
+            name="TFDIST_WORKERS",
+            received=variables["TFDIST_WORKERS"],
+        )
+    return Cluster()

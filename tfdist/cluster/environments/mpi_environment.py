@@ -1,0 +1,126 @@
+"""Processes that an MPI launcher started: Open MPI, and any that speaks PMIx or PMI (MPICH, Intel MPI).
+
+These launchers tell ranks but no addresses. Horovod needs none. For strategies whose workers connect to each other, set
+    TFDIST_WORKERS      host:port of every rank, in the order of the ranks, separated by commas; or
+    TFDIST_COORDINATOR  host:port of rank 0, enough when all ranks are on one host: rank i listens at port + i.
+"""
+
+from tfdist.cluster.cluster_values import Cluster, position_on_host, split_address
+from tfdist.cluster.environments.environment_variables import Environ, given, optional_integer, required_integer
+from tfdist.cluster.environments.slurm_environment import task_count
+from tfdist.cluster.environments.tfdist_run import addresses_from
+from tfdist.errors import ConfigError
+
+_HINT = "The MPI launcher sets it for every rank: start with mpirun, or unset the variables that it left behind."
+
+
+def read_open_mpi(environ: Environ) -> Cluster | None:
+    """Return the cluster of Open MPI's ``mpirun``, or None when it did not start this process.
+
+    Raises:
+        ConfigError: OMPI_COMM_WORLD_* variables that are incomplete or contradict each other.
+
+    Example:
+        >>> read_open_mpi({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).worker_index
+        1
+    """
+    if not given(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+        return None
+    return _cluster(environ, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _OPEN_MPI_LOCAL)
+
+
+def read_pmi(environ: Environ) -> Cluster | None:
+    """Return the cluster of a launcher that speaks PMIx or PMI, or None when there is none.
+
+    ``srun`` speaks them too. Where its own rank and size agree with them, it was srun that started this process: None,
+    because Slurm's variables tell addresses as well. PMIx tells no size: TFDIST_NUM_WORKERS must.
+
+    Raises:
+        ConfigError: variables that are incomplete or contradict each other.
+
+    Example:
+        >>> read_pmi({"PMI_RANK": "0", "PMI_SIZE": "4"}).num_workers
+        4
+    """
+    if given(environ, "PMI_RANK"):
+        rank, size = "PMI_RANK", "PMI_SIZE"
+    elif given(environ, "PMIX_RANK"):
+        rank, size = "PMIX_RANK", "TFDIST_NUM_WORKERS"
+    else:
+        return None
+    if _from_srun(environ, rank, size):
+        return None
+    return _cluster(environ, "PMI" if rank == "PMI_RANK" else "PMIx", rank, size, _PMI_LOCAL)
+
+
+_OPEN_MPI_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_PMI_LOCAL = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _from_srun(environ: Environ, rank: str, size: str) -> bool:
+    if not given(environ, "SLURM_PROCID") or not given(environ, "SLURM_STEP_ID", "SLURM_STEP_NODELIST"):
+        return False
+    same_rank = environ["SLURM_PROCID"].strip() == environ[rank].strip()
+    return same_rank and (not given(environ, size) or environ[size].strip() == str(task_count(environ)))
+
+
+def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[str, str]) -> Cluster:
+    hint = _HINT if size != "TFDIST_NUM_WORKERS" else "PMIx tells ranks only: set it to the number of ranks."
+    workers = required_integer(environ, size, because=f"{rank} is set", hint=hint, minimum=1)
+    index = required_integer(environ, rank, because=f"{size} is set", hint=_HINT, maximum=workers - 1)
+    local_told = given(environ, *local)
+    local_workers = optional_integer(environ, local[1], default=1, minimum=1, maximum=workers)
+    local_index = optional_integer(environ, local[0], default=0, maximum=local_workers - 1)
+    addresses = addresses_of_ranks(environ, workers, one_host=local_workers == workers or not local_told)
+    if addresses and not local_told:
+        local_index, local_workers = position_on_host(addresses, index)
+    return Cluster(
+        num_workers=workers,
+        worker_index=index,
+        local_index=local_index,
+        local_workers=local_workers,
+        addresses=addresses,
+        source=source,
+        job_id=environ.get("TFDIST_JOB_ID") or None,
+    )
+
+
+def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
+    """Return the addresses that TFDIST_WORKERS or TFDIST_COORDINATOR give to a launcher's ranks, or none.
+
+    Raises:
+        ConfigError: they do not fit the ranks.
+
+    Example:
+        >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)
+        ('127.0.0.1:7000', '127.0.0.1:7001')
+    """
+    if given(environ, "TFDIST_WORKERS"):
+        addresses = addresses_from(environ["TFDIST_WORKERS"])
+        if len(addresses) != workers:
+            raise ConfigError(
+                f"TFDIST_WORKERS is {environ['TFDIST_WORKERS']!r}, {len(addresses)} addresses, but there are {workers} "
+                "ranks; give one address per rank, in the order of the ranks.",
+                name="TFDIST_WORKERS",
+                received=environ["TFDIST_WORKERS"],
+            )
+        return addresses
+    if not given(environ, "TFDIST_COORDINATOR") or workers == 1:
+        return ()
+    coordinator = environ["TFDIST_COORDINATOR"].strip()
+    host, first = split_address("TFDIST_COORDINATOR", coordinator)
+    if not one_host:
+        raise ConfigError(
+            f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host "
+            "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks.",
+            name="TFDIST_COORDINATOR",
+            received=coordinator,
+        )
+    if first + workers - 1 > 65535:
+        raise ConfigError(
+            f"TFDIST_COORDINATOR is {coordinator!r}; port + {workers - 1} must not pass 65535. Use a lower port.",
+            name="TFDIST_COORDINATOR",
+            received=coordinator,
+        )
+    written = f"[{host}]" if ":" in host else host
+    return tuple(f"{written}:{first + i}" for i in range(workers))

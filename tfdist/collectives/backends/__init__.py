@@ -1,0 +1,1 @@
+"""Collective backends: what carries tensors between processes, and which of them a strategy takes."""

@@ -1,0 +1,254 @@
+"""Horovod's collectives: over TCP by gloo, or MPI, or NCCL, whatever it was built with.
+
+Horovod brings together operations of one name, in whatever order ranks come to them; a name is the key. Each waits for
+the next cycle of Horovod's, a millisecond, and for its peers' word that they are there.
+
+Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member, also for 16-bit floats, which go there and
+back as rows; `all_gather` the rows of all others; `all_to_all` and `reduce_scatter` S (n - 1) / n; `broadcast` is a sum
+with zeros, 2 S (n - 1) / n; `send` S, and it needs a process set of the two.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
+from tfdist.compat.horovod import horovod_ops as horovod_ops
+from tfdist.errors import ConfigError
+
+__all__ = ["HorovodCollective"]
+
+
+class HorovodCollective:
+    """The ranks of a Horovod process set.
+
+    Args:
+        process_set: the ranks that take part; this process is one of them.
+        size: how many.
+        rank: this process's number among them.
+        hosts: of each member.
+        pairs: process sets of this member and another, by the other's rank here, for `send` and `receive`; with two
+            members the whole set is one.
+        abort: ends Horovod on all ranks, given a reason.
+        explain: returns what a failure of Horovod's means, as `Collective.explain`.
+        device: that operations run on, such as a worker's of a cluster of TensorFlow's; empty: this process's.
+
+    Example:
+        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
+        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
+    """
+
+    matches_by_count = True  # by name, whichever step of a member it is in
+
+    def __init__(
+        self,
+        process_set: Any,
+        *,
+        size: int,
+        rank: int,
+        hosts: Sequence[int],
+        abort: Callable[[str], None],
+        explain: Callable[[BaseException, str], Exception | None],
+        pairs: Mapping[int, Any] | None = None,
+        device: str = "",
+    ) -> None:
+        self.size = size
+        self.rank = collective.require_rank("rank", rank, size)
+        self.hosts = tuple(hosts)
+        self._process_set = process_set
+        self._device = device or "/device:CPU:0"
+        self._pairs = dict(pairs or {}) | ({1 - rank: process_set} if size == 2 else {})
+        self._side_effect = fallbacks.SideEffect(f"tfdist_took_part_{process_set.process_set_id}", self._device)
+        self._under_way = in_flight.of_process()
+        self._abort = abort
+        self._explain = explain
+
+    # Horovod's operations have no state, as TensorFlow sees them: a member that looks at no result of an operation
+    # would leave it out, and the others would wait. So each has a side effect.
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
+        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one group."""
+        collective.require_op(op)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [self._carried(tensor, op) for tensor in tensors]
+        if self.size == 1:
+            return tensors
+        results: list[Any] = [None] * len(tensors)
+        dtypes = dict.fromkeys(tensor.dtype for tensor, _ in carried)
+        for dtype in dtypes:
+            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
+            same = [carried[index][0] for index in mine]
+            name = key if len(dtypes) == 1 else f"{key} {dtype.name}"
+            if dtype in fallbacks.HALVES and op == "sum":
+                totals = fallbacks.sums_of_halves(self, same, key=name)
+            else:
+                totals = self._reduced(same, name, op)
+            for index, total in zip(mine, totals, strict=True):
+                results[index] = carried[index][1](total)
+        return results
+
+    def _carried(self, tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, wire_dtypes.Restore]:
+        # Eagerly in float32, by the one operation that all sums have: see `keys`.
+        halves = tensor.dtype in fallbacks.HALVES and op == "sum"
+        if halves and not tf.executing_eagerly():
+            return tensor, lambda total: total
+        reduced = [dtype for dtype in horovod_ops.REDUCED if not (halves and dtype == tensor.dtype)]
+        return wire_dtypes.for_op(tensor, reduced, op)
+
+    def _reduced(self, tensors: list[tf.Tensor], key: str, op: str, kind: str = "") -> list[tf.Tensor]:
+        first, *others = tensors
+
+        def run() -> list[tf.Tensor]:
+            return list(horovod_ops.all_reduce([_not_folded(first), *others], _name(key), self._process_set, op=op))
+
+        totals = self._noted(kind or f"all_reduce ({op}, {first.dtype.name})", tensors, run)
+        self._side_effect.after(totals[0])
+        return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
+
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members; see `Collective.all_gather`."""
+        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        carried, restore = wire_dtypes.for_copy(tensor)
+        if self.size == 1:
+            return tensor
+
+        def run() -> list[tf.Tensor]:
+            return [horovod_ops.all_gather(_not_folded(carried), _name(key), self._process_set)]
+
+        (gathered,) = self._noted("all_gather", [carried], run)
+        self._side_effect.after(gathered)
+        return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
+
+    def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
+        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        wire_dtypes.require_op(tensor.dtype, "sum")
+        return tensor if self.size == 1 else fallbacks.reduce_scatter(self, tensor, key=key)
+
+    def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
+        """Return one member's value; see `Collective.broadcast`.
+
+        It is a sum with zeros: a rank that is about to reduce something else under this name is told so, which a
+        broadcast of Horovod's own would not be, and with four ranks or more its tree is no faster.
+        """
+        collective.require_rank("root", root, self.size)
+        tensor = tf.convert_to_tensor(tensor)
+        carried, restore = wire_dtypes.for_copy(tensor)
+        if self.size == 1:
+            return tensor
+        mine = carried if self.rank == root else tf.zeros_like(carried)
+        (total,) = self._reduced([mine], key, "sum", f"broadcast from member {root}")
+        return restore(total)
+
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
+        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        bits, restore = wire_dtypes.for_copy(tensor)
+        if self.size == 1:
+            return tensor
+        sizes = collective.cut(tensor, self.size)
+        splits = tf.stack([tf.cast(size, tf.int32) for size in sizes])
+
+        def run() -> list[tf.Tensor]:
+            return [horovod_ops.all_to_all(bits, _not_folded(splits), _name(key), self._process_set)]
+
+        (arrived,) = self._noted("all_to_all", [bits], run)
+        self._side_effect.after(arrived)
+        return tf.reshape(restore(arrived), collective.with_rows([self.size * sizes[self.rank]], tensor))
+
+    def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
+        """Send a tensor; see `Collective.send`. The two exchange their rows, of which only this member has any."""
+        tensor = tf.convert_to_tensor(tensor)
+        arrived = self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True)
+        return self._side_effect.after(arrived)
+
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return None: Horovod does not tell; see `Collective.start_of`."""
+        return None
+
+    def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
+        """Return what a member has sent; see `Collective.receive`."""
+        collective.require_known(spec)
+        nothing = tf.zeros(spec.shape, spec.dtype)
+        arrived = self._moved(nothing, f"{key} {source} {self.rank}", "source", source, sends=False)
+        self._side_effect.after(arrived)
+        return tf.reshape(arrived, spec.shape)
+
+    def _moved(self, tensor: tf.Tensor, key: str, name: str, other: int, *, sends: bool) -> tf.Tensor:
+        collective.require_other(name, other, self)
+        bits, restore = wire_dtypes.for_copy(tf.reshape(tensor, [-1]))
+        pair = self._pairs.get(other)
+        if pair is None:
+            raise ConfigError(
+                f"{name} is {other}, and Horovod was started without a process set of the members {self.rank} and "
+                f"{other}, which it needs to send from one to the other. Give their workers as one of the groups when "
+                "Horovod is started, alike on every worker."
+            )
+        count = tf.shape(bits)[0] if sends else 0
+        splits = tf.stack([0, count] if self.rank < other else [count, 0])
+        rows = bits if sends else bits[:0]
+
+        def run() -> list[tf.Tensor]:
+            return [horovod_ops.all_to_all(rows, _not_folded(splits), _name(key), pair)]
+
+        (moved,) = self._noted(f"{'send to' if sends else 'receive from'} member {other}", [bits], run)
+        return restore(moved)
+
+    def _noted(self, kind: str, given: list[tf.Tensor], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Run a collective on this member's device, and note when this process is in it."""
+        with tf.device(self._device):
+            if self._under_way is None:
+                return run()
+            return self._under_way.noted(in_flight.described(kind, given), self._device, given, run)
+
+    def waits_for(self) -> str:
+        """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
+        return "" if self._under_way is None else self._under_way.text()
+
+    def abort(self, reason: str) -> None:
+        """Stop Horovod on every rank: whoever waits in it gets an error."""
+        self._abort(reason)
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return the error of tfdist's for a failure of Horovod's, or None if it is another's."""
+        return self._explain(error, what)
+
+
+def _name(key: str) -> str:
+    """Return the name of an operation, in the characters that TensorFlow allows; another for each key.
+
+    Example:
+        >>> _name("0a1b"), _name("gradients of a")
+        ('tfdist_0a1b', 'tfdist_gradients-20-of-20-a')
+    """
+    return "tfdist_" + re.sub(r"[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", key)
+
+
+def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
+    """Keep TensorFlow from reducing a constant once for all when it optimises a function.
+
+    One worker may trace anew where another does not, and would be alone in that reduction. What has no element is a
+    constant to TensorFlow, whatever it is made of, unless its shape is not known before the function runs.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    if tensor.shape.num_elements() == 0:
+        nothing = tf.zeros([horovod_ops.zero(tf.int32), *tensor.shape[1:]], tensor.dtype)
+        return tf.concat([tensor, nothing], axis=0)
+    return tensor if _varies(tensor) else tensor + horovod_ops.zero(tensor.dtype)
+
+
+def _varies(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor of a traced function depends on an input, a variable or another state."""
+    seen, ahead = set(), [tensor.op]
+    while ahead:
+        op = ahead.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type == "Placeholder" or op.op_def.is_stateful:
+            return True
+        ahead.extend(value.op for value in op.inputs)
+    return False

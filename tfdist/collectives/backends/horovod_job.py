@@ -1,0 +1,481 @@
+"""Horovod started among the workers of a job, and what its failures mean.
+
+`horovodrun` and `mpirun` bring ranks together themselves. For every other launcher the chief holds a store at its
+own address (see `store`), where workers check in before Horovod starts: a worker that does not come is named, while
+Horovod would end the process.
+"""
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.cluster_values import Cluster, split_address
+from tfdist.collectives.collective import Collective, hosts_of
+from tfdist.collectives.joining import gloo
+from tfdist.collectives.joining.byte_exchange import Exchange
+from tfdist.collectives.membership import Membership
+from tfdist.collectives.rendezvous_store import Store, StoreServer
+from tfdist.compat.horovod import broken_connections
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
+
+__all__ = ["Job", "join"]
+
+_LOOPBACK = "127.0.0.1"
+_HERE, _DOING = "here", "doing"
+# All workers get the error of a mismatch with the same cycle of Horovod.
+_ANSWER_SECONDS = 3.0
+_EXIT_SECONDS = 5.0
+# What `tfdist build horovod` leaves beside the package's metadata, and since when the order can be fixed.
+_RECORD, _REPAIRED = "tfdist-build.json", 2
+_ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+
+
+def import_horovod() -> Any:
+    """Return `horovod.tensorflow`.
+
+    Raises:
+        MissingDependencyError: it is not installed, or was built for another TensorFlow.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "Horovod is not installed, and RingStrategy and horovod collectives are Horovod's. Install it: "
+            "tfdist build horovod",
+            name="horovod",
+        ) from error
+    except (ImportError, OSError, tf.errors.OpError) as error:
+        raise MissingDependencyError(
+            f"Horovod is installed but does not load under TensorFlow {tf.__version__} ({str(error).splitlines()[0]}). "
+            "Build it for this TensorFlow: tfdist build horovod"
+        ) from error
+    return hvd
+
+
+class _Stopper:
+    """Stops Horovod once: it must not be asked twice at the same time, and may not come to an end in a broken ring."""
+
+    def __init__(self, hvd: Any) -> None:
+        self._thread = threading.Thread(target=hvd.shutdown, name="tfdist-stop", daemon=True)
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def ended(self, timeout_seconds: float) -> bool:
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+
+def _leave(membership: Membership, stopper: _Stopper) -> None:
+    """End this worker's part; runs before Horovod's own handler."""
+    membership.leave()
+    if membership.cause is None:
+        return
+    stopper.begin()
+    if not stopper.ended(_EXIT_SECONDS):
+        sys.stdout.flush()
+        sys.stderr.write("tfdist: Horovod does not come to an end in the broken ring; leaving without it.\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _give_up(membership: Membership, me: int) -> None:
+    """Say why Horovod ends this process, and end it: nobody in it could be told in another way."""
+    cause = membership.find_cause()
+    sys.stdout.flush()
+    sys.stderr.write(
+        f"tfdist: WorkerLostError: worker {me} cannot go on, for the ring has broken: {cause}. See that worker's "
+        "output, then start the job again.\n"
+    )
+    sys.stderr.flush()
+    membership.leave()
+    os._exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The workers that Horovod has brought together; there is one in a process.
+
+    Attributes:
+        hvd: the module `horovod.tensorflow`.
+        cluster: the workers.
+        store: shared by them; None for one worker alone.
+        membership: who of them is there; None for one worker alone.
+        stopper: stops Horovod.
+        groups: process sets given when Horovod was started.
+        hosts: for each worker the number of the host that it is on.
+        mismatches: numbers them, alike on all workers, so that none reads what another said at an earlier one.
+    """
+
+    hvd: Any
+    cluster: Cluster
+    store: Store | None
+    membership: Membership | None
+    stopper: _Stopper
+    groups: Mapping[tuple[int, ...], Any]
+    hosts: tuple[int, ...]
+    mismatches: Iterator[int] = field(default_factory=itertools.count)
+
+    def collective(self, members: Sequence[int], *, device: str = "", beside: Collective | None = None) -> Collective:
+        """Return the collective of some workers, of whom this is one, in rising order.
+
+        Args:
+            members: the workers.
+            device: that operations run on, where a name without a task might mean another process's.
+            beside: another engine of the same workers, which ends with this one; and that explains errors which are
+                not Horovod's.
+        Raises:
+            ConfigError: they are neither all workers nor one of the groups that Horovod was started with.
+        """
+        from tfdist.collectives.backends.horovod_collective import (
+            HorovodCollective,  # loads Horovod, which `join` has seen to
+        )
+
+        me = self.cluster.worker_index
+        process_set = self._process_set(tuple(members))
+        if process_set is None:
+            raise ConfigError(
+                f"Horovod was started without a group of the workers {list(members)}; it has {self._known()}. Give all "
+                "groups to the first strategy of a process, alike on every worker."
+            )
+        pairs = {
+            rank: self._process_set((min(me, other), max(me, other)))
+            for rank, other in enumerate(members)
+            if other != me
+        }
+        return HorovodCollective(
+            process_set,
+            size=len(members),
+            rank=list(members).index(me),
+            hosts=hosts_of([self.hosts[worker] for worker in members]),
+            pairs={rank: pair for rank, pair in pairs.items() if pair is not None},
+            abort=self.abort if beside is None else functools.partial(self._abort_both, beside),
+            explain=self.explain if beside is None else functools.partial(self._explain_both, beside),
+            device=device,
+        )
+
+    def _abort_both(self, beside: Collective, message: str) -> None:
+        self.abort(message)
+        beside.abort(message)
+
+    def _explain_both(self, beside: Collective, error: BaseException, what: str) -> Exception | None:
+        return self.explain(error, what) or beside.explain(error, what)
+
+    def _process_set(self, members: tuple[int, ...]) -> Any:
+        everybody = members == tuple(range(self.cluster.num_workers))
+        return self.hvd.global_process_set if everybody else self.groups.get(members)
+
+    def _known(self) -> str:
+        return ", ".join(str(list(group)) for group in self.groups) or "none but that of all workers"
+
+    def abort(self, message: str) -> None:
+        """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
+        if self.membership is not None:
+            self.membership.broken_by(f"worker {self.cluster.worker_index} gave up: {message}")
+        self.stopper.begin()
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return what a failure of a reduction means, or None if it is not Horovod's.
+
+        Args:
+            error: what TensorFlow raised.
+            what: what this worker was doing.
+        """
+        me, text = self.cluster.worker_index, str(error)
+        if "Mismatched" in text:
+            return DisagreementError(
+                f"workers do different things: {self._what_all_do(what)}. Every worker must build the same model and "
+                "call compile, fit, evaluate, predict and reductions in the same order. (Horovod: "
+                f"{_horovods_words(text)})"
+            )
+        if "Horovod has" not in text or self.membership is None:
+            return None
+        return WorkerLostError(
+            f"worker {me} was in {what} when the ring broke: {self.membership.find_cause()}. See that worker's output, "
+            "then start the job again."
+        )
+
+    def _what_all_do(self, what: str) -> str:
+        """Return what each worker was in when they met; all of them ask, because all of them got the error."""
+        mine, count = self.cluster.worker_index, self.cluster.num_workers
+        doing = {mine: what}
+        scope = f"{_DOING} {next(self.mismatches)}"
+        if self.store is not None:
+            with contextlib.suppress(OSError):
+                self.store.put(scope, str(mine), what.encode())
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            for worker in range(count):
+                told = self.store.wait(scope, str(worker), max(0.0, deadline - time.monotonic()))
+                if told is not None:
+                    doing[worker] = told.decode()
+        return "; ".join(f"worker {worker} was in {doing[worker]}" for worker in sorted(doing))
+
+
+def _horovods_words(text: str) -> str:
+    """Return the sentence in a TensorFlow error that is Horovod's own."""
+    line = text.strip().splitlines()[0] if text.strip() else "nothing"
+    begin = line.find("Mismatched")
+    return line[max(begin, 0) :].split(" [[")[0].split(" [Op:")[0].strip()
+
+
+_joined: list[Job] = []
+
+
+def join(
+    cluster: Cluster,
+    *,
+    groups: Sequence[Sequence[int]],
+    timeout_seconds: float,
+    lost_seconds: float,
+    exchange: Exchange | None = None,
+) -> Job:
+    """Start Horovod among the workers of the cluster, once in a process; later calls return the same job.
+
+    Args:
+        cluster: the workers; with several, either a launcher that brings Horovod's ranks together, or addresses.
+        groups: sets of workers that will reduce among themselves, and pairs that will send to each other, in rising
+            order and alike on every worker. Each costs a little in every cycle of Horovod's.
+        timeout_seconds: how long to wait for the other workers to start.
+        lost_seconds: how long a rank may fail to answer before it is taken for lost; whole seconds.
+        exchange: by which workers tell each other where the store is; None: it is at the chief's own address, where
+            nothing else listens.
+    Raises:
+        MissingDependencyError: Horovod is missing.
+        ConfigError: Horovod already runs among others, or the cluster's addresses are unknown.
+        DeadlineError: a worker has not come.
+    """
+    hvd = import_horovod()
+    wanted = tuple(tuple(group) for group in groups)
+    if _joined:
+        return _same(_joined[0], cluster, wanted)
+    if hvd.is_initialized() and hvd.size() != cluster.num_workers:
+        raise ConfigError(
+            f"Horovod was started in this process with {hvd.size()} rank(s), but the cluster ({cluster.source}) has "
+            f"{cluster.num_workers} worker(s). Do not call hvd.init() before the strategy is made, or start the "
+            "script with horovodrun."
+        )
+    sets = [hvd.ProcessSet(list(group)) for group in wanted]
+    store = None
+    if not hvd.is_initialized():
+        by_launcher = cluster.source == "horovodrun" or (cluster.source in ("Open MPI", "PMI") and hvd.mpi_built())
+        variables = {
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(lost_seconds))),
+            **fixed_order(cluster.num_workers),
+        }
+        if cluster.num_workers == 1:
+            variables |= _ALONE
+        elif not by_launcher:
+            store = _check_in(cluster, timeout_seconds, _store_address(cluster, exchange))
+            variables |= gloo.variables(cluster, store.address)
+        with _environment(variables):
+            hvd.init(process_sets=sets)
+    elif sets:
+        raise ConfigError("groups need Horovod started by the strategy; do not call hvd.init() before it is made.")
+    if cluster.num_workers > 1 and store is None:
+        store = _store_over_horovod(hvd, cluster)
+    membership, stopper = None, _Stopper(hvd)
+    if store is not None:
+        membership = Membership(
+            store,
+            index=cluster.worker_index,
+            count=cluster.num_workers,
+            addresses=cluster.addresses,
+            on_broken=stopper.begin,
+        )
+        atexit.register(_leave, membership, stopper)
+        if sets:
+            broken_connections.in_place_of_abort(functools.partial(_give_up, membership, cluster.worker_index))
+    job = Job(
+        hvd=hvd,
+        cluster=cluster,
+        store=store,
+        membership=membership,
+        stopper=stopper,
+        groups=dict(zip(wanted, sets, strict=True)),
+        hosts=_hosts(hvd, cluster),
+    )
+    _joined.append(job)
+    return job
+
+
+def fixed_order(workers: int) -> dict[str, str]:
+    """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
+
+    Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. In Horovod
+    0.28.1 as it is published the caches of the ranks come apart by it; builds of `tfdist build horovod` are repaired
+    from their second revision on.
+    """
+    if workers < 3:
+        return {}
+    try:
+        record = json.loads(importlib.metadata.distribution("horovod").read_text(_RECORD) or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return {}
+    return {"HOROVOD_DISABLE_GROUP_FUSION": "1"} if record.get("revision", 0) >= _REPAIRED else {}
+
+
+def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Job:
+    if (job.cluster.num_workers, job.cluster.worker_index) != (cluster.num_workers, cluster.worker_index):
+        raise ConfigError(
+            f"Horovod runs in this process as worker {job.cluster.worker_index} of {job.cluster.num_workers}; the "
+            f"cluster ({cluster.source}) says worker {cluster.worker_index} of {cluster.num_workers}. A process "
+            "belongs to one job; use another process."
+        )
+    if job.membership is not None and job.membership.cause is not None:
+        raise WorkerLostError(
+            f"Horovod has stopped in this process: {job.membership.cause}. A broken ring cannot be joined again; start "
+            "the job again."
+        )
+    missing = [list(group) for group in groups if group not in job.groups]
+    if missing:
+        raise ConfigError(
+            f"groups has {missing}, with which Horovod was not started in this process. Give all groups to the "
+            "first one, alike on every worker.",
+            name="groups",
+            received=missing,
+        )
+    return job
+
+
+@functools.cache
+def _server(host: str, port: int) -> StoreServer:
+    """Return the store's server of this process; it stays as long as the process, because others still ask it."""
+    return StoreServer(host, port)
+
+
+def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
+    """Return where the store is, which the chief has opened there.
+
+    Raises:
+        ConfigError: the chief cannot listen; alike on all workers where they tell each other.
+    """
+    given = cluster.require_addresses()[0]
+    host, port = split_address("the chief's address", given)
+    address, error = given, ""
+    if cluster.is_chief:
+        try:
+            address = _server(host, port if exchange is None else 0).address
+        except OSError as failed:
+            error = failed.strerror or str(failed)
+    if exchange is not None:
+        told = json.loads(exchange(json.dumps([address, error]).encode())[0])
+        address, error = str(told[0]), str(told[1])
+    if error:
+        raise ConfigError(
+            f"worker 0 cannot listen at {given}: {error}. Give it an address of this host and a free port.",
+            name="TFDIST_WORKERS",
+            received=given,
+            workers=(0,),
+        )
+    return address
+
+
+def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
+    """Return the store at an address once every worker has said that it is there.
+
+    Raises:
+        DeadlineError: one has not.
+    """
+    addresses = cluster.require_addresses()
+    store = Store(address)
+    me = str(cluster.worker_index)
+    if not _reach(store, me, timeout_seconds):
+        raise DeadlineError(
+            f"worker {me} could not reach worker 0 at {address} within {timeout_seconds:g} s. Is it running, does "
+            "it make the same strategy, and does no firewall stand between?"
+        )
+    for worker in range(cluster.num_workers):
+        if store.wait(_HERE, str(worker), timeout_seconds) is None:
+            raise DeadlineError(
+                f"worker {worker} ({addresses[worker]}) has not come within {timeout_seconds:g} s; worker {me} waited "
+                "for it to make its strategy. See its output."
+            )
+    return store
+
+
+def _reach(store: Store, me: str, timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            store.put(_HERE, me, b"")
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+
+
+def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
+    """Return a store on rank 0, whose address travels over Horovod itself."""
+    text = b""
+    if hvd.rank() == 0:
+        host = _LOOPBACK if hvd.local_size() == hvd.size() else socket.gethostbyname(socket.gethostname())
+        text = _server(host, 0).address.encode()
+    length = 256
+    padded = tf.constant(list(text.ljust(length, b" ")), tf.uint8)
+    address = hvd.broadcast(padded, root_rank=0, name="tfdist_store").numpy().tobytes().decode().strip()
+    return Store(address)
+
+
+def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
+    """Return for each worker the number of its host; where no address tells, workers ask each other over Horovod."""
+    if cluster.addresses or cluster.num_workers == 1:
+        hosts = [split_address("address", address)[0] for address in cluster.addresses]
+        return hosts_of(hosts or [None])
+    mine = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
+    table = hvd.allgather(tf.constant([list(mine)], tf.uint8), name="tfdist_hosts")
+    return hosts_of([row.tobytes() for row in table.numpy()])
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables while Horovod reads them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class Notes:
+    """What workers of one strategy tell each other through the job's store.
+
+    Args:
+        store: of the job.
+        members: the workers of the strategy; others may use the same keys.
+    """
+
+    def __init__(self, store: Store, members: Sequence[int]) -> None:
+        self._store = store
+        self._scope = "notes " + ",".join(map(str, members))
+
+    def leave_note(self, key: str, text: str) -> None:
+        """Leave a note for whoever waits for it now or later."""
+        self._store.put(self._scope, key, text.encode())
+
+    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
+        """Return the note's text once it was left; None if it was not left in time."""
+        note = self._store.wait(self._scope, key, timeout_seconds)
+        return None if note is None else note.decode()

@@ -1,0 +1,500 @@
+"""tfdist's own collectives: in shared memory between processes of one host, over TCP between hosts.
+
+An operation is a TensorFlow op in C++ (`tfdist/native/collectives`), compiled on first use. Members bring their bytes
+chunk by chunk into a few megabytes of shared memory; each adds up its part of a chunk, in the order of ranks, and takes
+the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, in whatever order members come to them.
+Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
+out in each host, where hosts have as many members each; all else goes over TCP alone.
+
+How hosts add up is chosen by size, from the latency and the bandwidth that members measure of their network when they
+meet: each member adds up everything, or its part. Both add in the order of ranks, so neither a measurement nor the cut
+of tensors into messages changes a bit of a sum. Integers may take other ways too. `algorithm`, or the variable
+``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` add in orders of
+their own, the same in every run.
+
+Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
+`reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
+ten microseconds once all members are there.
+"""
+
+import atexit
+import hashlib
+import os
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.cluster import job_key
+from tfdist.collectives import collective as base
+from tfdist.collectives import wire_dtypes
+from tfdist.collectives.collective import Collective
+from tfdist.collectives.joining import host_memory
+from tfdist.collectives.joining.byte_exchange import Exchange, agreed, exchange_over
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError, cause_of
+from tfdist.native import engine as native
+
+__all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
+
+_REDUCED = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
+)
+_START = "the start of the native collectives"
+
+
+class NativeCollective:
+    """Some members of a job; `Job.collective` makes it.
+
+    Args:
+        number: of this process's engine.
+        members: ranks in the job, in rising order.
+        rank: this process's number among the members.
+        hosts: of each member.
+        device: that the ops run on, a CPU.
+        beside: another engine of the same members, which ends with this one; and that explains errors which are not
+            this one's.
+        order: where a function holds operations of several replicas, a resource of each replica's own on its device:
+            those of one replica begin in the order in which they were traced, and wait for no other's. None: all
+            stateful operations of a function begin in that order, and those of one replica alone can stand in it.
+        job: what the engine ends with, once no collective has it any more.
+        lane: tells groups of the same members apart, of which each has its own operations.
+
+    Example:
+        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
+        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        members: Sequence[int],
+        rank: int,
+        hosts: Sequence[int],
+        device: str,
+        beside: Collective | None = None,
+        order: tf.Tensor | None = None,
+        job: "Job | None" = None,
+        lane: str = "",
+    ) -> None:
+        self.size = len(members)
+        self.rank = base.require_rank("rank", rank, self.size)
+        self.hosts = tuple(hosts)
+        self.matches_by_count = number > 0  # operations of replicas whose step fails are taken back
+        self.device = device
+        self._number = number
+        self._members = list(members)
+        self._beside = beside
+        self._order = order
+        self._job = job
+        self._lane = lane
+        self._library = native.engines()
+
+    def ordered_by(self, order: tf.Tensor, lane: str = "") -> "NativeCollective":
+        """Return the same, with a resource that its operations begin in order by, and a lane."""
+        return self._like(order=order, lane=lane)
+
+    def among(self, members: Sequence[int]) -> "NativeCollective | None":
+        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`; it costs nothing."""
+        if self.rank not in members:
+            return None
+        return self._like(
+            members=[self._members[rank] for rank in members],
+            rank=list(members).index(self.rank),
+            hosts=base.hosts_of([self.hosts[rank] for rank in members]),
+        )
+
+    def _like(self, **others: Any) -> "NativeCollective":
+        kept = {"members": self._members, "rank": self.rank, "hosts": self.hosts, "device": self.device}
+        kept |= {"beside": self._beside, "order": self._order, "job": self._job, "lane": self._lane}
+        return NativeCollective(self._number, **{**kept, **others})
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
+        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""
+        base.require_op(op)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
+        if self.size == 1:
+            return tensors
+        results: list[Any] = [None] * len(tensors)
+        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor, _ in carried)):
+            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
+            name = f"{key} {number}" if number else key
+            totals = self._run("all_reduce", name, base.OPS.index(op), tensors=[carried[i][0] for i in mine])
+            for index, total in zip(mine, totals, strict=True):
+                results[index] = carried[index][1](total)
+        return results
+
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members; see `Collective.all_gather`."""
+        tensor = _with_rows(tensor)
+        if self.size == 1:
+            return tensor
+        rows = self._run("all_gather", key, tensor=tensor)
+        return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+
+    def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
+        tensor = _with_rows(tensor)
+        wire_dtypes.require_op(tensor.dtype, "sum")
+        if self.size == 1:
+            return tensor
+        if tensor.dtype.is_complex:  # rows stay rows: the parts lie in an axis of their own
+            part = tensor.dtype.real_dtype
+            pair = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
+            total = self.reduce_scatter(pair, key=f"{key} parts")
+            return tf.complex(tf.cast(total[..., 0], part), tf.cast(total[..., 1], part))
+        carried, restore = wire_dtypes.for_op(tensor, _REDUCED)
+        return restore(self._part(self._run("reduce_scatter", key, tensor=carried), tensor, times=1))
+
+    def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
+        """Return one member's value; see `Collective.broadcast`."""
+        base.require_rank("root", root, self.size)
+        tensor = tf.convert_to_tensor(tensor)
+        wire_dtypes.require_copy(tensor.dtype)
+        return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
+
+    def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
+        """Return one member's values; of replicas of a process tensors of one dtype are one operation.
+
+        Args:
+            tensors: see `broadcast`.
+            key: see `broadcast`.
+            root: see `broadcast`.
+        """
+        if self._number > 0 or self.size == 1:
+            return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
+        results: list[Any] = [None] * len(tensors)
+        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
+            mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            values = self._run("hand_out", f"{key} {number}", root, tensors=[tensors[index] for index in mine])
+            for index, value in zip(mine, values, strict=True):
+                results[index] = value
+        return results
+
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
+        tensor = _with_rows(tensor)
+        if self.size == 1:
+            return tensor
+        return self._part(self._run("all_to_all", key, tensor=tensor), tensor, times=self.size)
+
+    def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
+        """Send a tensor; see `Collective.send`."""
+        base.require_other("to", to, self)
+        tensor = tf.convert_to_tensor(tensor)
+        wire_dtypes.require_copy(tensor.dtype)
+        name, between = f"{self.rank} {to} {key}", (self.rank, to)
+        number = self._run("send_start", name, between=between, tensor=tensor)
+        return self._run("send_wait", name, between=between, number=number)
+
+    def start_of(self, sent: tf.Operation) -> tf.Operation | None:
+        """Return the operation behind which a send is under way; see `Collective.start_of`."""
+        return sent.inputs[0].op if self._number > 0 else None  # replicas wait for each other in it
+
+    def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
+        """Return what a member has sent; see `Collective.receive`."""
+        base.require_other("source", source, self)
+        base.require_known(spec)
+        wire_dtypes.require_copy(spec.dtype)
+        like = tf.zeros(spec.shape, spec.dtype)
+        return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
+
+    def waits_for(self) -> str:
+        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
+        return self._library.waits_for(self._number)
+
+    def abort(self, reason: str) -> None:
+        """End the waits of all members of the job at once; nothing travels between them afterwards."""
+        self._library.abort(self._number, reason)
+        if self._beside is not None:
+            self._beside.abort(reason)
+
+    def explain(self, error: BaseException, what: str) -> Exception | None:
+        """Return the error of tfdist's for a failure of these collectives, or None if it is another's."""
+        text = str(error)
+        for mark in (native.DIFFERENT, native.BROKEN):
+            _, found, rest = text.partition(mark)
+            if not found:
+                continue
+            cause = cause_of(rest or "no cause is known")
+            if mark == native.DIFFERENT:
+                return DisagreementError(
+                    f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
+                    "compile, fit, evaluate, predict and reductions in the same order."
+                )
+            if native.LATE in cause:
+                return DeadlineError(
+                    f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
+                    "worker must call fit, evaluate and predict alike; see in the others' output what they do. If "
+                    "steps take that long, give more time (timeout_seconds)."
+                )
+            return WorkerLostError(
+                f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
+                "workers' output for the first that failed, then start the job again."
+            )
+        return None if self._beside is None else self._beside.explain(error, what)
+
+    def _run(
+        self, name: str, key: str, argument: int = 0, *, between: tuple[int, int] | None = None, **tensors: Any
+    ) -> Any:
+        ranks = self._members if between is None else sorted(self._members[rank] for rank in between)
+        operation = getattr(self._library.ops, f"tfdist_{'' if self._order is None else 'ordered_'}{name}")
+        if self._order is not None:
+            tensors["order"] = self._order
+        # The kind is no part of it: members that run different operations under one key are told so.
+        number = _number_of(f"{self._lane}{'all' if between is None else 'two'} {ranks} {key}")
+        with tf.device(self.device):
+            results = operation(**tensors, engine=self._number, key=number, argument=argument, ranks=ranks)
+        return traced_uses.independent(results)  # members meet by keys, in whatever order they come
+
+    def _part(self, rows: tf.Tensor, whole: tf.Tensor, *, times: int) -> tf.Tensor:
+        count = None if whole.shape[0] is None else times * base.cut(whole, self.size)[self.rank]
+        return tf.ensure_shape(rows, [count, *whole.shape[1:]])
+
+
+class Job:
+    """The processes that `join` has brought together.
+
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
+    traced with a collective does not keep it: its operations raise an error then.
+
+    Attributes:
+        size: how many.
+        rank: this process's number.
+        hosts: the number of each rank's host.
+        number: of this process's engine.
+    """
+
+    def __init__(self, number: int, *, rank: int, hosts: Sequence[int], device: str, beside: Collective | None) -> None:
+        self.size = len(hosts)
+        self.rank = rank
+        self.hosts = tuple(hosts)
+        self.number = number
+        self._device = device
+        self._beside = beside
+        self._end = weakref.finalize(self, _end, number, os.getpid())
+        self._end.atexit = False  # it would be called after what TensorFlow has registered
+        atexit.register(self._end)
+
+    def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
+        """Return the collective of some members; None where this process is none of them.
+
+        It costs nothing, and other members need not ask for the same.
+
+        Args:
+            members: ranks, in rising order; None: all.
+        """
+        group = list(range(self.size)) if members is None else list(members)
+        if self.rank not in group:
+            return None
+        return NativeCollective(
+            self.number,
+            members=group,
+            rank=group.index(self.rank),
+            hosts=base.hosts_of([self.hosts[rank] for rank in group]),
+            device=self._device,
+            beside=self._beside,
+            job=self,
+        )
+
+    def stop(self) -> None:
+        """End this process's part; then `join` may bring together others. Who still waits for it gets an error.
+
+        In a fork of this process, which has no part of its own, it does nothing.
+        """
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _end(number: int, process: int) -> None:
+    if os.getpid() == process:
+        native.engines().stop(number)
+
+
+def join(
+    *,
+    rank: int,
+    exchange: Exchange,
+    address: str = "127.0.0.1",
+    host: str | None = None,
+    silent_seconds: float = 20.0,
+    timeout_seconds: float = 0.0,
+    device: str = "/device:CPU:0",
+    beside: Collective | None = None,
+    secret: bytes | None = None,
+    algorithm: str | None = None,
+) -> Job:
+    """Bring together processes, who call it at the same time; a process may be in several jobs.
+
+    Who shares a host is proved: one process of those that say so makes the shared memory, and the others show that they
+    read in it what it has written. It has no name: whatever becomes of the processes, nothing stays behind. Where there
+    is too little memory, the processes of that host use TCP; so do those of one machine in containers that do not share
+    a PID namespace. A warning says so. When it returns, all of them are connected.
+
+    Args:
+        rank: this process's number.
+        exchange: by which they tell each other their bytes; called some times.
+        address: of this host, at which it listens if there are several hosts.
+        host: what processes of one host have in common; another name makes this process one of another host. None: what
+            ``TFDIST_HOST_ID`` names, or else the kernel, the PID namespace and the user.
+        silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
+        timeout_seconds: how long an operation may take; 0: however long it takes.
+        device: that the ops run on, a CPU.
+        beside: see `NativeCollective`.
+        secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
+            prove that it does. Without one the first member draws it and tells the others, so who can read what is
+            exchanged can join in.
+        algorithm: how an all_reduce between hosts goes, whatever its size: one of `tfdist.native.engine.ALGORITHMS`.
+            None: what ``TFDIST_ALL_REDUCE_ALGORITHM`` names, or else by size; see the head of this file.
+    Raises:
+        ConfigError: some have a secret and others none, or they name different algorithms; on all members. There is no
+            such algorithm.
+        UnsupportedError: some have no compiler, or cannot listen; alike on all members.
+        WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
+
+    Example:
+        >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
+    """
+    algorithm = algorithm or os.environ.get(native.ALGORITHM_VARIABLE) or None
+    if algorithm is not None:
+        validation.one_of(native.ALGORITHM_VARIABLE, algorithm, native.ALGORITHMS)
+    try:
+        library, error = native.engines(), ""
+    except (TfdistError, OSError) as failed:
+        library, error = None, str(failed)
+    host = host or os.environ.get(native.HOST_VARIABLE) or None
+    machine = host_memory.machine() if host is None else host
+    mine = host_memory.this_host(machine) if host is None else host
+    said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
+    told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
+    assert library is not None  # or this one would have said why
+    key = _key(secret, told)
+    host_memory.tell_of_containers(told, rank)
+    segment, hosts = host_memory.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    listener, addresses = 0, [(address, 0)] * len(hosts)
+    if len(set(hosts)) > 1:
+        listener, port, error = library.listen(address)
+        try:
+            told = agreed(exchange, error, address=address, port=str(port), algorithm=algorithm or "")
+        except BaseException:
+            library.leave(segment, listener)
+            raise
+        addresses = [(one["address"], int(one["port"])) for one in told]
+    members = native.Members(
+        rank=rank,
+        hosts=hosts,
+        indexes=tuple(hosts[:index].count(one) for index, one in enumerate(hosts)),
+        addresses=tuple(addresses),
+        key=key,
+        silent_seconds=silent_seconds,
+        timeout_seconds=timeout_seconds,
+    )
+    number = library.start(segment, listener, members)
+    job = Job(number, rank=rank, hosts=hosts, device=device, beside=beside)
+    try:
+        _meet(job)
+        if len(set(hosts)) > 1:
+            _choose(job, library, [one["algorithm"] for one in told])
+    except BaseException:
+        job.stop()
+        raise
+    return job
+
+
+def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
+    """Return the engine's key; another each time, for every member draws a part of it.
+
+    Raises:
+        ConfigError: not all members have a secret; alike on all.
+    """
+    without = [str(rank) for rank, one in enumerate(told) if one["secret"] == "no"]
+    if secret is None and len(without) == len(told):
+        return bytes.fromhex(told[0]["drawn"])
+    if secret is None or without:
+        raise ConfigError(
+            f"the workers {', '.join(without)} of {len(told)} have no {job_key.VARIABLE}, and the others have one. "
+            "Hand the same to all of them, or to none."
+        )
+    return job_key.derived(secret, "native collectives", [one["drawn"] for one in told])
+
+
+def _meet(job: Job) -> None:
+    """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
+    everybody = job.collective()
+    assert everybody is not None  # it is one of all
+    try:
+        everybody.all_reduce([tf.zeros([])], key="joined")
+    except tf.errors.OpError as error:
+        explained = everybody.explain(error, _START)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _choose(job: Job, library: native.Engines, named: Sequence[str]) -> None:
+    """Fix the algorithm between hosts, by what all members name."""
+    if len(set(named)) > 1:
+        every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
+        raise ConfigError(
+            f"members name different algorithms of all_reduce ({every}). Set {native.ALGORITHM_VARIABLE} alike on all "
+            "of them, or on none."
+        )
+    failed = library.choose(job.number, named[0] or None)
+    if failed:
+        everybody = job.collective()
+        assert everybody is not None  # it is one of all
+        raise everybody.explain(RuntimeError(failed), _START) or TfdistError(failed)
+
+
+def of_workers(
+    carrier: Collective,
+    *,
+    device: str,
+    exchange: Exchange | None = None,
+    address: str = "127.0.0.1",
+    host: str | None = None,
+    timeout_seconds: float = 0.0,
+) -> NativeCollective:
+    """Return the collective of members that another engine has brought together.
+
+    The secret is the key that `tfdist run` hands to workers, where there is one.
+
+    Args:
+        carrier: the other engine's; it ends with this one.
+        device: that the ops run on, a CPU.
+        exchange: by which they tell each other their bytes; None: by the carrier.
+        address: see `join`.
+        host: see `join`.
+        timeout_seconds: see `join`.
+    Raises:
+        ConfigError: see `join`.
+        UnsupportedError: see `join`.
+    """
+    found = join(
+        rank=carrier.rank,
+        exchange=exchange_over(carrier) if exchange is None else exchange,
+        address=address,
+        host=host,
+        timeout_seconds=timeout_seconds,
+        device=device,
+        beside=carrier,
+        secret=job_key.from_environment(os.environ),
+    ).collective()
+    assert found is not None  # it is one of all
+    return found
+
+
+def _number_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
+    tensor = base.require_rows(tf.convert_to_tensor(tensor))
+    wire_dtypes.require_copy(tensor.dtype)
+    return tensor

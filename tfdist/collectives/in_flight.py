@@ -1,0 +1,113 @@
+"""Record collectives in flight, for backends that cannot report what they wait for.
+
+Beside an operation of a graph stand two others, compiled ones: the first notes that what it is given is there, the
+second that its result is. They take and return nothing, so nothing of the step waits for them, and a condition or a
+loop that has one is not put in an order by it: variables of TensorFlow's, shared by replicas, would let a replica's
+condition wait for another's, which waits for it. Where nobody can ask a process where it stands there are none.
+"""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.monitor.stacks.waits import VARIABLE
+from tfdist.native.stamp_ops import SLOTS, StampOps, stamp_ops_if_kept
+
+__all__ = ["UnderWay", "described", "of_process"]
+
+_NAMED = 2  # of those that a process is in
+
+
+class UnderWay:
+    """The collectives that this process is in.
+
+    Args:
+        library: of the operations.
+
+    Example:
+        >>> UnderWay(library).text()                                                     # doctest: +SKIP
+        'all_reduce (sum, float32) of 4096 bytes'
+    """
+
+    def __init__(self, library: StampOps) -> None:
+        self._library = library
+        self._names: list[str] = []
+        self._eager: dict[object, str] = {}
+        self._lock = threading.Lock()
+
+    def noted(
+        self, name: str, device: str, given: Sequence[tf.Tensor], run: Callable[[], list[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Run or trace a collective, and note when this process is in it; return what it returns.
+
+        More than there are slots run without.
+
+        Args:
+            name: what it is, for people.
+            device: that it runs on.
+            given: tensors for which it waits on this side.
+            run: runs it, and returns its results.
+        """
+        if tf.executing_eagerly():
+            with self._eagerly(name):
+                return run()
+        with self._lock:
+            slot = len(self._names)
+            if slot == SLOTS:
+                return run()
+            self._names.append(name)
+        begun = self._note(slot, 1, device, given)
+        results = run()
+        self._note(slot, 0, device, [*results, begun])  # behind the other, which may be late
+        return results
+
+    def text(self) -> str:
+        """Return in which collectives this process is, from any thread; empty if in none."""
+        with self._lock:
+            now = self._library.under_way(len(self._names))
+            found = [name for name, is_in in zip(self._names, now, strict=True) if is_in] + list(self._eager.values())
+        return " and ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+    @contextlib.contextmanager
+    def _eagerly(self, name: str) -> Iterator[None]:
+        one = object()
+        with self._lock:
+            self._eager[one] = name
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._eager[one]
+
+    def _note(self, slot: int, value: int, device: str, after: Sequence[Any]) -> Any:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type != "CPU":
+            spec = spec.replace(device_type="CPU", device_index=0)
+        with tf.device(spec.to_string()), tf.control_dependencies(after):
+            return traced_uses.independent(self._library.ops.tfdist_note(slot=slot, value=value))
+
+
+@functools.cache
+def of_process() -> UnderWay | None:
+    """Return what notes the collectives of this process; None where nobody can ask for them, or no ops are kept."""
+    library = stamp_ops_if_kept() if os.environ.get(VARIABLE) else None
+    return None if library is None else UnderWay(library)
+
+
+def described(kind: str, tensors: Sequence[Any]) -> str:
+    """Return the name of a collective of these tensors, for people.
+
+    Example:
+        >>> described("all_reduce (sum, float32)", [])
+        'all_reduce (sum, float32) of 0 bytes'
+    """
+    counts = [tensor.shape.num_elements() for tensor in tensors]
+    if None in counts:
+        return kind
+    return f"{kind} of {sum(n * tensor.dtype.size for n, tensor in zip(counts, tensors, strict=True))} bytes"

@@ -1,0 +1,201 @@
+"""A small key-value store over HTTP, held by one worker for the workers of a job.
+
+It speaks what Horovod's gloo needs to bring processes together (PUT, GET and DELETE of ``/scope/key``), and also
+tells how long ago a key was written: a worker that writes regularly and stops has gone. Values are bytes, never
+pickles. The server listens on the one address it is given, loopback unless the job spans hosts; who can reach that
+address can read and write, as with TensorFlow's own servers.
+"""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import quote, unquote
+
+from tfdist.cluster.cluster_values import split_address
+
+_LARGEST_VALUE_BYTES = 16 << 20
+_REQUEST_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+_AGES = "ages"
+
+
+class StoreServer:
+    """Serves the store from a thread of this process until it is closed or the process ends.
+
+    Args:
+        host: the address to listen on.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be bound.
+
+    Example:
+        >>> server = StoreServer("127.0.0.1", 0)
+        >>> store = Store(server.address)
+        >>> store.put("notes", "greeting", b"hello")
+        >>> store.get("notes", "greeting")
+        b'hello'
+        >>> server.close()
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = _Server((host, port), _Handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="tfdist-store", daemon=True
+        )
+        self._thread.start()
+        written = f"[{host}]" if ":" in host else host
+        self.address = f"{written}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Store:
+    """The store as a worker uses it.
+
+    Args:
+        address: host:port of the server.
+
+    Example:
+        >>> Store("127.0.0.1:40001").address
+        '127.0.0.1:40001'
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._host, self._port = split_address("the address of the store", address)
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        """Write a value.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        self._request("PUT", _path(scope, key), value)
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        """Return a value, or None if nobody has written it.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        return self._request("GET", _path(scope, key))
+
+    def wait(self, scope: str, key: str, timeout_seconds: float) -> bytes | None:
+        """Return a value as soon as somebody has written it; None when the time is up or the server is gone."""
+        deadline = time.monotonic() + timeout_seconds
+        pause = _POLL_SECONDS / 16  # what is about to be written is seen at once
+        while True:
+            try:
+                value = self.get(scope, key)
+            except OSError:
+                return None
+            if value is not None or time.monotonic() > deadline:
+                return value
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS)
+
+    def ages(self, scope: str) -> dict[str, float]:
+        """Return the seconds since each key of the scope was written last.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        answer = self._request("GET", _path(_AGES, scope))
+        return {str(key): float(age) for key, age in json.loads(answer or b"{}").items()}
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes | None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_REQUEST_SECONDS)
+        try:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            content = response.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"the store at {self.address} gave no answer: {error!r}") from error
+        finally:
+            connection.close()
+        if response.status == http.client.NOT_FOUND:
+            return None
+        if response.status != http.client.OK:
+            raise ConnectionError(f"the store at {self.address} answered {response.status} to {method} {path}")
+        return content
+
+
+def _path(scope: str, key: str) -> str:
+    return f"/{quote(scope, safe='')}/{quote(key, safe='')}"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # a job that starts again at once must get its port
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.lock = threading.Lock()
+        self.values: dict[tuple[str, str], tuple[float, bytes]] = {}
+        super().__init__(address, handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away in the middle of a request is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        if parts := self._parts():
+            scope, key = parts
+            found = self._ages(key) if scope == _AGES else self._value(parts)
+            self._answer(404 if found is None else 200, found or b"")
+
+    def do_PUT(self) -> None:
+        if parts := self._parts():
+            length = self.headers.get("Content-Length", "")
+            bounded = length.isdecimal() and int(length) <= _LARGEST_VALUE_BYTES
+            value = self.rfile.read(int(length)) if bounded else b""
+            if not bounded or len(value) < int(length):
+                self._answer(400, b"")
+                return
+            with self.server.lock:
+                self.server.values[parts] = (time.monotonic(), value)
+            self._answer(200, b"")
+
+    def do_DELETE(self) -> None:
+        # Horovod deletes its own key when it has connected, which another may still be about to read. Few bytes: kept.
+        if self._parts():
+            self._answer(200, b"")
+
+    def log_message(self, *args: Any) -> None:
+        """Keep quiet: a request is no event for the user."""
+
+    def _value(self, parts: tuple[str, str]) -> bytes | None:
+        with self.server.lock:
+            found = self.server.values.get(parts)
+        return None if found is None else found[1]
+
+    def _ages(self, scope: str) -> bytes:
+        now = time.monotonic()
+        with self.server.lock:
+            return json.dumps({k: now - at for (s, k), (at, _) in self.server.values.items() if s == scope}).encode()
+
+    def _parts(self) -> tuple[str, str] | None:
+        parts = self.path.split("/")
+        if len(parts) != 3 or not all(parts[1:]):
+            self._answer(400, b"")
+            return None
+        return unquote(parts[1]), unquote(parts[2])
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,1 @@
+"""Which collective backend the workers of a strategy take, the same on all, and how it is brought up."""

@@ -1,0 +1,109 @@
+"""Select and start the collective backend of a strategy's workers, equal on all of them."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from tfdist.cluster.cluster_values import Cluster, split_address
+from tfdist.collectives.backends import horovod_job, native_collective
+from tfdist.collectives.collective import Collective
+from tfdist.collectives.joining.byte_exchange import Exchange, exchange_over_notes
+from tfdist.collectives.replicas import in_process
+from tfdist.collectives.replicas.two_levels import TwoLevelCollective
+from tfdist.collectives.selection.collective_selection import Offer, chosen, without_native
+from tfdist.compat.tensorflow import coordination_service
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import MissingDependencyError, UnsupportedError
+from tfdist.native import library
+
+_LOST_SECONDS = 120.0
+_log = logging.getLogger(__name__)
+
+
+def between_workers(
+    tensorflows: Collective, asked: str, devices: Sequence[str], cluster: Cluster, *, timeout_seconds: float
+) -> Collective:
+    """Return the collective of a cluster's workers; every worker calls it at the same time.
+
+    Args:
+        tensorflows: TensorFlow's collective of the same workers, of which there are several; it ends with the one that
+            is returned.
+        asked: a name of `strategy_table.COLLECTIVES`.
+        devices: of this worker's replicas.
+        cluster: the workers.
+        timeout_seconds: how long to wait for the others.
+    Raises:
+        ConfigError: see `offers.chosen`.
+        UnsupportedError: see `offers.chosen`; or native ones are asked for and cannot be brought up.
+        MissingDependencyError: see `offers.chosen`.
+        DeadlineError: a worker has not come.
+    """
+    exchange = exchange_over_notes(
+        coordination_service,
+        name=f"tfdist/engine/{tf_strategies.new_group_key(within_worker=False)}",
+        rank=cluster.worker_index,
+        size=cluster.num_workers,
+        timeout_seconds=timeout_seconds,
+    )
+    mine = Offer(asked=asked, devices=tuple(devices), missing=_missing(asked))
+    told = [json.loads(one) for one in exchange(json.dumps(asdict(mine)).encode())]
+    choice = chosen([Offer(**{**one, "devices": tuple(one["devices"])}) for one in told])
+    found = tensorflows
+    if choice.engine == "native":
+        try:
+            found = _native(tensorflows, devices[0], cluster, exchange, timeout_seconds)
+        except UnsupportedError as error:  # alike on all workers
+            if asked == "native":
+                raise
+            choice = without_native(str(error))
+    elif choice.engine == "horovod":
+        job = horovod_job.join(
+            cluster, groups=(), timeout_seconds=timeout_seconds, lost_seconds=_LOST_SECONDS, exchange=exchange
+        )
+        everybody = range(cluster.num_workers)
+        found = job.collective(everybody, device=devices[0], beside=tensorflows)
+    # A lack that can be mended is worth a warning, one for all workers.
+    level = logging.WARNING if choice.is_second_best and cluster.is_chief else logging.INFO
+    _log.log(level, "Tensors travel by %s collectives: %s.", choice.engine, choice.why)
+    return found
+
+
+def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]:
+    """Return the collectives of this worker's replicas, of which each worker has as many, given that of the workers.
+
+    Args:
+        workers: from `between_workers`, and not TensorFlow's.
+        devices: of this worker's replicas.
+    """
+    if len(devices) == 1:
+        return [workers]
+    assert isinstance(workers, native_collective.NativeCollective)  # or this worker would not have several
+    between = in_process.in_order(workers)
+    return [
+        TwoLevelCollective(one, between, hosts=workers.hosts, index=workers.rank)
+        for one in in_process.of_replicas(devices)
+    ]
+
+
+def _missing(asked: str) -> str:
+    """Return why this worker has not what is asked for; empty where it has."""
+    if asked in ("native", "auto"):
+        return library.why_not(library.COLLECTIVES, os.environ)
+    if asked == "horovod":
+        try:
+            horovod_job.import_horovod()
+        except MissingDependencyError as error:
+            return str(error)
+    return ""
+
+
+def _native(
+    tensorflows: Collective, device: str, cluster: Cluster, exchange: Exchange, timeout_seconds: float
+) -> Collective:
+    address, _ = split_address("address", cluster.require_addresses()[cluster.worker_index])
+    # The strategy's watchdog knows what the worker was doing, so it comes first; the engine ends what Python cannot.
+    return native_collective.of_workers(
+        tensorflows, device=device, address=address, exchange=exchange, timeout_seconds=1.5 * timeout_seconds
+    )

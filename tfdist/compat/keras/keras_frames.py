@@ -1,0 +1,88 @@
+"""Tell calls from Keras' own code apart from calls of the user's code.
+
+A loop of the user's own may call a strategy as it likes. A `fit`, `evaluate` or `predict` of Keras must be one that
+tfdist has recognised: unrecognised, it would train as under TensorFlow's strategies, to other weights, without a word.
+So what is looked at here is only in whose code a call stands, which no renamed method, argument or attribute changes.
+
+Private names, read in Keras 3.15.1: none but `__wrapped__`, where `traceback_utils.filter_traceback` leaves the
+function that it wraps. Modules of Keras are known by the names of its packages.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat import version_pairs
+from tfdist.errors import UnsupportedError
+
+#: Keras 3, and Keras 2 as a package of its own
+_PACKAGES = ("keras", "tf_keras")
+
+
+def calling_keras_function(callee: Any) -> str | None:
+    """Return which function of Keras has called a method of this object, if the call stands in Keras' code.
+
+    Frames of the object's own methods and of TensorFlow (AutoGraph calls for converted code) are passed over.
+
+    Args:
+        callee: the object whose method is asking.
+    """
+    for frame in frames():
+        package = _package(frame)
+        if package == "tensorflow" or (frame.f_code.co_varnames and _first_argument(frame) is callee):
+            continue
+        return f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" if package in _PACKAGES else None
+    return None
+
+
+def refuse(what: str, *, seen: str) -> UnsupportedError:
+    """Return the error for a call of Keras that tfdist does not recognise.
+
+    Args:
+        what: the call, as the subject of a sentence.
+        seen: what is missing in it, as the rest of that sentence.
+    """
+    judgement = version_pairs.judge(tf.__version__, keras.__version__)
+    second = sys.modules.get("tf_keras")
+    beside = "" if second is None else f" tf_keras {second.__version__}, whose models are of Keras 2, is loaded too."
+    main = version_pairs.MAIN
+    advice = f'Install a tested pair: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}".'
+    if judgement.standing is version_pairs.Standing.TESTED:
+        advice = "So something else in this process has replaced methods of Keras: leave it out, or report this."
+    return UnsupportedError(
+        f"{what} {seen}, so it would train as under TensorFlow's own strategies, to other weights than on one device. "
+        f"tfdist finds the model that is training in Keras' private code, which differs between versions: "
+        f"{judgement.text}.{beside} {advice} A loop of your own, with strategy.run, works with any version."
+    )
+
+
+def code_of(method: Any) -> CodeType:
+    """Return the code of a method of Keras, behind the wrapper that shortens its tracebacks."""
+    while hasattr(method, "__wrapped__"):
+        method = method.__wrapped__
+    return method.__code__
+
+
+def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
+    """Yield the frames that have called, from the innermost out.
+
+    Args:
+        skip: how many to leave out; 0 begins with the function that asks.
+        count: at most so many.
+    """
+    frame: FrameType | None = sys._getframe(1 + skip)
+    while frame is not None and count != 0:
+        yield frame
+        frame, count = frame.f_back, None if count is None else count - 1
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _first_argument(frame: FrameType) -> Any:
+    return frame.f_locals.get(frame.f_code.co_varnames[0])

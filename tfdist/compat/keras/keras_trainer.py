@@ -1,0 +1,488 @@
+"""Keras' trainer: finding the model that is training, building it, and its private state.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
+
+- A strategy is told of variables, datasets and scopes, never of the model they are for: `TFEpochIterator` passes the
+  dataset
+  alone.
+  `calling_model` looks for the model in the frames that called the strategy. A call of Keras in which none is found is
+  refused (`calls`), and `test_compat` says which frame moved.
+- `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
+  `_symbolic_build` needs shapes and dtypes only.
+- `TensorFlowTrainer`: what trains. A `keras.Model` is one, and so is a layer that is mixed with it, as in Keras' tests.
+- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `Layer._losses`, `_flatten_layers`, `_distribute_strategy`,
+  `_get_metrics_result_or_logs`: state without a public accessor.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.random import seed_generator
+
+from tfdist.compat.keras import keras_frames as keras_calls
+from tfdist.compat.keras import loss as keras_loss
+
+# From the strategy's method up: (override in tfdist) <- TFEpochIterator.__init__ <- fit, and room for a subclass's
+# own fit.
+_FRAMES_TO_SEARCH = 8
+# From the creation of a variable up, through TensorFlow's stack of creators, to `compile`, which makes the loss's
+# tracker.
+_FRAMES_OF_A_VARIABLE = 40
+#: what `override` takes the place of, and the methods of Keras' trainer that call it
+HOOKS = {
+    "_maybe_symbolic_build": ("fit", "evaluate", "train_on_batch", "test_on_batch"),
+    "_make_function": ("make_train_function", "make_test_function"),
+    "make_train_function": ("fit", "train_on_batch"),
+    "make_test_function": ("evaluate", "test_on_batch"),
+    "make_predict_function": ("predict", "predict_on_batch"),
+    "_get_metrics_result_or_logs": ("fit", "evaluate"),
+}
+
+
+def calling_model(strategy: tf.distribute.Strategy) -> keras.Model | None:
+    """Return the Keras model that was created in this strategy's scope and is calling it now, if one is."""
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        candidate = frame.f_locals.get("self")
+        # its own dictionary: in a model's __init__ the attribute may not be there yet
+        if isinstance(candidate, TensorFlowTrainer) and vars(candidate).get("_distribute_strategy") is strategy:
+            return candidate
+    return None
+
+
+def calling_trainer() -> keras.Model | None:
+    """Return the innermost Keras model that is calling, whatever strategy it was created under."""
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, TensorFlowTrainer):
+            return candidate
+    return None
+
+
+def lost_hooks() -> list[str]:
+    """Return the methods of Keras' trainer that no longer call what `override` takes the place of."""
+    return [
+        f"{caller} ({hook})"
+        for hook, callers in HOOKS.items()
+        for caller in callers
+        if hook not in keras_calls.code_of(getattr(TensorFlowTrainer, caller)).co_names
+    ]
+
+
+def asks_for_shapes() -> bool:
+    """Return whether Keras is building a model from the shapes of a batch."""
+    return any(frame.f_code.co_name == "_maybe_symbolic_build" for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH))
+
+
+def given_callbacks(model: keras.Model) -> list[Any]:
+    """Return the callbacks that the user gave to the `fit` of this model that is running, before Keras has met them."""
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        if frame.f_locals.get("self") is model and "callbacks" in frame.f_locals:
+            given = frame.f_locals["callbacks"]
+            return given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given)
+    return []
+
+
+def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
+    """Return the list of callbacks of the `fit`, `evaluate` or `predict` of this model that is running now.
+
+    None in `train_on_batch` and its sisters, and in a loop of the user's own.
+
+    Raises:
+        UnsupportedError: Keras' method is running, and its list is not found in it.
+    """
+    have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        if frame.f_locals.get("self") is model:
+            found = frame.f_locals.get("callbacks")
+            if isinstance(found, keras.callbacks.CallbackList):
+                return found
+        if frame.f_code in have_callbacks and frame.f_locals.get("self", model) is model:
+            method = f"{type(model).__name__}.{frame.f_code.co_name}"
+            raise keras_calls.refuse(method, seen="keeps its callbacks where they are not found")
+    return None
+
+
+def data_of_calling_step() -> Any:
+    """Return the batch of the `train_step` that is applying gradients now, or None in a loop without one.
+
+    An optimizer is told of gradients alone, never of how many examples they are of.
+    """
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        if frame.f_code.co_name == "train_step" and isinstance(frame.f_locals.get("self"), TensorFlowTrainer):
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]  # a `train_step` of the user's may have others
+            return frame.f_locals.get(names[1]) if len(names) > 1 else None
+    return None
+
+
+def is_predicting(model: keras.Model) -> bool:
+    """Return whether Keras' own `predict` of this model is running, with the function that `override` has given it."""
+    kind = type(model)
+    own = kind.make_predict_function is TensorFlowTrainer.make_predict_function
+    predict = keras_calls.code_of(TensorFlowTrainer.predict)
+    return own and any(
+        frame.f_code is predict and frame.f_locals.get("self") is model
+        for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH)
+    )
+
+
+def compiling_model() -> keras.Model | None:
+    """Return the model whose `compile` is making a variable now, if one is."""
+    for frame in keras_calls.frames(2, _FRAMES_OF_A_VARIABLE):
+        candidate = frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
+        if isinstance(candidate, TensorFlowTrainer):
+            return candidate
+    return None
+
+
+def created_under(model: keras.Model) -> tf.distribute.Strategy | None:
+    """Return the strategy in whose scope the model was created, or None."""
+    return vars(model).get("_distribute_strategy")
+
+
+def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
+    """Note that the model trains under the strategy; return whether that is new.
+
+    Raises:
+        UnsupportedError: Keras is about to call a function that it has made before.
+    """
+    own = vars(model)
+    new = own.get("_tfdist_strategy") is not strategy
+    if new and (model.train_function or model.test_function):
+        on_batch = [keras_calls.code_of(TensorFlowTrainer.train_on_batch)]
+        on_batch.append(keras_calls.code_of(TensorFlowTrainer.test_on_batch))
+        for frame in keras_calls.frames(1, _FRAMES_OF_A_VARIABLE):
+            if frame.f_code in on_batch and frame.f_locals.get("self", model) is model:
+                method = f"{type(model).__name__}.{frame.f_code.co_name}"
+                raise keras_calls.refuse(method, seen="has made its step before tfdist has recognised the model")
+    own["_tfdist_strategy"] = strategy
+    if new:  # what was made for one device, or for another strategy, is made again
+        model.train_function = model.test_function = model.predict_function = None
+    return new
+
+
+def is_marked(model: keras.Model) -> bool:
+    """Return whether a strategy of tfdist has recognised the model."""
+    return "_tfdist_strategy" in vars(model)
+
+
+def override(
+    model: keras.Model,
+    *,
+    build: Callable[..., None],
+    make_function: Callable[[Callable[..., Any]], Any],
+    make_predict_function: Callable[[], Any],
+    before: Callable[[bool], None],
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda logs: logs,
+) -> None:
+    """Give one model object its own way to build itself and to make its train, test and predict functions.
+
+    Its class stays as it is, and a subclass's own `make_train_function` is called as before. The logs of a step are
+    taken as they are: Keras would read every metric's variables again, each from all workers.
+
+    Args:
+        model: the model.
+        build: takes the place of `_maybe_symbolic_build`.
+        make_function: makes a function over replicas of a `train_step` or `test_step`.
+        make_predict_function: makes the one of `predict`.
+        before: called when Keras is about to train (True), or to test or predict (False).
+        settle: called with a step's logs when those of an epoch or an evaluation are wanted; returns these.
+
+    Raises:
+        UnsupportedError: Keras' trainer no longer calls one of these.
+    """
+    if lost := lost_hooks():
+        what = f"Keras' trainer ({', '.join(lost)})"
+        raise keras_calls.refuse(what, seen="does not call what tfdist takes the place of")
+    own = vars(model)
+    kind = type(model)
+
+    def make_train(force: bool = False) -> Any:
+        before(True)
+        return kind.make_train_function(model, force)
+
+    def make_test(force: bool = False) -> Any:
+        before(False)
+        return kind.make_test_function(model, force)
+
+    def make_predict(force: bool = False) -> Any:
+        before(False)
+        if kind.make_predict_function is not TensorFlowTrainer.make_predict_function:
+            return kind.make_predict_function(model, force)
+        if model.predict_function is None or force:
+            model.predict_function = make_predict_function()
+        return model.predict_function
+
+    own["_maybe_symbolic_build"] = build
+    own["_make_function"] = make_function
+    own["make_train_function"] = make_train
+    own["make_test_function"] = make_test
+    own["make_predict_function"] = make_predict
+
+    def epoch_logs(logs: dict[str, Any]) -> dict[str, Any]:
+        logs = settle(logs)
+        return logs if own.get("_tfdist_logs_are_metrics") else kind._get_metrics_result_or_logs(model, logs)
+
+    own["_get_metrics_result_or_logs"] = epoch_logs
+
+
+def watch_steps(
+    model: keras.Model, step: Callable[[str], AbstractContextManager[None]], in_python: Callable[[], None]
+) -> None:
+    """Let the train and test functions that Keras makes from now on tell when they run, for a model without a strategy.
+
+    A model that has its own functions over replicas, or is watched already, is left alone.
+
+    Args:
+        model: the model.
+        step: makes a context around each call of a function to "train" or to "test".
+        in_python: called when `train_step` or `test_step` runs as Python: while it is traced, or in an eager model.
+    """
+    own, kind = vars(model), type(model)
+    if "_make_function" in own:
+        return
+
+    def make_function(user_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(data: Any) -> Any:
+            in_python()
+            return user_step(data)
+
+        function = kind._make_function(model, noted)
+
+        def run(iterator: Any) -> Any:
+            with step("train" if user_step == model.train_step else "test"):
+                return function(iterator)
+
+        return run
+
+    own["_make_function"] = make_function
+
+
+def train_function(model: keras.Model) -> Any:
+    """Return the model's train function, which is made if there is none; that Keras is about to train is not said."""
+    type(model).make_train_function(model)
+    return model.train_function
+
+
+def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
+    """Note whether the logs of the step that is being traced are the model's metrics over all replicas."""
+    vars(model)["_tfdist_logs_are_metrics"] = are_metrics
+
+
+def logs_are_metrics(model: keras.Model) -> bool:
+    """Return whether the logs of the step that was traced last are the model's metrics over all replicas."""
+    return bool(vars(model).get("_tfdist_logs_are_metrics"))
+
+
+def initial_epoch(model: keras.Model) -> int:
+    """Return the epoch at which a restored backup lets `fit` begin, 0 without one."""
+    return int(model._initial_epoch or 0)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Let `fit` begin at this epoch."""
+    model._initial_epoch = epoch
+
+
+def calling_epoch_iterator() -> TFEpochIterator | None:
+    """Return the epoch iterator that is being made and has asked the strategy to distribute its dataset."""
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, TFEpochIterator):
+            return candidate
+    return None
+
+
+def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
+    """Return the number of batches in the input as Keras knows it; of arrays it does, although tf.data does not."""
+    return epoch_iterator._num_batches
+
+
+def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
+    """Let an epoch have this many batches; None lets it run until the input ends.
+
+    Keras counts the batches of the dataset that it was given, which are not the steps where workers read data of
+    their own.
+    """
+    adapter = epoch_iterator.data_adapter
+    count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
+    adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
+    epoch_iterator._num_batches = batches
+
+
+def expect_batches(epoch_iterator: TFEpochIterator, batches: int) -> None:
+    """Let the epochs that begin from now on have this many batches, of the same dataset."""
+    epoch_iterator._num_batches = batches
+
+
+def wait_for_nothing(epoch_iterator: TFEpochIterator) -> None:
+    """Keep an epoch from waiting, at its end, for whatever threads of this process have under way in TensorFlow."""
+    vars(epoch_iterator)["tf_sync"] = lambda: None
+
+
+def symbolic_build(model: keras.Model, spec: Any) -> None:
+    """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`).
+
+    A model with a `train_step` of its own need not be callable (a GAN is two models); it is then left to its first
+    step.
+    """
+    with model.distribute_strategy.scope():
+        try:
+            model._symbolic_build(data_batch=spec)
+        except RuntimeError:
+            if type(model).train_step is TensorFlowTrainer.train_step:
+                raise
+
+
+def is_built(model: keras.Model) -> bool:
+    """Return whether nothing is left for `symbolic_build` to do."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer]
+    return all(layer.built for layer in model._flatten_layers()) and all(p is None or p.built for p in parts)
+
+
+def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Return a model or a layer, and every layer in it, at any depth."""
+    return list(model._flatten_layers())
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Return the optimizers that the model and its layers hold, also in lists and dictionaries (as GANs do)."""
+    found: dict[int, keras.optimizers.Optimizer] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.setdefault(id(value), value)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                collect(item)
+        elif isinstance(value, dict):
+            collect(list(value.values()))
+
+    for layer in layers(model):
+        collect([getattr(layer, "optimizer", None), *vars(layer).values()])
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def added_losses_kept(model: keras.Model) -> Iterator[None]:
+    """Let layers have the losses that they have added now again at the end, whatever is computed inside.
+
+    Eager replicas take turns where they meet in a step, and share the layers, which keep what they add as attributes.
+    """
+    kept = [(layer, list(layer._losses)) for layer in layers(model)]
+    try:
+        yield
+    finally:
+        for layer, losses in kept:
+            layer._losses[:] = losses
+
+
+def compiled_losses(model: keras.Model) -> Any:
+    """Return Keras' container of the losses given to `compile`, or None before it is built."""
+    container = model._compile_loss
+    return container if container is not None and container.built else None
+
+
+def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Return every metric that a step of this model may update, containers flattened."""
+    found: list[keras.metrics.Metric] = []
+    pending = list(model.metrics)
+    while pending:
+        metric = pending.pop(0)
+        found.append(metric)
+        pending.extend(getattr(metric, "metrics", None) or metric._metrics)
+    return found
+
+
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Return the generator behind random numbers without a seed; it must be there before a step is traced.
+
+    Making it draws its seed from Python's generator, as layers that are made later do: that is put back.
+    """
+    before = random.getstate()
+    try:
+        return seed_generator.global_seed_generator()
+    finally:
+        random.setstate(before)
+
+
+def use_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
+    """Let this thread draw from the generator: Keras has one for each thread, and so has TensorFlow each replica."""
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+
+
+def has_own_train_step(model: keras.Model) -> bool:
+    """Return whether the model trains by another `train_step` than Keras'."""
+    return getattr(model.train_step, "__func__", None) is not TensorFlowTrainer.train_step
+
+
+def reduces_by_itself(model: keras.Model, user_step: Callable[..., Any]) -> bool:
+    """Return whether code of the user's, and not Keras, decides what the losses of a step are reduced to."""
+    own = (user_step, model.compute_loss)
+    if not all(getattr(one, "__module__", "").startswith("keras.src.") for one in own):
+        return True
+    container = compiled_losses(model)
+    return container is not None and not all(keras_loss.is_of_keras(entry.loss) for entry in container._flat_losses)
+
+
+def override_compute_loss(model: keras.Model, finish: Callable[[Any, Any], Any]) -> None:
+    """Let one model that has a `compute_loss` of its own return ``finish(loss, y_pred)`` of it, once."""
+    kind = type(model)
+    if kind.compute_loss.__module__.startswith("keras.src.") or "compute_loss" in vars(model):
+        return
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        y_pred = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
+        return finish(kind.compute_loss(model, *args, **kwargs), y_pred)
+
+    vars(model)["compute_loss"] = compute_loss
+
+
+def computes_in_16_bits(model: keras.Model) -> bool:
+    """Return whether some layer computes in a float of 16 bits."""
+    return any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers(model))
+
+
+def logs_by_itself(model: keras.Model, user_step: Callable[..., Any]) -> bool:
+    """Return whether Keras alone decides what a step of the model logs: its metrics, as they are at the end."""
+    own = (user_step, model.compute_metrics, model.get_metrics_result)
+    return all(getattr(one, "__module__", "").startswith("keras.src.") for one in own)
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return what `compile` was given, as it was given."""
+    return dict(model._compile_config.config) if model.compiled and hasattr(model, "_compile_config") else {}
+
+
+def metrics_result(model: keras.Model) -> dict[str, Any]:
+    """Return the model's metrics as `fit` logs them, from the variables' present values."""
+    return dict(model.get_metrics_result())
+
+
+def input_of(epoch_iterator: Any) -> Any:
+    """Return what the strategy made of the dataset of a `TFEpochIterator`."""
+    return epoch_iterator._distributed_dataset
+
+
+def compiled_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Return the loss that was given to `compile`, without what layers add."""
+    return model._compile_loss(y, y_pred, sample_weight)
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Return the metric that counts the losses of an epoch."""
+    return model._loss_tracker
+
+
+def has_own_step(model: keras.Model) -> str | None:
+    """Return the name of a method of `train_step`, `test_step`, ... that is not Keras' own, or None."""
+    names = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+    own = [name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)]
+    own += [name for name in names if name in vars(model)]
+    return own[0] if own else None

@@ -1,0 +1,241 @@
+"""Strategies of which a process holds parts of weights: over a mesh, and of sharded data parallelism.
+
+Private names, read in TensorFlow 2.21.0: those of `ring.py`, whose strategy that over a mesh is, with the collective of
+the axis of the examples in the place of that of all processes; `_validate_colocate_with_variable` (a slot is made where
+its weight is, and TensorFlow knows a weight by its class).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
+from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
+from tfdist.compat.tensorflow.mirrored_extended import MultiWorkerReplicas, ReduceInReplicas, one_of_each
+from tfdist.compat.tensorflow.new_variables import first_value, shape_of_new_variable
+from tfdist.compat.tensorflow.ring_extended import RingReplicas
+from tfdist.errors import UnsupportedError
+
+
+class HoldsParts:
+    """Lets this process have parts of weights, of which Keras sees the wholes.
+
+    Attributes:
+        shardings_of: returns how a new weight lies, for each replica of this process, given path, shape, dtype and
+            whether it is trainable; None: whole.
+        parts_of_initial: returns the replicas' parts of the first process's initial value, given a callable that
+            returns a whole one, the initializer of Keras' behind it or None, the dtype and the shardings.
+    """
+
+    shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None] = staticmethod(
+        lambda *_: None
+    )
+    parts_of_initial: Callable[..., Sequence[tf.Tensor]]
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        create = super()._create_variable  # type: ignore[misc]
+        shape, dtype = shape_of_new_variable(kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype"))
+        reference, shardings = kwargs.get("colocate_with"), None
+        if isinstance(reference, ShardedVariable):
+            kwargs["colocate_with"] = reference.shard
+            shardings = reference.shardings if shape == reference.shape else None
+        elif shape is not None and _is_weight(kwargs):
+            path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
+            shardings = self.shardings_of(path, tuple(shape.as_list()), dtype, kwargs.get("trainable") is not False)
+        if shardings is None:
+            return create(next_creator, **kwargs)
+        known = keras_variables.being_made()
+        make = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, shardings)
+        shard = create(next_creator, **{**kwargs, "initial_value": _Part(make, 0, {}), "shape": None})
+        return ShardedVariable(shard, shardings, self._container_strategy())  # type: ignore[attr-defined]
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, ShardedVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)  # type: ignore[misc]
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        # What Keras does to a weight outside of an optimizer's `apply`, such as to swap it with
+        # its moving average, is done to its parts.
+        own, others, named = tf.nest.map_structure(innermost, (var, args, kwargs), expand_composites=False)
+        return super()._update(own, fn, others, named, group)  # type: ignore[misc]
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        if isinstance(kwargs["initial_value"], _Part):
+            return kwargs["initial_value"].of(replica_id)
+        made: Callable[[], tf.Tensor] = super()._get_variable_creator_initial_value(  # type: ignore[misc]
+            replica_id, device, primary_var, **kwargs
+        )
+        return made
+
+
+class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
+    """`MultiWorkerReplicas` of one replica in each process, which has a part of every weight.
+
+    Attributes:
+        gathers: what a step gathers, see `gathering.Gathers`; None until there are collectives.
+    """
+
+    gathers: Gathers | None = None
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        is_traced = self.gathers is not None and not tf.executing_eagerly()
+        with self.gathers.step() if is_traced else contextlib.nullcontext():  # type: ignore[union-attr]
+            return super()._call_for_each_replica(fn, args, kwargs)
+
+
+class Place(int):
+    """The number of a replica's examples, in the place of the number of the replica.
+
+    Attributes:
+        replica: the replica's own number in its process.
+    """
+
+    replica: int
+
+    @classmethod
+    def of(cls, examples: int, replica: int) -> "Place":
+        """Return a replica's."""
+        made = cls(examples)
+        made.replica = replica
+        return made
+
+
+class ModelParallelReplicas(HoldsParts, RingReplicas):
+    """`RingReplicas` along the axis of the examples; members that differ along the others count as one replica.
+
+    Args:
+        container_strategy: the strategy.
+        between: of each replica of this process, a `tfdist.collectives.traced.TracedCollective` of those along the axis
+            of the examples.
+        examples: of each replica of this process, which part of a batch it has.
+        everybody: a `TracedCollective` of all processes, whose first has the initial values.
+        late: what a step makes late.
+        shardings_of: see `HoldsParts`.
+        parts_of_initial: see `HoldsParts`.
+        options: of `RingReplicas`.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Any,
+        *,
+        between: Sequence[Any],
+        examples: Sequence[int],
+        everybody: Any,
+        late: Late,
+        shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None],
+        parts_of_initial: Callable[..., Sequence[tf.Tensor]],
+        **options: Any,
+    ) -> None:
+        self.between = between
+        self._examples = list(examples)
+        self._everybody = everybody
+        self._late = late
+        self.shardings_of = shardings_of
+        self.parts_of_initial = parts_of_initial
+        super().__init__(container_strategy, **options)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return int(self.between[0].size)
+
+    def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
+        return Place.of(self._examples[replica_id], replica_id)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
+        return replica_id_in_sync_group.replica
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if tf.executing_eagerly():
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        return self._reduced_between(reduce_op, value, options)
+
+    def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, in their order."""
+        return ReduceInReplicas.all_gather_in_replica(self, tensor, label)
+
+    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas."""
+        return ReduceInReplicas.sum_in_replica(self, tensor, label)
+
+    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica."""
+        return ReduceInReplicas.all_to_all_in_replica(self, tensor, label)
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if len(one_of_each(self)) < len(self._devices):
+            raise UnsupportedError(
+                "TensorFlow would give the devices of this process that have the same rows of a batch different ones. "
+                "Call model.fit, or give strategy.run tensors in a loop of your own; or start a process at each place "
+                "of the mesh.",
+                name="experimental_distribute_dataset",
+            )
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return super()._call_for_each_replica(fn, args, kwargs)
+        with self._late.step() as returned:
+            results = super()._call_for_each_replica(fn, args, kwargs)
+            returned.append(results)
+        return results
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        value = kwargs["initial_value"]
+        if isinstance(value, _Part):
+            return value.of(replica_id)  # nobody else has it
+        if replica_id > 0:
+            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+        if keras_optimizer.creating_variable():  # constants, and what the user gave: alike everywhere
+            return lambda: tf.convert_to_tensor(value() if callable(value) else value, kwargs.get("dtype"))
+        path = keras_variables.path_of_new_variable(kwargs.get("name") or "a variable")
+
+        def initial_value() -> tf.Tensor:
+            whole = first_value(value, kwargs.get("dtype"))
+            what = f"the initial value of {path} {whole.dtype.name} {whole.shape}"
+            with tf.device(device), self._waiting(what):
+                return self._everybody.broadcast(whole, what)
+
+        return initial_value
+
+
+def _is_weight(kwargs: dict[str, Any]) -> bool:
+    """Return whether a variable is neither of a metric nor of an optimizer nor the state of random numbers."""
+    return kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and not isinstance(
+        keras_variables.creator(), (keras.Optimizer, keras.Metric, keras.random.SeedGenerator)
+    )
+
+
+class _Part:
+    """A replica's part of an initial value, when it is asked for; those of all replicas of a process are made at once.
+
+    Args:
+        make: returns the parts.
+        replica: whose part it is.
+        made: parts that were made and not asked for, by replica.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[tf.Tensor]], replica: int, made: dict[int, tf.Tensor]) -> None:
+        self._make = make
+        self._replica = replica
+        self._made = made
+
+    def of(self, replica: int) -> "_Part":
+        """Return another replica's part of the same."""
+        return _Part(self._make, replica, self._made)
+
+    def __call__(self) -> tf.Tensor:
+        if self._replica not in self._made:
+            self._made.update(enumerate(self._make()))
+        return self._made.pop(self._replica)

@@ -1,0 +1,276 @@
+"""A variable of which this process has a part, for Keras layers and optimizers that know nothing of it.
+
+Keras sees one variable of the whole's shape: to read it gathers the whole, to assign it keeps this process's part. Only
+an update looks at the part alone (`local`): there the Keras variables, and those of the optimizer that belong to them,
+have the part's value and the part's shape. A process with several replicas has a part of each, of one shape.
+
+Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
+`_constraint`; in TensorFlow 2.21.0: what Keras and TensorFlow ask of a variable (`_unique_id`, `_shared_name`,
+`_get_on_device_or_primary`, `_should_act_as_resource_variable`, `_in_graph_mode`, `_distribute_strategy`,
+`_serialize_to_tensors`, `_restore_from_tensors`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+
+
+class Sharding(Protocol):
+    """How the parts of a variable make a whole, see `tfdist.parallel.weight_sharding`."""
+
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+    elements: tuple[int, int] | None  # which of those within the bounds it has; None: all
+    is_first: bool
+    is_cut: bool  # whether a member that has some of it has less than the whole
+    layout: tuple[str | None, ...]
+    path: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which members have different parts."""
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """Return the whole of a variable with this process's part; tapes know that variable."""
+
+    def whole(self, part: tf.Tensor) -> tf.Tensor:
+        """Return the whole of which every member has its part."""
+
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole, given the parts of all replicas of this process and how they lie, outside of replicas."""
+
+    def cut(self, whole: Any) -> Any:
+        """Return this process's part of a whole."""
+
+    def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Return this process's part of numbers of which any stretch can be made, as of the flattened whole."""
+
+    def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
+        """Return the sums over members with different parts."""
+
+
+class ShardedVariable:
+    """The whole of a variable to Keras, a `tf.Variable` with this process's part to TensorFlow.
+
+    Tapes know the part: a gradient by the whole comes back cut.
+
+    Args:
+        shard: the part, with a copy of its own on each replica of this process; it may be cut again.
+        shardings: of each replica of this process, how parts make the whole.
+        strategy: the strategy in whose scope it was made.
+    """
+
+    _should_act_as_resource_variable = True
+    _in_graph_mode = False
+
+    def __init__(self, shard: Any, shardings: Sequence[Sharding], strategy: Any) -> None:
+        self.shard = shard
+        self.shardings: Sequence[Sharding] = tuple(shardings)
+        self._distribute_strategy = strategy
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the part of the replica lies that runs or is traced; outside of replicas, that of the first one."""
+        if len(self.shardings) == 1:
+            return self.shardings[0]
+        return self.shardings[tf_strategies.local_replica(self._distribute_strategy) or 0]
+
+    @property
+    def has_part(self) -> bool:
+        """Whether there is one part to compute with: not where several replicas are there, and none of them runs."""
+        return len(self.shardings) == 1 or tf_strategies.local_replica(self._distribute_strategy) is not None
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole."""
+        return tf.TensorShape(self.sharding.shape)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype."""
+        return self.shard.dtype
+
+    @property
+    def name(self) -> str:
+        """The part's name."""
+        return str(self.shard.name)
+
+    @property
+    def device(self) -> str:
+        """The part's device."""
+        return str(self.shard.device)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """What tapes know the variable by; the part's."""
+        return self.shard.handle
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tapes watch it."""
+        return bool(self.shard.trainable)
+
+    @property
+    def synchronization(self) -> tf.VariableSynchronization:
+        """As of any variable."""
+        return self.shard.synchronization
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        """As of any variable."""
+        return self.shard.aggregation
+
+    @property
+    def _unique_id(self) -> str:
+        return str(self.shard._unique_id)
+
+    @property
+    def _shared_name(self) -> str:
+        return str(self.shard._shared_name)
+
+    def _get_on_device_or_primary(self) -> Any:
+        return self.shard._get_on_device_or_primary()
+
+    def _serialize_to_tensors(self) -> Any:
+        raise NotImplementedError  # then Keras takes the whole
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        raise NotImplementedError  # then Keras assigns the whole
+
+    def read_value(self) -> tf.Tensor:
+        """Return the whole; every member along the axes of the layout has to ask."""
+        if self.has_part:
+            return self.sharding.read(self.shard)
+        parts = [copy.read_value() for copy in tf_strategies.copies(self.shard)]
+        return self.shardings[0].assembled(self.shardings, parts)
+
+    def value(self) -> tf.Tensor:
+        """Return the whole; see `read_value`."""
+        return self.read_value()
+
+    def numpy(self) -> Any:
+        """Return the whole as an array; see `read_value`."""
+        return self.read_value().numpy()
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        del name
+        value = self.read_value()
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
+        """Keep this process's part of a value for the whole, which is the same on every member."""
+        return self._changed("assign", value)
+
+    def assign_add(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
+        """Add a value for the whole."""
+        return self._changed("assign_add", value)
+
+    def assign_sub(self, value: Any, *_: Any, **__: Any) -> "ShardedVariable":
+        """Subtract a value for the whole."""
+        return self._changed("assign_sub", value)
+
+    def _changed(self, how: str, value: Any) -> "ShardedVariable":
+        # an array stays one until it is cut, so that no device ever holds the whole
+        whole = value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value, self.dtype)
+        parts = [self.shard] if self.has_part else tf_strategies.copies(self.shard)
+        for part, sharding in zip(parts, [self.sharding] if self.has_part else self.shardings, strict=True):
+            getattr(part, how)(tf.convert_to_tensor(sharding.cut(whole), self.dtype))
+        return self
+
+
+def _operator(name: str) -> Any:
+    def on_the_whole(variable: ShardedVariable, *others: Any) -> Any:
+        return getattr(variable.read_value(), name)(*others)
+
+    return on_the_whole
+
+
+for _name in sorted(tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}):  # those stay: two are one or not
+    setattr(ShardedVariable, _name, _operator(_name))
+
+
+def sharding_of(variable: Any) -> Any:
+    """Return how a Keras variable lies on the mesh, or None where this process has the whole."""
+    value = keras_variables.value_of(variable)
+    return value.sharding if isinstance(value, ShardedVariable) else None
+
+
+def own_sharding_of(variable: Any) -> Any:
+    """Return how the part lies that the replica computes with which runs here, or None where there is no such part."""
+    value = keras_variables.value_of(variable)
+    return value.sharding if isinstance(value, ShardedVariable) and value.has_part else None
+
+
+def shardings_of(variable: Any) -> Sequence[Any]:
+    """Return how a Keras variable lies on the mesh, for each replica of this process; none where it is whole."""
+    value = keras_variables.value_of(variable)
+    return value.shardings if isinstance(value, ShardedVariable) else ()
+
+
+def innermost(value: Any) -> Any:
+    """Return the TensorFlow variable with this process's part, where a part may be cut again; of others themselves."""
+    while isinstance(value, ShardedVariable):
+        value = value.shard
+    return value
+
+
+def part_of(variable: Any) -> Any:
+    """Return the TensorFlow variable with this process's part of a Keras variable that is cut."""
+    return innermost(keras_variables.value_of(variable))
+
+
+def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
+    """Return rows of the part that the replica computes with which runs here, and read no more than those.
+
+    To read a part copies all of it, once an update has changed single rows in place.
+
+    Args:
+        variable: a Keras variable that is cut.
+        indices: of rows of the part.
+    """
+    value = keras_variables.value_of(variable)
+    replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
+    return tf.gather(tf_strategies.copies(innermost(value))[replica or 0], indices)
+
+
+def parts_of(variable: Any) -> list[tuple[Any, Any]]:
+    """Return how each part of a Keras variable that is cut lies of those in this process, and the part's variable."""
+    return list(zip(shardings_of(variable), tf_strategies.copies(part_of(variable)), strict=True))
+
+
+@contextlib.contextmanager
+def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
+    """Let Keras variables of which this process has a part have that part's value and shape inside.
+
+    Args:
+        variables: Keras variables; those that are whole stay as they are.
+        once: whether a part that is cut again has the value of all its parts.
+    """
+    unique = {id(variable): variable for variable in variables}
+    held = [(one, one._value, one._shape, one._constraint) for one in unique.values() if sharding_of(one) is not None]
+    try:
+        for variable, value, _, constraint in held:
+            variable._value = value.shard if once else innermost(value)
+            variable._shape = tuple(value.shard.shape) if once else value.sharding.local_shape
+            if constraint is not None:
+                variable._constraint = functools.partial(_constrained, constraint, value.sharding)
+        yield
+    finally:
+        for variable, value, shape, constraint in held:
+            variable._value, variable._shape, variable._constraint = value, shape, constraint
+
+
+def _constrained(constraint: Any, sharding: Sharding, variable: Any) -> tf.Tensor:
+    """Return this process's part of what a constraint makes of the whole."""
+    return sharding.cut(tf.convert_to_tensor(constraint(sharding.whole(tf.convert_to_tensor(variable)))))

@@ -1,0 +1,471 @@
+"""TensorFlow's mirrored strategies, reduced inside the replicas instead of between them.
+
+Private names, read in TensorFlow 2.21.0:
+
+- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; TensorFlow offers no public
+  way to subclass a strategy and change how its replicas communicate.
+- `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
+  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
+  XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
+  decide in a condition.
+- `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`.
+- `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
+  `_collective_key_base`, `_initialize_local_devices`: see the methods.
+- `autograph_artifact`: how TensorFlow marks its own methods as none to convert. The public `do_not_convert` would keep
+  AutoGraph from the function that `Strategy.run` is given as well.
+"""
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.distribute import (
+    device_util,
+    distribute_lib,
+    distribute_utils,
+    merge_call_interim,
+    values,
+)
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.eager import context
+
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer
+from tfdist.compat.tensorflow import new_variables, numeric_variables, sparse_sums, tf_data
+from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.errors import UnsupportedError
+
+# A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
+# so a second strategy in a process reuses names that are already bound to other shapes, and every later collective
+# fails. Plain TensorFlow strategies start at 0; ours take blocks far above them, each its own.
+_KEYS_PER_STRATEGY = 1_000_000
+_KEYS_PER_WORKER = 1_000
+
+# What collectives carry on every kind of device.
+_TRAVELS = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+_key_blocks = itertools.count(1)
+
+#: decorates a method that AutoGraph shall call as it is, and convert what it is given
+not_converted = autograph_artifact
+
+
+def local_devices(kinds: tuple[str, ...]) -> list[str]:
+    """Return the names of this process's devices of these kinds, such as ``/device:CPU:0``, in order.
+
+    In a process that is a worker of a cluster TensorFlow lists the devices of every worker.
+    """
+    specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
+    mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
+    ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
+    return [f"/device:{spec.device_type}:{spec.device_index}" for spec in ordered]
+
+
+def abort_collectives(message: str) -> None:
+    """Break off every collective of this process; whoever waits in one gets the message."""
+    context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+
+
+def cluster_of_this_process() -> list[str] | None:
+    """Return the addresses of the workers among which this process's collectives run, or None before there are any."""
+    server = context.context()._collective_ops_server_def
+    if server is None:
+        return None
+    tasks = {task: address for job in server.cluster.job for task, address in job.tasks.items()}
+    return [tasks[index] for index in sorted(tasks)]
+
+
+def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bool) -> None:
+    """Give a strategy that is being constructed a block of collective group keys that no other strategy uses.
+
+    Args:
+        strategy: before its extended part is made.
+        within_worker: see `new_group_key`.
+    """
+    strategy._collective_key_base = new_group_key(within_worker=within_worker)
+
+
+def new_group_key(*, within_worker: bool) -> int:
+    """Return the first number of a block of collective group keys that nothing else uses.
+
+    Workers construct their strategies and groups in the same order, so they draw the same numbers.
+
+    Args:
+        within_worker: the members are all in this process; if the process is a worker of a cluster, its peers may have
+            such a group too, which is another one.
+    """
+    base = next(_key_blocks) * _KEYS_PER_STRATEGY
+    return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
+
+
+def this_task() -> int:
+    """Return the index of this process in its cluster, 0 without one."""
+    return tf.DeviceSpec.from_string(device_util.canonicalize("/device:CPU:0")).task or 0
+
+
+def _optimizer_outside_replicas() -> bool:
+    """Return whether the question for merge calls that is being answered is an optimizer's, in no replica.
+
+    TensorFlow asks it in reductions as well, also in the middle of a merge call.
+    """
+    asker = sys._getframe(2)
+    return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
+
+
+class ReduceInReplicas:
+    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions.
+
+    Attributes:
+        collectives: a `tfdist.collectives.collective.Collective` for each replica of this process, in their order,
+            where there are several that TensorFlow's collectives reach.
+        between: what reduces inside of each replica of this process, a
+            `tfdist.collectives.traced.TracedCollective` for each; empty: TensorFlow's own reductions.
+        rows: the same for rows of tables beside TensorFlow's own reductions. Those bind an operation of a function to
+            the number of rows that it gathers first, until the function returns: in a loop another would be an error.
+        bucket_bytes: how many bytes are reduced together; TensorFlow leaves it at "all in one" unless told.
+        traced: called after a replica's function was traced.
+    """
+
+    collectives: Sequence[Any] = ()
+    between: Sequence[Any] = ()
+    rows: Sequence[Any] = ()
+    bucket_bytes: int = 0
+    traced: Callable[[], None] | None = None
+
+    def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, in their order, inside one of them; all of them call it.
+
+        Args:
+            tensor: numbers or bools, shape (rows, ...).
+            label: what it is; in a function no other that may run at the same time has it.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        if tf.executing_eagerly():  # replicas of this process run one after the other
+            return replica_contexts.own_all_gather(replica_context, tensor)
+        if self.between:  # its operations are in no order, so each needs a key of its own
+            return self.between[replica_context._replica_id].all_gather(tensor, label)
+        return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+
+    def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas of rows, whose number may differ between steps; see `all_gather_in_replica`.
+
+        TensorFlow's own reductions are bound to the shape that they have first.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        if tf.executing_eagerly():
+            return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
+        if self.between:
+            return self.between[replica_context._replica_id].all_reduce([tensor], [label])[0]
+        return self.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
+
+    def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica, one of each replica, in their order; all of them call it.
+
+        Args:
+            tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
+            label: what it is; see `all_gather_in_replica`.
+        """
+        replica_context = tf.distribute.get_replica_context()
+        mine = replica_context._replica_id
+        if not tf.executing_eagerly() and self.between:
+            return self.between[mine].all_to_all(tensor, label)
+        if not tf.executing_eagerly() and self.collectives:
+            return self.collectives[mine].all_to_all(tensor, key=label)
+        return self.all_gather_in_replica(tensor, label)[replica_index() :: replica_count(replica_context.strategy)]
+
+    def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
+        """Return a nest reduced by `between`, inside of a replica."""
+        one = self.between[tf.distribute.get_replica_context()._replica_id]
+
+        def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
+            return list(one.all_reduce(sent, labels, keep_duplicate_indices=keep))
+
+        return sparse_sums.reduced_by(sums, reduce_op, value, replicas=one.size, **told(options))
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
+        if self.traced is not None and not tf.executing_eagerly():
+            self.traced()
+        return results
+
+    def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:
+        """Return a nest reduced by TensorFlow's own packs, which it fills from the last value to the first."""
+
+        def sums(flat: list[Any]) -> list[Any]:
+            return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes)))[::-1]
+
+        return sparse_sums.reduced(value, lambda flat: self._rows_apart(flat, sums))
+
+    def _rows_apart(self, flat: list[Any], sums: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Return sums over replicas, of rows of tables by `rows` and of the others by a function."""
+        of_rows = [isinstance(value, tf.IndexedSlices) for value in flat]
+        if not any(of_rows) or not self.rows or tf.executing_eagerly():
+            return sums(flat)
+        one = self.rows[tf.distribute.get_replica_context()._replica_id]
+        gathered = iter(one.all_reduce([value for value, is_rows in zip(flat, of_rows, strict=True) if is_rows]))
+        dense = [value for value, is_rows in zip(flat, of_rows, strict=True) if not is_rows]
+        summed = iter(sums(dense) if dense else [])
+        return [next(gathered if is_rows else summed) for is_rows in of_rows]
+
+    def _use_merge_call(self) -> bool:
+        # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
+        # started: there the merge call is the only way, and conditions are Python's, which it does not mind. Outside of
+        # any replica there is nobody to meet, and what an optimizer is given is for every copy.
+        return bool(tf.executing_eagerly()) and not _optimizer_outside_replicas()
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        # Every replica assigns its own copy, also in a condition. Of the iterations that Keras counts "on the first
+        # replica only" all are equal; states of layers are put together in a step, not whole at each assignment.
+        if kwargs.get("synchronization") != tf.VariableSynchronization.ON_READ and (
+            keras_layers.creating_variable() or keras_optimizer.creating_variable()
+        ):
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        self._container_strategy().on_variable()  # type: ignore[attr-defined]
+        create = functools.partial(super()._create_variable, next_creator, **kwargs)  # type: ignore[misc]
+        # What a step makes when it is traced first, such as the slots of an optimizer: TensorFlow lifts the initial
+        # values out of the function, and cannot lift that of a second replica, which is the first one's value. So it
+        # is made outside of the function at once, which a callable that computes the value allows.
+        if not tf.inside_function() or not callable(kwargs.get("initial_value")):
+            return numeric_variables.as_number(create())
+        with tf.init_scope():
+            return numeric_variables.as_number(create())
+
+
+class MirroredReplicas(ReduceInReplicas, MirroredExtended):
+    """`MirroredExtended` whose replicas reduce by collectives; outside of replicas one device adds up and gathers.
+
+    A collective whose shapes do not fit breaks off all collectives of the process for good, where an addition or a
+    concatenation only fails; and what is reduced or gathered between two calls of `run` waits for no order of theirs.
+
+    Args:
+        container_strategy: the strategy.
+        devices: one for each replica.
+    """
+
+    def __init__(self, container_strategy: Any, devices: list[str]) -> None:
+        super().__init__(container_strategy, devices=devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+    def _get_cross_device_ops(self, value: Any) -> Any:
+        # TensorFlow takes collectives everywhere where it does without merge calls.
+        replica_context = tf.distribute.get_replica_context()
+        inside = replica_context is not None and replica_context.strategy is self._container_strategy()
+        return self._collective_ops if inside else self._cross_device_ops
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
+        return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
+
+
+class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
+
+    Attributes:
+        agree: called with path, shape and dtype of a variable before the chief's value of it is asked for.
+    """
+
+    agree: Callable[[str, Sequence[int], tf.DType], None] | None = None
+
+    def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
+        self._replicas_per_worker = replicas_per_worker
+        # TensorFlow starts a server for every strategy, on the same port; starting it again under a running one is a
+        # race between workers that can end in a hang. Its health is watched by the coordination service from the
+        # first one on.
+        self._std_server_started = context.context()._collective_ops_server_def is not None
+        self._enable_check_health = not self._std_server_started
+        super().__init__(container_strategy, **kwargs)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        # TensorFlow takes all GPUs, or else exactly one CPU device, although a CPU can be split into logical devices.
+        del cluster_resolver
+        gpus = context.num_gpus()
+        kind = "GPU" if gpus else "CPU"
+        count = self._replicas_per_worker or gpus or 1
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], tf.Tensor]:
+        # TensorFlow broadcasts the chief's initial value of each variable, some milliseconds each. Slots of an
+        # optimizer begin with the same constants everywhere; its scalars (the learning rate) are as the user gave them.
+        optimizer = keras_optimizer.creating_variable()
+        if replica_id == 0 and optimizer is not None:
+            given = kwargs["initial_value"]
+            with tf.device(device):
+                value = tf.convert_to_tensor(given() if callable(given) else given, kwargs.get("dtype"))
+            if value.shape.rank or sharded_optimizer.makes_parts(optimizer):
+                return lambda: value
+            kwargs["initial_value"] = value
+        create = super()._get_variable_creator_initial_value
+        if replica_id == 0:
+            return new_variables.chief_value(create, device, kwargs, self.agree)
+        return create(replica_id, device, primary_var, **kwargs)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self.between and not tf.executing_eagerly():
+            return self._reduced_between(reduce_op, value, options)
+        # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
+        options = self._communication_options.merge(options)
+        return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
+
+
+def per_replica(replica_values: tuple[Any, ...]) -> Any:
+    """Return one nest whose leaves hold a value per local replica, as `strategy.run` hands them out."""
+    return distribute_utils.regroup(replica_values, values.PerReplica)
+
+
+def first_local_value(nest: Any) -> Any:
+    """Return the nest of the first local replica from a nest of per-replica values."""
+    return distribute_utils.select_replica(0, nest)
+
+
+def primary(variable: Any) -> Any:
+    """Return the copy of a variable on the first local replica: to read it needs no other replica, and no worker."""
+    return variable.values[0] if isinstance(variable, values.DistributedVariable) else variable
+
+
+def copies(variable: Any) -> list[Any]:
+    """Return the copies of a variable on this process's replicas, in their order; one that has none is its own."""
+    return list(variable.values) if isinstance(variable, values.DistributedVariable) else [variable]
+
+
+def equalise_copies(variable: Any) -> None:
+    """Give the copies of a variable on this process's replicas the value of the first one, eagerly."""
+    if isinstance(variable, values.MirroredVariable):
+        first, *others = variable.values
+        for other in others:
+            other.assign(first)
+
+
+def values_of_copies(variable: Any) -> list[Any]:
+    """Return the value of each copy of a variable on this process's replicas, of what replicas add up the sum.
+
+    Every worker must call it, since a sum needs all of them.
+    """
+    if isinstance(variable, values.SyncOnReadVariable):
+        return [tf.convert_to_tensor(variable)]
+    return [tf.convert_to_tensor(copy) for copy in copies(variable)]
+
+
+def assign_locally(variable: Any, value: tf.Tensor) -> None:
+    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
+
+    Args:
+        variable: a TensorFlow variable, of a strategy or not.
+        value: the new one.
+    """
+    if not isinstance(variable, values.SyncOnReadVariable):
+        variable.assign(value)
+        return
+    numbers = variable.distribute_strategy.extended._get_replica_id_in_sync_group
+    for index, copy in enumerate(variable.values):
+        adds = variable.aggregation == tf.VariableAggregation.SUM
+        copy.assign(tf.zeros_like(value) if adds and int(numbers(index)) else value)
+
+
+def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a variable has a copy on every replica of this strategy."""
+    return getattr(variable, "_distribute_strategy", None) is strategy
+
+
+def is_own(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether a strategy is one that somebody has made, rather than what holds without one."""
+    return strategy is not distribute_lib._get_default_strategy()
+
+
+def local_values(strategy: tf.distribute.Strategy, nest: Any) -> list[Any]:
+    """Return the nest of each local replica from a nest of per-replica values."""
+    count = len(strategy.extended.worker_devices)
+    return [distribute_utils.select_replica(index, nest) for index in range(count)]
+
+
+def replica_index() -> int:
+    """Return the number, in the whole group, of the replica whose step is being traced: a Python int."""
+    replica_context = tf.distribute.get_replica_context()
+    return int(replica_context._replica_id_in_sync_group)
+
+
+def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
+    """Return what reduces over replicas where no gradient is taken through it: a result is there when it has come.
+
+    The public `all_reduce` hands out its results together, when the last one has come.
+    """
+    extended = replica_context.strategy.extended
+    if extended._use_merge_call():
+        return replica_contexts.own_all_reduce(replica_context)
+    return extended._replica_ctx_all_reduce
+
+
+def local_replica(strategy: tf.distribute.Strategy) -> int | None:
+    """Return which of this process's replicas runs or is traced in this thread; None outside of them."""
+    replica_context = tf.distribute.get_replica_context()
+    return None if replica_context is None or replica_context.strategy is not strategy else replica_context._replica_id
+
+
+def slices_of_replicas(extended: Any) -> list[int]:
+    """Return which of this process's slices of a batch each of its replicas has; several may have the same.
+
+    Args:
+        extended: a strategy's.
+    """
+    numbers = [int(extended._get_replica_id_in_sync_group(index)) for index in range(len(extended.worker_devices))]
+    return [number - numbers[0] for number in numbers]
+
+
+def one_of_each(extended: Any) -> list[int]:
+    """Return the replicas of this process that have a slice of a batch which none before them has.
+
+    Args:
+        extended: a strategy's.
+    """
+    slices = slices_of_replicas(extended)
+    return [slices.index(each) for each in dict.fromkeys(slices)]
+
+
+def replica_count(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of replicas over all workers, also inside a step (where the strategy says 1)."""
+    return int(strategy.extended._num_replicas_in_sync)
+
+
+def replicas_here() -> int:
+    """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
+    replica_context = tf.distribute.get_replica_context()
+    return 1 if replica_context is None else replica_count(replica_context.strategy)
+
+
+def bucket_bytes_here() -> int:
+    """Return how many bytes the strategy in scope reduces together; 0 where it does not say."""
+    return int(getattr(tf.distribute.get_strategy().extended, "bucket_bytes", 0))
+
+
+def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:
+    """Return the rows that all replicas computed, in the order of the replicas, on every worker."""
+    every = local_values(strategy, nest)
+    replicas = [every[index] for index in one_of_each(strategy.extended)]
+    if strategy.extended._in_multi_worker_mode():
+        return tf.nest.map_structure(lambda value: _gathered(strategy, value), nest, expand_composites=False)
+    return tf.nest.map_structure(lambda *rows: rows[0] if len(rows) == 1 else tf_data.joined(*rows), *replicas)
+
+
+def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    first = first_local_value(value)
+    if not isinstance(first, tf.Tensor) or not (
+        first.dtype.is_floating or first.dtype.is_integer or first.dtype.is_bool
+    ):
+        raise UnsupportedError(
+            f"predict gave {getattr(first, 'dtype', type(first).__name__)!r} values of type {type(first).__name__}; "
+            "over several workers rows can be gathered of numbers and bools in dense tensors. Let the model return "
+            "those."
+        )
+    if first.dtype in _TRAVELS:
+        return strategy.gather(value, axis=0)
+    carrier = tf.float32 if first.dtype.is_floating else tf.int64
+    carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
+    return tf.cast(strategy.gather(carried, axis=0), first.dtype)

@@ -1,0 +1,223 @@
+"""Bind a reader to the manifest that it opened and to the files described there.
+
+What was read is looked at afterwards: whoever writes puts the manifest in place before he removes or replaces a file
+that an older one names, so a manifest that is still the same tells that the file was, too.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format import record_framing
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.scan import Content
+from tfdist.errors import (
+    ConfigError,
+    CorruptDataError,
+    DataChangedError,
+    MissingFileError,
+    ShortReadError,
+    StorageError,
+)
+from tfdist.storage.directory import Storage
+from tfdist.storage.disk_errors import storage_error
+
+_Span = tuple[int, int]  # first byte of a record's frame, bytes of its payload
+
+
+class Binding:
+    """Ties what is read of a directory to its manifest; threads may share one.
+
+    Args:
+        place: the directory.
+        manifest: as it was opened.
+        ends: returns where the first and the last record of a shard are.
+    """
+
+    def __init__(self, place: Storage, manifest: Manifest, ends: Callable[[int], tuple[_Span, _Span]]) -> None:
+        self._place = place
+        self._manifest = manifest
+        self._ends = ends
+        self._is_local = place.local is not None
+        self._bound: dict[int, Any] = {}  # shard -> the state of the file that is the one
+        self._same: Any = None  # the state of the manifest that is the one
+        self._looked = -math.inf  # when it was last known to be the same
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    @contextmanager
+    def reading(self, shards: Iterable[int]) -> Iterator[None]:
+        """Read these shards in a block; what came out of it counts if no error does.
+
+        Raises:
+            DataChangedError: the directory was written anew or repaired meanwhile.
+            CorruptDataError: a file is another than the manifest describes.
+            MissingFileError: a file was removed, and the manifest was not (yet).
+        """
+        with self.explained():
+            yield
+        self.require(shards)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say of what fails in a block that the directory is another now, where it is.
+
+        Raises:
+            DataChangedError: it is another.
+            StorageError: it is the same, and the system refused; MissingFileError where a file of it was removed.
+        """
+        try:
+            yield
+        except CorruptDataError:
+            self.require_manifest()
+            raise
+        except OSError as error:
+            self.require_manifest()
+            if isinstance(error, StorageError):
+                raise
+            raise storage_error(error, Path(error.filename or self._place.url), "read") from error
+
+    def require(self, shards: Iterable[int]) -> None:
+        """Raise what `reading` does, if these files are not those that the manifest describes."""
+        fetched = self._place.fetched
+        for number in shards:
+            if number in self._bound and not self._is_local:
+                continue  # its state would be a request
+            with self.explained():
+                state = self._place.state(self._manifest.shards[number].file)
+                if self._bound.get(number) == state:
+                    continue
+                self._require_shard(number)
+            self._bound[number] = state
+            fetched = math.inf
+        self.require_manifest(fetched)
+
+    def states(self) -> NDArray[np.int64]:
+        """Return what tells the files of a local directory, int64 ``[shards * 4]``: device, inode, size, time in ns."""
+        self.require(range(len(self._manifest.shards)))
+        found = [number & (1 << 64) - 1 for shard in sorted(self._bound) for number in self._bound[shard]]
+        return np.array(found, np.uint64).view(np.int64)
+
+    def require_manifest(self, since: float = math.inf) -> None:
+        """Raise if the directory has another manifest by now.
+
+        Args:
+            since: it is enough to have looked after this time, which `time.monotonic` gave.
+        Raises:
+            DataChangedError: it has, or none.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if self._looked > since:
+                return
+            try:
+                state = self._place.state(manifests.NAME)
+            except MissingFileError:
+                state = None
+            if state is None or state != self._same:
+                require_manifest(self._place, self._manifest)
+            self._same, self._looked = state, now
+
+    def _require_shard(self, number: int) -> None:
+        """Raise if the file of a shard has sound records that are not those of the manifest."""
+        shard = self._manifest.shards[number]
+        if shard.ends is None:
+            return
+        spans = self._ends(number)
+        found: list[int | None] = []
+        if not self._fits(shard, spans):
+            found = [self._other(shard, span, stored) for span, stored in zip(spans, shard.ends, strict=True)]
+        is_other = any(crc is not None for crc in found)
+        whose = self._of_ends(found) if is_other else self._twin(number)
+        if not is_other and whose is None:
+            return
+        said = f"the examples of {whose.file}" if whose else "sound examples, which are not those that it must hold"
+        raise CorruptDataError(
+            f"{shard.file} holds {said}: files of {self._place.url} were swapped or renamed, or one was copied from "
+            f"elsewhere. Give them their names again, or copy them again; `tfdist data verify {self._place.url}` "
+            "compares all of them with the manifest.",
+            path=shard.file,
+        )
+
+    def _fits(self, shard: Shard, spans: Sequence[_Span]) -> bool:
+        """Return whether a shard begins and ends as it must: what stands around two payloads, read in one go."""
+        assert shard.ends is not None
+        expected = []
+        for (offset, length), stored in zip(spans, shard.ends, strict=True):
+            expected.append((offset, record_framing.header(length)))
+            expected.append((offset + record_framing.HEADER_BYTES + length, stored.to_bytes(4, "little")))
+        try:
+            found = self._place.read_ranges([(shard.file, offset, len(data)) for offset, data in expected])
+        except ShortReadError:
+            return False
+        return found == [data for _, data in expected]
+
+    def _other(self, shard: Shard, span: _Span, stored: int) -> int | None:
+        """Return the checksum of a sound record that stands where another must; None where none does.
+
+        A record that is damaged does not tell whose it is: it is corrupt, as any may be.
+        """
+        offset, length = span
+        try:
+            header = self._place.read(shard.file, offset, record_framing.HEADER_BYTES)
+            if header != record_framing.header(length):
+                length = int.from_bytes(header[:8], "little")
+                if header != record_framing.header(length):
+                    return None
+            footer = self._place.read(shard.file, offset + record_framing.HEADER_BYTES + length, 4)
+            if int.from_bytes(footer, "little") == stored:
+                return None
+            payload = self._place.read(shard.file, offset + record_framing.HEADER_BYTES, length)
+        except ShortReadError:
+            return None
+        crc = record_framing.masked_crc(payload)
+        return crc if crc == int.from_bytes(footer, "little") else None
+
+    def _of_ends(self, found: Sequence[int | None]) -> Shard | None:
+        """Return the shard that begins or ends with these checksums."""
+        for shard in self._manifest.shards:
+            if shard.ends and any(crc is not None and crc == end for crc, end in zip(found, shard.ends, strict=True)):
+                return shard
+        return None
+
+    def _twin(self, number: int) -> Shard | None:
+        """Return the shard whose file this one is, among those that begin and end alike; for them it is read whole."""
+        ours = self._manifest.shards[number]
+        alike = [s for s in self._manifest.shards if (s.ends, s.bytes) == (ours.ends, ours.bytes)]
+        if all(shard.crc32c == ours.crc32c for shard in alike):
+            return None
+        crc = Content(self._place, ours.file).crc()
+        return None if crc == ours.crc32c else next((shard for shard in alike if shard.crc32c == crc), None)
+
+
+def require_manifest(place: Storage, opened: Manifest) -> None:
+    """Raise if a directory has another manifest than the one that was opened.
+
+    Raises:
+        DataChangedError: it has, or none.
+    """
+    try:
+        found = read_manifest(place)
+        now = f"its revision is {found.revision} with digest {found.digest}"
+    except (MissingFileError, ConfigError, CorruptDataError):
+        found, now = None, f"it has no {manifests.NAME} that can be read"
+    if found is None or found.digest != opened.digest:
+        raise DataChangedError(
+            f"{place.url} was written anew, repaired or removed while it was read: {now}, and this reader opened "
+            f"revision {opened.revision} with digest {opened.digest}. Read it again to have what is there now, without "
+            "a state of before; to write while others read, choose another directory.",
+            path=place.url,
+        )

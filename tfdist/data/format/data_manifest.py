@@ -1,0 +1,296 @@
+"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last and not trusted.
+
+Example:
+    >>> from tfdist.data.format.schema import Feature
+    >>> shard = Shard(file="data-00000.tfrecord", examples=2, bytes=90, crc32c=7, smallest=29, largest=29)
+    >>> manifest = Manifest(schema=Schema({"x": Feature("float64", (2,))}), layout="fixed", shards=(shard,))
+    >>> Manifest.from_bytes(manifest.to_bytes()) == manifest
+    True
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import validation
+from tfdist.data.format import splits
+from tfdist.data.format.example import template_bytes
+from tfdist.data.format.record_framing import OVERHEAD_BYTES
+from tfdist.data.format.record_layout import FIXED, GENERIC, LAYOUTS, layout_of
+from tfdist.data.format.schema import Schema
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
+from tfdist.storage.directory import Storage
+from tfdist.storage.filenames import plain_name
+
+NAME = "manifest.json"
+FORMAT = "tfdist.data"
+VERSION = 2
+_VERSION_WITHOUT_ENDS = 1  # of earlier releases, and still of directories that have nothing that these did not know
+LARGEST_BYTES = 256 << 20
+_MOST = 1 << 62
+_MOST_WITHOUT_EXAMPLES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFile:
+    """The index of a shard: a safetensors file, its bytes and their CRC-32C."""
+
+    file: str
+    bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One TFRecord file.
+
+    Attributes:
+        file: its plain name in the directory.
+        examples: records in it.
+        bytes: of the file.
+        crc32c: CRC-32C of the whole file, not masked.
+        smallest, largest: bytes of its shortest and longest payload.
+        index: None for the fixed layout.
+        ends: the checksums of its first and of its last payload as they stand in the file, which tell it from others of
+            its size; None if it has no record, or an earlier release described it.
+    """
+
+    file: str
+    examples: int
+    bytes: int
+    crc32c: int
+    smallest: int
+    largest: int
+    index: IndexFile | None = None
+    ends: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a directory of examples.
+
+    Attributes:
+        schema: what an example consists of.
+        layout: how it can be read, see `tfdist.data.format.record_layout`.
+        shards: in the order of their examples.
+        label: the feature that is learnt, None if there is none.
+        revision: 1 as written; each repair, and each overwriting, makes the next.
+    """
+
+    schema: Schema
+    layout: str
+    shards: tuple[Shard, ...]
+    label: str | None = None
+    revision: int = 1
+
+    @functools.cached_property
+    def examples(self) -> int:
+        """Number of examples."""
+        return sum(shard.examples for shard in self.shards)
+
+    @functools.cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+    @functools.cached_property
+    def files(self) -> frozenset[str]:
+        """The names of all shards and indices."""
+        indices = (shard.index.file for shard in self.shards if shard.index)
+        return frozenset([*(shard.file for shard in self.shards), *indices])
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that differ when the examples do."""
+        return hashlib.sha256(json.dumps(self._json(), sort_keys=True).encode()).hexdigest()[:32]
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON that `from_bytes` reads."""
+        return json.dumps({**self._json(), "digest": self.digest}, indent=1, ensure_ascii=False).encode() + b"\n"
+
+    @property
+    def _version(self) -> int:
+        return VERSION if any(shard.ends for shard in self.shards) else _VERSION_WITHOUT_ENDS
+
+    def _json(self) -> dict[str, Any]:
+        shards = [dataclasses.asdict(shard) for shard in self.shards]
+        if self._version == _VERSION_WITHOUT_ENDS:
+            for shard in shards:
+                del shard["ends"]
+        return {
+            "format": FORMAT,
+            "version": self._version,
+            "revision": self.revision,
+            "layout": self.layout,
+            "label": self.label,
+            "schema": self.schema.to_json(),
+            "shards": shards,
+        }
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Manifest":
+        """Return the manifest that `to_bytes` wrote, with every field checked.
+
+        Raises:
+            CorruptDataError: it is none, contradicts itself, or was changed by hand.
+        """
+        try:
+            return _read(data)
+        except ConfigError as error:
+            raise CorruptDataError(f"{NAME} cannot be used: {error}", **{"path": NAME} | fields_of(error)) from error
+
+
+def read_manifest(place: Storage) -> Manifest:
+    """Return the manifest of a directory.
+
+    Raises:
+        ConfigError: there is none.
+        CorruptDataError: it cannot be trusted.
+    """
+    names = place.names()
+    if NAME not in names:
+        found = f"{len(names)} files but no {NAME}" if names else "no file"
+        if inner := _below(place):
+            raise ConfigError(
+                f"{place.url} has no {NAME}, but {', '.join(inner)} in it have. Pass one: "
+                f"{place.url.rstrip('/')}/{inner[0]}",
+                name=NAME,
+                path=place.url,
+            )
+        raise ConfigError(
+            f"{place.url} has {found}. Pass a directory that `tfdist data write SOURCE DIRECTORY` has finished; of "
+            "TFRecord files that are there already, `tfdist data index` makes one.",
+            name=NAME,
+            path=place.url,
+        )
+    size = place.size(NAME)
+    if size > LARGEST_BYTES:
+        raise CorruptDataError(
+            f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
+        )
+    return Manifest.from_bytes(place.read(NAME, 0, size))
+
+
+def _below(place: Storage) -> list[str]:
+    """The folders in a local one that hold examples, as several splits that were written at once do."""
+    if place.local is None:
+        return []
+    return splits.ordered(path.parent.name for path in place.local.glob(f"[!.]*/{NAME}"))
+
+
+def _read(data: bytes) -> Manifest:
+    if len(data) > LARGEST_BYTES:
+        raise ConfigError(f"it has {len(data)} bytes; at most {LARGEST_BYTES} are read.")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"it is no JSON ({error}).") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ConfigError(f'it has no "format": "{FORMAT}", so it describes something else.', name="format")
+    version = found.get("version")
+    if isinstance(version, bool) or version not in (_VERSION_WITHOUT_ENDS, VERSION):
+        raise ConfigError(
+            f"it has version {validation.shown(version)} of the format; this tfdist reads versions "
+            f"{_VERSION_WITHOUT_ENDS} and {VERSION}. Install the tfdist that wrote it, or a later one.",
+            name="version",
+            received=validation.shown(version),
+        )
+    known = {"format", "version", "revision", "layout", "label", "schema", "shards", "digest"}
+    if set(found) != known:
+        raise ConfigError(f"its fields are {sorted(found)}; they must be {sorted(known)}.")
+    schema = Schema.from_json(found["schema"])
+    layout = validation.one_of("layout", found["layout"], LAYOUTS)
+    label = found["label"]
+    if label is not None and (not isinstance(label, str) or label not in schema):
+        raise ConfigError(
+            f"label is {validation.shown(label)}; it must be one of {', '.join(schema)}.",
+            name="label",
+            received=validation.shown(label),
+        )
+    if not isinstance(found["shards"], list):
+        raise ConfigError("shards must be a list.")
+    has_ends = version != _VERSION_WITHOUT_ENDS
+    shards = tuple(_shard(layout, place, value, has_ends) for place, value in enumerate(found["shards"]))
+    names = [shard.file for shard in shards] + [shard.index.file for shard in shards if shard.index]
+    if len(set(names)) < len(names):
+        raise ConfigError("two of its files have the same name.")
+    revision = validation.integer("revision", found["revision"], minimum=1, maximum=_MOST)
+    manifest = Manifest(schema=schema, layout=layout, shards=shards, label=label, revision=revision)
+    if layout not in (layout_of(schema), GENERIC):
+        raise ConfigError(f"its layout is {layout}, which its schema does not allow.", name="layout", received=layout)
+    if layout == FIXED:
+        _check_fixed(schema, shards)
+    if found["digest"] != manifest.digest:
+        raise ConfigError("its digest does not fit the rest of it: it was changed, or damaged.", name="digest")
+    return manifest
+
+
+def _check_fixed(schema: Schema, shards: tuple[Shard, ...]) -> None:
+    """Refuse records that the schema does not make: whoever makes its template needs as much memory as one takes."""
+    length = template_bytes(schema)
+    for shard in shards:
+        if shard.examples and (shard.smallest, shard.largest) != (length, length):
+            raise ConfigError(
+                f"{shard.file} has examples of {shard.smallest} to {shard.largest} bytes; its schema's have {length}."
+            )
+        if shard.bytes != shard.examples * (length + OVERHEAD_BYTES):
+            raise ConfigError(f"{shard.file} has {shard.bytes} bytes, which {shard.examples} examples do not take.")
+    if length > _MOST_WITHOUT_EXAMPLES and not any(shard.examples for shard in shards):
+        raise ConfigError(f"its examples would have {length} bytes, and there is none.")
+
+
+def _shard(layout: str, place: int, value: Any, has_ends: bool) -> Shard:
+    fields = {field.name for field in dataclasses.fields(Shard)} - (set() if has_ends else {"ends"})
+    if not isinstance(value, dict) or set(value) != fields:
+        raise ConfigError(f"shard {place} is {validation.shown(value)}; it must have {sorted(fields)}.")
+    numbers = {
+        name: validation.integer(f"{name} of shard {place}", value[name], minimum=0, maximum=_MOST)
+        for name in ("examples", "bytes", "crc32c", "smallest", "largest")
+    }
+    if not numbers["smallest"] <= numbers["largest"] <= max(0, numbers["bytes"] - OVERHEAD_BYTES):
+        raise ConfigError(f"shard {place} has records of {numbers['largest']} bytes in {numbers['bytes']}.")
+    if numbers["examples"] * (numbers["smallest"] + OVERHEAD_BYTES) > numbers["bytes"]:
+        raise ConfigError(f"shard {place} has {numbers['examples']} examples in {numbers['bytes']} bytes.")
+    if not numbers["examples"] and value.get("ends") is not None:
+        raise ConfigError(f"shard {place} has no examples, and ends.")
+    index = value["index"]
+    if (index is None) != (layout == FIXED):
+        raise ConfigError(f"shard {place} has {'no' if index is None else 'an'} index with the layout {layout}.")
+    return Shard(
+        file=_file(value["file"]),
+        index=None if index is None else _index(place, index),
+        ends=_ends(place, value.get("ends")),
+        **numbers,
+    )
+
+
+def _ends(place: int, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ConfigError(
+            f"ends of shard {place} are {validation.shown(value)}; they must be two checksums.",
+            name=f"ends of shard {place}",
+            received=validation.shown(value),
+        )
+    first, last = (validation.integer(f"ends of shard {place}", end, minimum=0, maximum=2**32 - 1) for end in value)
+    return first, last
+
+
+def _file(name: Any) -> str:
+    if plain_name(name) == NAME:
+        raise ConfigError(f"a shard has the name {NAME}, which is the manifest's.")
+    return plain_name(name)
+
+
+def _index(place: int, value: Any) -> IndexFile:
+    if not isinstance(value, dict) or set(value) != {"file", "bytes", "crc32c"}:
+        raise ConfigError(f"the index of shard {place} is {validation.shown(value)}; it must have file, bytes, crc32c.")
+    return IndexFile(
+        file=_file(value["file"]),
+        bytes=validation.integer("bytes of an index", value["bytes"], minimum=0, maximum=_MOST),
+        crc32c=validation.integer("crc32c of an index", value["crc32c"], minimum=0, maximum=2**32 - 1),
+    )

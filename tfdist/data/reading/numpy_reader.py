@@ -1,0 +1,335 @@
+"""Records read at known places of local files, in NumPy: the reference for the ops of `tfdist.native`.
+
+Guaranteed for whatever the arguments and the files hold: nothing outside of a file is read; a record is ok exactly when
+it lies in its file and, where it is checked, its length and both checksums fit; of one that is not ok nothing is
+returned. What is read is copied, so it outlives its file.
+"""
+
+import ctypes
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.format.record_framing import HEADER_BYTES, OVERHEAD_BYTES, header, masked_each
+from tfdist.errors import ConfigError
+from tfdist.storage.mapping import mapped
+
+_MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
+_HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])
+_LARGE = 4096  # bytes of a part, in the mean
+_Identity = tuple[int, int, int, int]
+_Shards = Mapping[int, NDArray[np.uint8]]
+_header = lru_cache(maxsize=4096)(header)
+
+
+class Maps:
+    """Files mapped into memory, each when it is first read.
+
+    A file that was replaced, cut short or extended since it was read last is mapped anew. It may be used in several
+    threads.
+
+    Args:
+        paths: the files, by their numbers.
+
+    Example:
+        >>> maps = Maps(["/data/data-00000.tfrecord"])
+        >>> len(maps)
+        1
+        >>> maps.close()
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        self._paths = [os.fspath(path) for path in paths]
+        self._kept: dict[int, tuple[_Identity, NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> NDArray[np.uint8]:
+        """Return the bytes of a file as they are now, to be read alone.
+
+        Raises:
+            OSError: the file cannot be opened.
+            ConfigError: it is no regular file.
+        """
+        path = self._paths[number]
+        with self._lock:
+            kept = self._kept.get(number)
+        if kept is not None and kept[0] == _identity(os.stat(path)):
+            return kept[1]
+        try:
+            kept = _map(path)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            self.close()  # a process may have some 65 000 maps
+            kept = _map(path)
+        with self._lock:
+            self._kept[number] = kept
+        return kept[1]
+
+    def close(self) -> None:
+        """Let go of all files; they are mapped anew when they are read again."""
+        with self._lock:
+            self._kept.clear()  # a map ends with the last array that shows it
+
+
+def _identity(about: os.stat_result) -> _Identity:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _map(path: str) -> tuple[_Identity, NDArray[np.uint8]]:
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        about = os.fstat(file)
+        if not os.path.isfile(f"/proc/self/fd/{file}"):
+            raise ConfigError(f"{path!r} is no regular file; records are read from one.")
+        return _identity(about), mapped(file, about.st_size)
+    finally:
+        os.close(file)
+
+
+def read_records(
+    maps: Maps,
+    file: NDArray[np.int32],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    check: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """Return a part of the payload of each record.
+
+    Args:
+        maps: the files.
+        file: int32, ``[n]``: in which file the record is.
+        offset: int64, ``[n]``: where its framing begins, in bytes.
+        length: int64, ``[n]``: bytes of its payload.
+        start: int64, ``[n]``: where in the payload the part begins, in bytes.
+        size: int64, ``[n]``: bytes of the part.
+        check: bool, ``[n]``: whether length and checksums are looked at.
+    Returns:
+        The parts, and whether each record is ok, bool ``[n]``. A part is empty where not.
+    Raises:
+        ConfigError: vectors of different lengths, or a number that no file has.
+        OSError: a file cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> from tfdist.data.format.record_framing import frame
+        >>> with tempfile.NamedTemporaryFile() as shard:
+        ...     _ = shard.write(frame(b"first") + frame(b"second")), shard.flush()
+        ...     read_records(Maps([shard.name]), [0, 0], [21, 4], [6, 5], [3, 0], [3, 5], [True, True])
+        ([b'ond', b''], array([ True, False]))
+    """
+    files, at, lengths, starts, sizes, checks = _vectors(
+        maps, file=file, offset=offset, length=length, start=start, size=size, check=check
+    )
+    shards = {number: maps[number] for number in sorted(set(files.tolist()))}
+    ok = _lies(at, lengths, _sizes_of(shards, files))
+    ok &= (starts >= 0) & (sizes >= 0) & (starts <= lengths)
+    ok &= sizes <= np.where(ok, lengths - np.where(ok, starts, 0), 0)
+    inside = np.flatnonzero(ok)
+    read = _one_by_one if sizes[inside].sum() > _LARGE * len(inside) else _together
+    parts, fits = read(
+        shards, files[inside], at[inside] + HEADER_BYTES, lengths[inside], starts[inside], sizes[inside], checks[inside]
+    )
+    ok[inside] = fits
+    if not ok.all():
+        sound = dict(zip(inside[fits].tolist(), itertools.compress(parts, fits.tolist()), strict=True))
+        parts = [sound.get(place, b"") for place in range(len(files))]
+    return parts, ok
+
+
+def read_rows(
+    maps: Maps, file: NDArray[np.int32], offset: NDArray[np.int64], check: NDArray[np.bool_], length: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Return the payloads of records that all have the same length.
+
+    Args:
+        maps: the files.
+        file: int32, ``[n]``: in which file the record is.
+        offset: int64, ``[n]``: where its framing begins, in bytes.
+        check: bool, ``[n]``: whether length and checksums are looked at.
+        length: bytes of every payload.
+    Returns:
+        The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
+    Raises:
+        ConfigError: vectors of different lengths, a number that no file has, or a negative ``length``; or ``length`` is
+            longer than any file and more than a gigabyte of zeros were to be returned.
+        OSError: a file cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> from tfdist.data.format.record_framing import frame
+        >>> with tempfile.NamedTemporaryFile() as shard:
+        ...     _ = shard.write(frame(bytes([1, 2])) + frame(bytes([3, 4]))), shard.flush()
+        ...     read_rows(Maps([shard.name]), [0, 0], [18, 19], [True, True], 2)[0].tolist()
+        [[3, 4], [0, 0]]
+    """
+    length = validation.integer("length", length, minimum=0)
+    files, at, checks = _vectors(maps, file=file, offset=offset, check=check)
+    shards = {number: maps[number] for number in sorted(set(files.tolist()))}
+    largest = max((len(shard) for shard in shards.values()), default=0)
+    if length > largest and length * len(files) > _MOST_ZEROS:
+        raise ConfigError(f"length is {length} bytes, and the largest file has {largest}; a row must fit into a file.")
+    ok = _lies(at, np.full(len(files), min(length, largest + 1), np.int64), _sizes_of(shards, files))
+    rows = np.zeros((len(files), length), np.uint8)
+    for shard, chosen in _by_shard(shards, files):
+        inside = chosen[ok[chosen]]
+        if not inside.size:
+            continue
+        framed = _windows(shard, length + OVERHEAD_BYTES)[at[inside]]
+        whole = _are_whole(framed, checks[inside], length)
+        ok[inside] = whole
+        if whole.all():
+            rows[inside] = framed[:, HEADER_BYTES:-4]
+        else:
+            rows[inside[whole]] = framed[whole, HEADER_BYTES:-4]
+    return rows, ok
+
+
+def _by_shard(shards: _Shards, files: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.intp]]]:
+    """Yield each file with the places of its records; files with their numbers in ascending order."""
+    order = np.argsort(files, kind="stable")
+    ends = np.searchsorted(files[order], list(shards), side="right")
+    yield from zip(shards.values(), np.split(order, ends[:-1]), strict=bool(shards))
+
+
+def _one_by_one(
+    shards: _Shards,
+    files: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    checks: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """Parts of large payloads that lie in their files from ``begins`` on, and which records fit or are not checked.
+
+    A part is checked while it is in the nearest cache, at a third of what it costs when all have been copied.
+    """
+    cutters = {number: _cutter(shard) for number, shard in shards.items()}
+    value, extend = google_crc32c.value, google_crc32c.extend
+    parts, heads, tails, crcs, crcs_of_lengths = [], [], [], [], []
+    firsts = begins + starts
+    spans = (array.tolist() for array in (files, begins, firsts, firsts + sizes, begins + lengths, checks))
+    for number, begin, first, last, end, look in zip(*spans, strict=True):
+        cut = cutters[number]
+        part = cut(slice(first, last))
+        parts.append(part)
+        if look:
+            # what stands around a part is cut on its own: a large part is not copied once more
+            head, tail = cut(slice(begin - HEADER_BYTES, first)), cut(slice(last, end + 4))
+            heads.append(head[:HEADER_BYTES])
+            tails.append(tail[-4:])
+            crcs_of_lengths.append(value(head[:8]))
+            crcs.append(extend(extend(value(head[HEADER_BYTES:]), part), tail[:-4]))
+    fits, found = ~checks, np.frombuffer(b"".join(heads), _HEADER)
+    fits[checks] = (found["length"] == lengths[checks]) & (_masked(crcs_of_lengths) == found["crc"])
+    fits[checks] &= _masked(crcs) == np.frombuffer(b"".join(tails), "<u4")
+    return parts, fits
+
+
+def _together(
+    shards: _Shards,
+    files: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    checks: NDArray[np.bool_],
+) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """The same of small payloads: most is done for all of a file at once."""
+    parts, fits, value = [b""] * len(files), ~checks, google_crc32c.value
+    for shard, chosen in _by_shard(shards, files):
+        cut, firsts = _cutter(shard), begins[chosen] + starts[chosen]
+        found = [cut(span) for span in map(slice, firsts.tolist(), (firsts + sizes[chosen]).tolist())]
+        for place, part in zip(chosen.tolist(), found, strict=True):
+            parts[place] = part
+        looks = checks[chosen]
+        checked = chosen[looks]
+        if not checked.size:
+            continue
+        if (sizes[checked] == lengths[checked]).all():
+            crcs = list(map(value, itertools.compress(found, looks.tolist())))
+        else:
+            ends = (begins[checked] + lengths[checked]).tolist()
+            crcs = [value(cut(span)) for span in map(slice, begins[checked].tolist(), ends)]
+        distinct, which = np.unique(lengths[checked], return_inverse=True)
+        headers = np.frombuffer(b"".join(map(_header, distinct.tolist())), np.uint8).reshape(-1, HEADER_BYTES)
+        right = (_windows(shard, HEADER_BYTES)[begins[checked] - HEADER_BYTES] == headers[which]).all(axis=1)
+        stored = _windows(shard, 4)[begins[checked] + lengths[checked]].view("<u4")[:, 0]
+        fits[checked] = right & (_masked(crcs) == stored)
+    return parts, fits
+
+
+def _masked(crcs: list[int]) -> NDArray[np.uint32]:
+    return masked_each(np.array(crcs, np.uint32))
+
+
+def _cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
+    """Return what cuts bytes out of a file; a memory map does so at half the cost of NumPy."""
+    content: Any = shard.base
+    if isinstance(content, ctypes.Array):
+        return cast(Callable[[slice], bytes], content.__getitem__)
+    return lambda span: shard.data[span].tobytes()
+
+
+def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """The file's bytes from each position on, ``[positions, width]``; nothing is copied."""
+    # NumPy's sliding_window_view makes the same at ten times the cost.
+    return np.ndarray((len(shard) - width + 1, width), np.uint8, buffer=shard, strides=(1, 1))
+
+
+def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    """Whether each record, uint8 ``[n, length + 16]``, has the right length and checksums, or is not to be checked."""
+    if not checks.any():
+        return np.ones(len(framed), np.bool_)
+    fits = (framed[:, :HEADER_BYTES] == np.frombuffer(_header(length), np.uint8)).all(axis=1)
+    stored = np.ascontiguousarray(framed[:, -4:]).view("<u4")[:, 0]
+    crcs = np.zeros(len(framed), np.uint32)  # the CRC-32C of nothing
+    if length:  # a view whose items are bytes is the cheapest way to cut
+        payloads = np.ndarray(len(framed), f"V{length}", framed, HEADER_BYTES, framed.strides[:1])
+        crcs = np.fromiter(map(google_crc32c.value, payloads.tolist()), np.uint32, len(framed))
+    return np.asarray(fits & (masked_each(crcs) == stored) | ~checks)
+
+
+def _vectors(maps: Maps, **vectors: Any) -> list[NDArray[Any]]:
+    """The arguments as vectors of one length; file numbers that there are."""
+    # 64 bits also for the numbers of files: what is out of range must not become something else on its way here.
+    dtypes: Mapping[str, Any] = {"check": np.bool_}
+    arrays = {name: np.asarray(values, dtypes.get(name, np.int64)) for name, values in vectors.items()}
+    count = arrays["file"].size
+    for name, array in arrays.items():
+        if array.shape != (count,):
+            raise ConfigError(f"{name} has shape {array.shape}, file has {count} values; each must be one per record.")
+    files = arrays["file"]
+    if count and not (files.min() >= 0 and files.max() < len(maps)):
+        raise ConfigError(f"file has numbers from {files.min()} to {files.max()}; there are {len(maps)} files.")
+    return list(arrays.values())
+
+
+def _sizes_of(shards: _Shards, files: NDArray[np.int64]) -> NDArray[np.int64]:
+    sizes = np.zeros(max(shards, default=-1) + 1, np.int64)
+    for number, shard in shards.items():
+        sizes[number] = len(shard)
+    return sizes[files]
+
+
+def _lies(offset: NDArray[np.int64], length: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each record, with its framing, lies in its file; in differences, which cannot overflow."""
+    room = size - OVERHEAD_BYTES
+    fits = (offset >= 0) & (length >= 0) & (length <= room)
+    return fits & (offset <= room - np.where(fits, length, 0))

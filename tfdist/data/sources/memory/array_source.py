@@ -1,0 +1,233 @@
+"""Arrays in memory, examples first.
+
+Example:
+    >>> source = open_arrays({"pixels": np.zeros((3, 8, 8), "uint8"), "label": np.arange(3)})
+    >>> source.count, source.schema["pixels"].shape
+    (3, (8, 8))
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
+from tfdist.data.sources.example_blocks import bytes_per_example, examples_per_block, weight
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.stored_columns import column, is_masked, named
+from tfdist.data.sources.widening import told
+from tfdist.errors import ConfigError
+
+_DIGEST_BYTES = 8 << 20  # of an array; of a larger one as many, in pieces spread over it
+_DIGEST_PIECES = 64
+_DIGEST_OF_VALUE = 4096  # bytes of each text
+
+
+def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str, Any] | None = None) -> "Arrays":
+    """Return arrays as a source.
+
+    Args:
+        examples: a mapping of names to arrays ``[examples, ...]``; a structured array; (x, y) or (x, y, weight), which
+            become "input", "label" and "weight"; one array, which becomes "input". Lists are taken for arrays. Object
+            arrays hold text, bytes, or lists of any length.
+        schema: what they must be, else that follows from them.
+        identity: that of the source; else what a digest of the arrays tells.
+
+    Raises:
+        ConfigError: lengths differ, there is no example, a dtype cannot be stored, or values are masked.
+    """
+    if isinstance(examples, np.ndarray) and examples.dtype.names:
+        examples = {name: examples[name] for name in examples.dtype.names}
+    given = named(examples)
+    arrays = {name: _array(name, values) for name, values in given.items()}
+    count = _count(arrays)
+    found = schema or Schema({name: _feature(name, arrays[name], given[name]) for name in arrays})
+    if schema is None:  # floats of Python that float32 holds with all their digits
+        arrays = {name: _narrowed(array, found[name], given[name]) for name, array in arrays.items()}
+    if found.keys() != arrays.keys():
+        raise ConfigError(
+            f"the arrays are {_names(arrays)}; the schema has {_names(found)}. Both must have the same names."
+        )
+    return Arrays(found, arrays, count, identity)
+
+
+class Arrays:
+    """Examples in arrays, a `Source` that can be pickled together with them."""
+
+    seekable = True
+
+    def __init__(
+        self, schema: Schema, arrays: dict[str, NDArray[Any]], count: int, identity: dict[str, Any] | None = None
+    ) -> None:
+        self.schema, self._arrays = schema, arrays
+        self.count: int | None = count
+        self.sizes: NDArray[np.int64] | None = _sizes(schema, arrays, count)
+        self.identity: dict[str, Any] = identity or {
+            "kind": "arrays",
+            "columns": {name: [str(a.dtype), list(a.shape), _digest(a)] for name, a in sorted(arrays.items())},
+        }
+        self.identifies = identity is not None or all(map(_is_digested_whole, arrays.values()))
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the examples from ``start`` to ``stop``; what needs no other dtype is not copied."""
+        end = min(self.count or 0, self.count or 0 if stop is None else stop)
+        at = start
+        while at < end:
+            last = min(end, at + self._rows(at))
+            yield {
+                name: column(name, feature, self._arrays[name][at:last], at) for name, feature in self.schema.items()
+            }
+            at = last
+
+    def _rows(self, at: int) -> int:
+        if self.sizes is None:
+            return examples_per_block(bytes_per_example(self.schema))
+        ahead = self.sizes[at : at + 1024]
+        return examples_per_block(int(ahead.max()), len(ahead))
+
+
+def _sizes(schema: Schema, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.int64] | None:
+    differing = [array for name, array in arrays.items() if not _is_regular(schema[name])]
+    if not differing:
+        return None
+    sizes = np.full(count, bytes_per_example(schema), np.int64)
+    for array in differing:
+        sizes += np.fromiter((weight(value) for value in array), np.int64, count)
+    return sizes
+
+
+def _is_regular(feature: Feature) -> bool:
+    return feature.dtype != TEXT and feature.size is not None
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    """An array of the values, one per example; an array of objects where they are text or of several lengths."""
+    if is_masked(values):
+        raise ConfigError(
+            f"feature {name!r} has {np.ma.count_masked(values)} masked values; an example has a value for every "
+            f"feature. Give them one with .filled(value), or leave these examples out.",
+            name=name,
+        )
+    nulls = getattr(values, "null_count", 0)  # of columns of Arrow or polars, of which NumPy would make NaN
+    if count := int(np.asarray(nulls() if callable(nulls) else nulls).sum()):
+        raise ConfigError(
+            f"feature {name!r} has {count} nulls; fill them, or pass the columns as one table (pyarrow.table({{...}})) "
+            "and say in nulls what stands for them.",
+            name=name,
+            received=count,
+        )
+    if hasattr(values, "dtype"):
+        array = np.asarray(values)
+        return array.astype(object) if array.dtype.kind == "T" else array
+    if isinstance(values, (list, tuple)) and values and isinstance(values[0], (bytes, str)):
+        # not as NumPy's text, in which each takes as much as the longest
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        array = np.array(None)
+    if array.dtype.kind in "SUO" or array.ndim == 0:
+        if not isinstance(values, (list, tuple)):
+            raise ConfigError(
+                f"feature {name!r} is {validation.shown(values)}; it must be an array, examples first.",
+                name=name,
+                received=validation.shown(values),
+            )
+        nested = _nested(values)
+        if nested is not None:
+            return nested
+        array = np.empty(len(values), object)
+        array[:] = values
+    return array
+
+
+def _nested(values: Any) -> NDArray[np.object_] | None:
+    try:
+        array = np.array(values, dtype=object)
+    except ValueError:
+        return None
+    return array if array.ndim and all(isinstance(item, (str, bytes)) for item in array.flat) else None
+
+
+def _count(arrays: Mapping[str, NDArray[Any]]) -> int:
+    lengths: dict[str, int] = {}
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise ConfigError(
+                f"feature {name!r} is one value, {validation.shown(array.item())}; it must be an array with one value "
+                "per example.",
+                name=name,
+                received=validation.shown(array.item()),
+            )
+        lengths[name] = len(array)
+    if len(set(lengths.values())) > 1:
+        first, one = next(iter(lengths.items()))
+        other, two = next((name, n) for name, n in lengths.items() if n != one)
+        raise ConfigError(
+            f"feature {first!r} has {one} examples and feature {other!r} has {two}; all must have the same "
+            "number, along their first axis.",
+            name=other,
+            received=two,
+        )
+    if not any(lengths.values()):
+        raise ConfigError(
+            f"the arrays {_names(arrays)} have no examples; at least one is needed.",
+            name="examples",
+            received=", ".join(arrays),
+        )
+    return next(iter(lengths.values()))
+
+
+def _feature(name: str, array: NDArray[Any], given: Any) -> Feature:
+    if array.dtype.kind in "SU":
+        return Feature(TEXT, array.shape[1:])
+    if array.dtype.kind != "O":
+        found = feature_of(name, array[:1] if hasattr(given, "dtype") or array.dtype.kind != "f" else array.tolist())
+        return Feature(found.dtype, array.shape[1:])
+    if array.ndim > 1:
+        return feature_of(name, array[0])
+    first = feature_of(name, array[0])
+    first = first if first.dtype == TEXT else told(name, array)
+    if first.shape == ():
+        return first
+    shapes = {np.shape(value) for value in array}
+    return first if shapes == {first.shape} else Feature(first.dtype, (None,))
+
+
+def _narrowed(array: NDArray[Any], feature: Feature, given: Any) -> NDArray[Any]:
+    return array if hasattr(given, "dtype") or array.dtype.kind != "f" else array.astype(feature.dtype, copy=False)
+
+
+def _digest(array: NDArray[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    if array.dtype.kind == "O":
+        for value in array.flat[:: max(1, array.size // 10_000)]:
+            content = _content(value)
+            digest.update(b"%d:" % len(content) + content[:_DIGEST_OF_VALUE])
+        return digest.hexdigest()
+    if array.nbytes <= _DIGEST_BYTES:
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+        return digest.hexdigest()
+    rows = max(1, len(array) * (_DIGEST_BYTES // _DIGEST_PIECES) // array.nbytes)
+    for first in np.linspace(0, max(0, len(array) - rows), _DIGEST_PIECES).astype(int):
+        digest.update(np.ascontiguousarray(array[first : first + rows]).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _is_digested_whole(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "O" and array.nbytes <= _DIGEST_BYTES
+
+
+def _content(value: Any) -> bytes:
+    if isinstance(value, (bytes, np.ndarray)):
+        return value if isinstance(value, bytes) else value.tobytes()
+    return (value if isinstance(value, str) else repr(value)).encode(errors="surrogatepass")
+
+
+def _names(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, names))

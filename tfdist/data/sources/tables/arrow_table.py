@@ -1,0 +1,386 @@
+"""Columns of Arrow, as CSV, Parquet and tables in memory give them -> features and columns of a block.
+
+Example:
+    >>> import pyarrow
+    >>> feature_of_type("x", pyarrow.list_(pyarrow.float32(), 3), "a table").shape
+    (3,)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.source_options import EVERY, Options, spelled
+from tfdist.data.sources.stored_columns import column
+from tfdist.data.sources.tables import arrow_units, nested_lists
+from tfdist.data.sources.tables.arrow_types import (
+    arrow,
+    innermost,
+    is_text,
+    nulls_of,
+    plain,
+    tail,
+    unwrapped,
+    values_of,
+)
+from tfdist.errors import ConfigError, fields_of
+
+_FIRST_ROWS = 64
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names; others are NumPy's
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a table become features.
+
+    Attributes:
+        schema: the features, with those that say where others are null.
+        paths: feature -> the column, and the fields of structs in it, that it is.
+        fills: feature -> what stands where it is null.
+        masks: feature that says where another is null -> that other.
+        where: whose columns they are, for messages.
+    """
+
+    schema: Schema
+    paths: Mapping[str, tuple[str, ...]]
+    fills: Mapping[str, Any]
+    masks: Mapping[str, str]
+    where: str
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON that differs when something else stands for null; nothing where nothing does."""
+        fills = {name: repr(value) for name, value in self.fills.items()}
+        return {"nulls": fills, "null_masks": sorted(self.masks)} if fills else {}
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that have to be read."""
+        return list(dict.fromkeys(path[0] for path in self.paths.values()))
+
+    def block(self, batch: Any, start: int) -> Block:
+        """Return a `pyarrow.RecordBatch` as a block.
+
+        Args:
+            batch: has the columns `read`.
+            start: index of its first row, for messages.
+
+        Raises:
+            ConfigError: a value is null and nothing stands for it, or does not fit; the message has its row.
+        """
+        arrays = {name: self.array(batch, name) for name in self.paths}
+        found: Block = {}
+        for name, feature in self.schema.items():
+            if name in self.masks:
+                found[name] = nulls_of(arrays[self.masks[name]])
+            else:
+                found[name] = self._column(name, feature, arrays[name], start)
+        return found
+
+    def array(self, batch: Any, name: str) -> Any:
+        """Return the values of a feature as they stand in a record batch."""
+        return _at(batch, self.paths[name])
+
+    def _column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
+        array = unwrapped(array)
+        nulls = nulls_of(array) if array.null_count else None
+        if nulls is None:
+            return self._whole(name, feature, array, start)
+        if name not in self.fills:
+            _refuse_null(name, start + int(np.argmax(nulls)), self.where, "null")
+        filled = column(name, feature, [self.fills[name]], start)
+        if nulls.all():
+            return np.repeat(filled, len(nulls), axis=0) if isinstance(filled, np.ndarray) else filled * len(nulls)
+        # a row without a value borrows that of a row before it, so that all rows keep their numbers
+        rows = np.where(nulls, -1, np.arange(len(nulls)))
+        rows = np.maximum.accumulate(rows)
+        rows[rows < 0] = np.argmin(nulls)
+        whole = self._whole(name, feature, array.take(arrow().array(rows)), start)
+        if isinstance(whole, np.ndarray):
+            whole = whole if whole.flags.writeable else whole.copy()
+            whole[nulls] = filled[0]
+        else:
+            for row in np.flatnonzero(nulls).tolist():
+                whole[row] = filled[0]
+        return whole
+
+    def _whole(self, name: str, feature: Feature, array: Any, start: int) -> Any:
+        try:
+            values = _values(feature, array)
+        except _InnerNullError as error:
+            _refuse_null(name, start + error.place, self.where, "a list with a null")
+        except nested_lists.MisfitError as error:
+            raise ConfigError(
+                f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
+                f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
+                "numbers as features of their own.",
+                name=name,
+                received=error.what,
+            ) from error
+        except arrow_units.MisfitError as error:
+            raise ConfigError(
+                f"Example {start + error.place} of {self.where}: column {name!r} is "
+                f"{_shown(array, error.place)}, {error.why}. Pass a schema with a unit that all values have "
+                f"({arrow_units.unit_of(innermost(array.type)) or 'none'}, say), or with string.",
+                name=name,
+                received=_shown(array, error.place),
+            ) from error
+        return column(name, feature, values, start, f" of {self.where}")
+
+
+class UntoldError(ConfigError):
+    """A column has no value that tells its type. Another file may have one."""
+
+    def __init__(self, name: str, where: str, rows: str) -> None:
+        super().__init__(
+            f"column {name!r} of {where} has no value in {rows}, so nothing tells its type. Pass a schema that says it "
+            f"(tfdist.data.Feature('float32'), say) and nulls={{{name!r}: ...}} for what stands for null, or a schema "
+            "without the column.",
+            name=name,
+        )
+
+
+def columns_of(
+    table: Any, schema: Schema | None, where: str, options: Options, first: Callable[[], Any] | None = None
+) -> Columns:
+    """Return how the columns of a table become features.
+
+    Args:
+        table: the `pyarrow.Schema`; the fields of structs become columns of their own, "struct.field".
+        schema: the columns that are wanted, and what they must be; None: all of them.
+        where: whose they are, for messages.
+        options: what stands for null.
+        first: returns the first rows, a `pyarrow.RecordBatch`, which tell the shape of lists in lists.
+
+    Raises:
+        ConfigError: a column is missing, there twice, or of a type that cannot be stored.
+        UntoldError: a column that is wanted has no value.
+    """
+    flat = [
+        found for name, kind in zip(table.names, table.types, strict=True) for found in _flattened((name,), kind, where)
+    ]
+    names = [".".join(path) for path, _ in flat]
+    kinds = {".".join(path): kind for path, kind in flat}
+    masked = {f"{name}_is_null": name for name in options.null_masks}
+    if schema is not None:
+        masks = {mask: name for mask, name in masked.items() if name in schema}
+        wanted = Schema({name: feature for name, feature in schema.items() if name not in masks})
+    else:
+        shapes = {".".join(path): _matrix(path, kind, first) for path, kind in flat}
+        found = {name: feature_of_type(name, kind, where, shapes[name]) for name, kind in kinds.items()}
+        masks, wanted = masked, Schema(found)
+    same_columns(wanted, names, where)
+    wanted = Schema({name: _with_unit(feature, kinds[name]) for name, feature in wanted.items()})
+    _check_nulls(options, wanted, names, where)
+    if clash := masks.keys() & kinds.keys():
+        raise ConfigError(f"{where} has the column {min(clash)!r}, which null_masks would make; rename it.")
+    fills = _fills(options, wanted)
+    fills |= {name: _nothing(wanted[name]) for name in masks.values() if name not in fills}
+    full = Schema({**wanted, **{mask: Feature("bool") for mask in masks}})
+    paths = {".".join(path): path for path, _ in flat if ".".join(path) in wanted}
+    return Columns(full, paths, fills, masks, where)
+
+
+def first_rows(rows: Any) -> Any:
+    """Return the first rows of a `pyarrow.Table` that has some, as a record batch."""
+    return next(batch for batch in rows.to_batches(max_chunksize=_FIRST_ROWS) if batch.num_rows)
+
+
+def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
+    """Return the feature that a column of this Arrow type is.
+
+    Args:
+        name: of the column.
+        kind: the type.
+        where: the column is, for messages.
+        matrix: the shape of the first value, where the type is lists in lists and does not say it.
+
+    Raises:
+        ConfigError: it cannot be stored.
+    """
+    types = arrow().types
+    inner, shape = plain(kind), list[int | None](tail(kind) if matrix is None else matrix)
+    for _ in shape:
+        inner = plain(inner.value_type)
+    if not shape and (types.is_list(inner) or types.is_large_list(inner)):
+        shape.append(None)
+        inner = plain(inner.value_type)
+    if is_text(inner) or (types.is_decimal(inner) and inner.precision > arrow_units.DIGITS):
+        return Feature(TEXT, tuple(shape))
+    if types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner):
+        return Feature(_FLOATS.get(str(inner), str(inner)), tuple(shape))
+    if arrow_units.is_counted(inner) and not types.is_interval(inner):
+        return Feature("int64", tuple(shape), unit=arrow_units.unit_of(inner))
+    if types.is_null(inner):
+        raise UntoldError(name, where, "any row")
+    raise ConfigError(
+        f"column {name!r} of {where} is {kind}; it must be bool, a number, a date, a time, text, bytes, or a list of "
+        "these. Convert it, or pass a schema without it.",
+        name=name,
+        received=str(kind),
+    )
+
+
+def _matrix(path: Sequence[str], kind: Any, first: Callable[[], Any] | None) -> tuple[int, ...] | None:
+    """Return the shape of the first lists in lists of a column; None where its type says all, or nothing tells it."""
+    return nested_lists.first_shape(_at(first(), path)) if first is not None and nested_lists.is_matrix(kind) else None
+
+
+def _at(batch: Any, path: Sequence[str]) -> Any:
+    """Return a column of a record batch, or the field of a struct in it."""
+    name, *fields = path
+    array = batch.column(name)
+    for field in fields:
+        kind = array.type
+        array = array.flatten()[kind.get_field_index(field)]  # null where the struct is
+    return array
+
+
+def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
+    """Check that a table has every column of the schema, and no name twice.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    twice = sorted({name for name in names if names.count(name) > 1})
+    missing = [name for name in schema if name not in names]
+    if twice:
+        raise ConfigError(
+            f"{where} has the column {twice[0]!r} {names.count(twice[0])} times; give each its own name.", name=twice[0]
+        )
+    if missing:
+        raise ConfigError(
+            f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, names))}. All files of a source, and "
+            "its schema, must have the same columns.",
+            name=missing[0],
+        )
+
+
+def _flattened(path: tuple[str, ...], kind: Any, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not arrow().types.is_struct(kind):
+        yield path, kind
+        return
+    if not kind.num_fields:
+        raise ConfigError(f"column {'.'.join(path)!r} of {where} is a struct without fields; take it out.")
+    for field in kind:
+        yield from _flattened((*path, field.name), field.type, where)
+
+
+def _with_unit(feature: Feature, kind: Any) -> Feature:
+    """A feature whose unit is the column's, where nobody asked for another one."""
+    inner = innermost(kind)
+    if feature.unit or feature.dtype == TEXT or not arrow_units.is_counted(inner):
+        return feature
+    if arrow().types.is_decimal(inner) and np.dtype(feature.dtype).kind == "f":
+        return feature
+    return replace(feature, unit=arrow_units.unit_of(inner))
+
+
+def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: str) -> None:
+    for argument, given in (("nulls", options.nulls), ("null_masks", options.null_masks)):
+        if unknown := [name for name in given if name not in names and name != EVERY]:
+            raise ConfigError(
+                f"{argument} names the column {unknown[0]!r}; {where} has {', '.join(map(repr, wanted))}.",
+                name=argument,
+                received=unknown[0],
+            )
+    if EVERY in options.null_masks:
+        raise ConfigError("null_masks must name its columns one by one.", name="null_masks", received=EVERY)
+
+
+def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
+    """What stands where a column is null; what is said of all columns, for those that can hold it."""
+    found: dict[str, Any] = {}
+    for name, feature in wanted.items():
+        if not {name, EVERY} & options.nulls.keys():
+            continue
+        value = spelled(feature, options.nulls.get(name, options.nulls.get(EVERY)))
+        try:
+            column(name, feature, [value])
+        except ConfigError as error:
+            if name in options.nulls:
+                raise ConfigError(f"nulls: {error}", **fields_of(error)) from error
+        else:
+            found[name] = value
+    return found
+
+
+def _nothing(feature: Feature) -> Any:
+    """What stands where a feature is null and another one says so."""
+    if feature.dtype == TEXT:
+        return b"" if feature.shape == () else np.full([dim or 0 for dim in feature.shape], b"", object)
+    return np.zeros([dim or 0 for dim in feature.shape], feature.dtype)[()]
+
+
+class _InnerNullError(Exception):
+    """A list has a null in it."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+
+def _values(feature: Feature, array: Any) -> Any:
+    """The rows of an array without nulls as `column` takes them."""
+    types = arrow().types
+    array = unwrapped(array)
+    if nested_lists.is_matrix(array.type) and len(feature.shape) > 1:
+        return values_of(
+            _values(feature, nested_lists.flattened(array, tuple(dim or 0 for dim in feature.shape)))
+        ).reshape(len(array), *(dim or 0 for dim in feature.shape))
+    if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
+        return _lists(feature, array)
+    if arrow_units.is_counted(array.type):
+        if feature.dtype == TEXT:
+            return array.cast(arrow().string()).to_pylist()
+        if types.is_decimal(array.type) and np.dtype(feature.dtype).kind == "f" and not feature.unit:
+            return array.cast(arrow().float64()).to_numpy(zero_copy_only=False)
+        return arrow_units.counted(array, feature.unit)
+    if is_text(array.type):
+        is_string = types.is_string(array.type) or types.is_large_string(array.type)
+        return (array.cast(arrow().large_binary()) if is_string else array).to_pylist()
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _lists(feature: Feature, array: Any) -> Any:
+    types = arrow().types
+    is_fixed = types.is_fixed_size_list(array.type)
+    inner = unwrapped(array.flatten())
+    if is_fixed:
+        ends = np.arange(1, len(array) + 1) * array.type.list_size
+    else:
+        ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+    try:
+        if inner.null_count:
+            raise _InnerNullError(int(np.argmax(nulls_of(inner))))
+        flat = values_of(_values(feature, inner))
+    except _InnerNullError as error:
+        raise _InnerNullError(int(np.searchsorted(ends, error.place, side="right"))) from error
+    except arrow_units.MisfitError as error:
+        raise arrow_units.MisfitError(int(np.searchsorted(ends, error.place, side="right")), error.why) from error
+    if is_fixed:
+        return flat.reshape(len(array), array.type.list_size, *tail(inner.type))
+    return [flat[begin:end] for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+
+
+def _shown(array: Any, row: int) -> str:
+    # not as Python's value, which nanoseconds have none of
+    return " ".join(array.slice(row, 1).to_string().split()).removeprefix("[ ").removesuffix(" ]")
+
+
+def _refuse_null(name: str, row: int, where: str, what: str) -> NoReturn:
+    way = (
+        f"Fill it: nulls={{{name!r}: ...}} (--null {name}=...), and null_masks=[{name!r}] (--null-mask "
+        f"{name}) keeps where it was; or leave these rows out."
+        if what == "null"
+        else "Fill it, or leave these rows out."
+    )
+    raise ConfigError(
+        f"Example {row} of {where}: column {name!r} is {what}; every example has a value for every feature. {way}",
+        name=name,
+        received=what,
+    )

@@ -1,0 +1,297 @@
+"""Existing TFRecord files of tf.train.Example or tf.train.SequenceExample, to be written anew.
+
+A feature list of a SequenceExample becomes a list of any length, where each of its steps has one value.
+
+Example:
+    >>> import tempfile, pathlib
+    >>> from tfdist.data.format import example, records
+    >>> payload = example.joined([example.entry("x", Feature("int64"), example.content_of(Feature("int64"), 7))])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.tfrecord")
+    ...     _ = path.write_bytes(records.frame(payload))
+    ...     source = open_tfrecords([str(path)])
+    ...     print(source.count, [block["x"].tolist() for block in source.blocks(0, None)])
+    1 [[7]]
+"""
+
+import contextlib
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format import example, record_framing
+from tfdist.data.format.data_manifest import Manifest
+from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
+from tfdist.data.format.scan import LARGEST_PAYLOAD
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.data.sources import classes, compressed_files, source_files
+from tfdist.data.sources.chain import chained
+from tfdist.data.sources.example_blocks import BLOCK_BYTES, BLOCK_EXAMPLES, cut, length
+from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.stored_columns import column
+from tfdist.data.sources.tfrecords import sequence_examples
+from tfdist.data.sources.tfrecords.inference import Seen, as_kept
+from tfdist.data.sources.widening import widened
+from tfdist.errors import ConfigError, CorruptDataError, fields_of
+
+_SAMPLE = 256  # records from which a schema is inferred
+_SAMPLED_FILES = 8
+_READ_BYTES = 1 << 20  # a record is read in such pieces, so that a corrupt length allocates nothing
+
+
+def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
+    """Return TFRecord files as one source.
+
+    Without a schema, files that `tfdist.data.write` made have that of their manifest; of others 256 records of up to
+    eight files tell it: a feature with one value in all of them is a single value, one with as many in each an array,
+    else a list of any length.
+
+    Args:
+        paths: local paths, or URLs for fsspec; files that GZIP or ZLIB has compressed are
+            known by their first bytes.
+        schema: what the records must be.
+
+    Raises:
+        ConfigError: a file has no records, or records have not the same features.
+        CorruptDataError: a file is no TFRecord file, or its records are no tf.train.Example.
+    """
+    filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
+    if not filled:
+        raise ConfigError(f"{paths[0]} has no records; at least one is needed.", path=paths[0])
+    known = _schemas(filled)
+    described = [own for own in known.values() if own is not None]
+    found = schema or (widened(described) if known[filled[0]] else surveyed(filled, most=_SAMPLE))
+    found = classes.named(found, described)
+    return chained([classes.matched(_open(path, found, known[path]), known[path], path) for path in filled])
+
+
+def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
+    is_plain = not source_files.is_url(path) and kept_as(path) not in (GZIP, ZLIB)
+    return Records(path, schema, own) if is_plain else Stream(path, schema, own)
+
+
+def _is_filled(path: str) -> bool:
+    """Return whether a file has anything in it; of a remote one that is compressed, that is seen when it is read."""
+    return source_files.entry(path).size > 0 and (source_files.is_url(path) or kept_as(path) != VOID)
+
+
+def kept_as(path: str) -> str:
+    """Return how a file is kept, see `compression.kind_of`; empty where it does not begin with a record."""
+    return kind_of(source_files.head(path, HEAD_BYTES))
+
+
+class Records:
+    """The records of a local file, found by their lengths; pickled by its path and where they are.
+
+    Args:
+        path: of the file.
+        schema: what examples must be.
+        own: what the manifest beside the file says that they are; None where there is none.
+    """
+
+    seekable = True
+
+    def __init__(self, path: str, schema: Schema, own: Schema | None) -> None:
+        self.schema, self._own, self._path = schema, own or schema, path
+        with _mapped(path) as data:
+            found = record_framing.scan(data)
+        if found.problem:
+            raise CorruptDataError(
+                f"{path} has {found.problem} at byte {found.offsets[-1]}, after {len(found.offsets) - 1} records. It "
+                "is no TFRecord file, or was cut off or damaged; make it anew, or leave it out.",
+                path=path,
+            )
+        self._offsets = found.offsets
+        self.count: int | None = len(found.offsets) - 1
+        self.sizes: NDArray[np.int64] | None = np.diff(found.offsets)
+        self.identity: dict[str, Any] = source_files.identity("tfrecords", [path])
+        self.identifies = source_files.are_stamped(self.identity)
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the records from ``start`` to ``stop``, their checksums checked."""
+        end = min(self.count or 0, self.count or 0 if stop is None else stop)
+        if start >= end:
+            return
+        with _mapped(self._path) as data:
+            at = start
+            while at < end:
+                limit = self._offsets[at] + BLOCK_BYTES
+                last = int(np.searchsorted(self._offsets[: end + 1], limit, side="right")) - 1
+                last = max(at + 1, min(last, at + BLOCK_EXAMPLES))
+                payloads = [self._payload(data, index) for index in range(at, last)]
+                yield _block(self.schema, self._own, payloads, at, self._path)
+                at = last
+
+    def _payload(self, data: Any, index: int) -> bytes:
+        begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        if end > len(data) or not record_framing.payload_fits(data, begin, end - begin - record_framing.OVERHEAD_BYTES):
+            raise _corrupt(self._path, index, begin)
+        return bytes(data[begin + record_framing.HEADER_BYTES : end - 4])
+
+
+class Stream:
+    """The records of a file that can be read from its beginning alone: compressed or remote; see `Records`."""
+
+    seekable = False
+    sizes: NDArray[np.int64] | None = None
+    count: int | None = None
+
+    def __init__(self, path: str, schema: Schema, own: Schema | None) -> None:
+        self.schema, self._own, self._path = schema, own or schema, path
+        self.identity: dict[str, Any] = source_files.identity("tfrecords", [path])
+        self.identifies = source_files.are_stamped(self.identity)
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        """Yield the records from ``start`` to ``stop``; those before are read and dropped."""
+        return cut(self._read(), start, stop)
+
+    def _read(self) -> Iterator[Block]:
+        at, held, held_bytes = 0, [], 0
+        for payload in _payloads(self._path):
+            held.append(payload)
+            held_bytes += len(payload)
+            if held_bytes >= BLOCK_BYTES or len(held) >= BLOCK_EXAMPLES:
+                block = _block(self.schema, self._own, held, at, self._path)
+                at, held, held_bytes = at + length(block), [], 0
+                yield block
+        if held:
+            yield _block(self.schema, self._own, held, at, self._path)
+
+
+def _payloads(path: str) -> Iterator[bytes]:
+    """The payloads of a file, from its beginning, their checksums checked."""
+    kind = kept_as(path)
+    if kind == VOID:
+        return
+    with source_files.opened(path) as stored, compressed_files.unpacked(path, stored, kind) as file:
+        index, position = 0, 0
+        while header := file.read(record_framing.HEADER_BYTES):
+            size = struct.unpack_from("<Q", header.ljust(8, b"\0"))[0]
+            if header != record_framing.header(size):
+                raise _corrupt(path, index, position)
+            if size > LARGEST_PAYLOAD:
+                raise CorruptDataError(
+                    f"record {index} of {path}, at byte {position}, has {size} bytes; a tf.train.Example has at most "
+                    f"{LARGEST_PAYLOAD}. Leave the file out.",
+                    received=size,
+                    path=path,
+                )
+            what, cure = f"record {index} of {path}", "Make the file anew with smaller examples."
+            compressed_files.require_room(what, 2 * size, cure)  # its pieces, and all of them together
+            try:
+                body = b"".join(_pieces(file, size + 4))
+            except MemoryError as error:
+                raise compressed_files.no_room(what, cure) from error
+            if len(body) != size + 4 or record_framing.masked_crc(body[:-4]) != struct.unpack("<I", body[-4:])[0]:
+                raise _corrupt(path, index, position)
+            yield body[:-4]
+            index, position = index + 1, position + size + record_framing.OVERHEAD_BYTES
+
+
+def _pieces(file: Any, size: int) -> Iterator[bytes]:
+    while size > 0 and (piece := file.read(min(size, _READ_BYTES))):
+        size -= len(piece)
+        yield piece
+
+
+def _corrupt(path: str, index: int, position: int) -> CorruptDataError:
+    return CorruptDataError(
+        f"record {index} of {path}, at byte {position}, does not have its checksum: the file is no TFRecord file, or "
+        "was damaged or cut off. Make it anew, or leave it out.",
+        path=path,
+    )
+
+
+def _block(schema: Schema, own: Schema, payloads: Sequence[bytes], start: int, path: str) -> Block:
+    rows = []
+    for index, payload in enumerate(payloads, start):
+        try:
+            parsed = sequence_examples.parsed(payload, schema)
+            rows.append({name: _value(name, own.get(name, feature), parsed) for name, feature in schema.items()})
+            extra = [name for name in parsed.keys() - schema.keys() if parsed[name][0]]
+        except ConfigError as error:
+            raise ConfigError(f"Example {index} of {path}: {error}", **fields_of(error) | {"path": path}) from error
+        except CorruptDataError as error:
+            raise ConfigError(
+                f"Example {index} of {path}: {error} Pass a schema that fits all records: a list of any length has the "
+                "shape (None,).",
+                **fields_of(error) | {"path": path},
+            ) from error
+        if extra:
+            raise ConfigError(
+                f"Example {index} of {path} has the feature {min(extra)!r} besides {', '.join(map(repr, schema))}. "
+                "Every example must have the same features; pass a schema that has them all.",
+                name=min(extra),
+                path=path,
+            )
+    return {
+        name: column(name, feature, [row[name] for row in rows], start, f" of {path}")
+        for name, feature in schema.items()
+    }
+
+
+def _value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
+    """The value of a feature, whichever way its records keep it."""
+    kind = parsed[name][0] if name in parsed else ""
+    stored = as_kept(feature, kind)
+    # integers as they were stored: `column` looks whether the dtype holds them
+    return example.value(name, replace(stored, dtype="int64") if stored.encoding == "int64" else stored, parsed)
+
+
+def _schemas(paths: Sequence[str]) -> dict[str, Schema | None]:
+    """The schema in the manifest beside each file, if it is this format's and names the file."""
+    found: dict[str, Manifest | None] = {}
+    schemas: dict[str, Schema | None] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in found:
+            found[folder] = _manifest(folder or ".")
+        manifest = found[folder]
+        is_named = manifest is not None and any(shard.file == name for shard in manifest.shards)
+        schemas[path] = manifest.schema if manifest is not None and is_named else None
+    return schemas
+
+
+def _manifest(folder: str) -> Manifest | None:
+    try:
+        with source_files.opened(f"{folder}/{manifests.NAME}") as file:
+            return Manifest.from_bytes(file.read(manifests.LARGEST_BYTES))
+    except (OSError, CorruptDataError):
+        return None
+
+
+def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
+    """Return the schema that records show; see `inference.Seen`. A feature list is a list of any length.
+
+    Args:
+        paths: files that have records.
+        most: how many records are looked at, of up to eight files; None: all of all.
+    """
+    seen = Seen()
+    chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
+    rest = [path for path in paths if path not in chosen]
+    for path in [*chosen, *rest]:
+        if path in rest and seen.count:  # those that were to tell it have records
+            break
+        for index, payload in enumerate(islice(_payloads(path), None if most is None else -(-most // len(chosen)))):
+            sequence_examples.need_one_example(payload, f"record {index} of {path}")
+            try:
+                parsed = sequence_examples.parsed(payload, tells=True)
+                lists = {name: sequence_examples.shape_of(steps) for name, steps in example.sequences(payload).items()}
+            except (ConfigError, CorruptDataError) as error:
+                raise type(error)(f"record {index} of {path}: {error}", **fields_of(error) | {"path": path}) from error
+            seen.add(parsed, path, lists)
+    return seen.schema(paths[0])
+
+
+@contextlib.contextmanager
+def _mapped(path: str) -> Iterator[Any]:
+    with source_files.opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data

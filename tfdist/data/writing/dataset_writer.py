@@ -1,0 +1,482 @@
+"""Write examples as a directory of TFRecord shards with index and manifest."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import google_crc32c
+
+from tfdist import validation
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.example import Template
+from tfdist.data.format.record_layout import FIXED, layout_of
+from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
+from tfdist.data.format.schema import Schema, asked
+from tfdist.data.sources import Options, open_source, source_files, splits_of
+from tfdist.data.sources.checked import checked
+from tfdist.data.sources.protocol import Source
+from tfdist.data.writing import journal as journals
+from tfdist.data.writing import write_splits
+from tfdist.data.writing.chunks import Chunks, blocks_from
+from tfdist.data.writing.encode import Encoded, Encoder
+from tfdist.data.writing.shard import ShardWriter
+from tfdist.data.writing.shard_plan import SHARD_BYTES, cuts
+from tfdist.data.writing.write_splits import Progress
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage, storage
+
+_WORTH_A_PROCESS = 64 << 20  # bytes; starting one takes as long as writing about as many
+_log = logging.getLogger(__name__)
+
+
+def write(
+    examples: Any,
+    directory: str | os.PathLike[str],
+    *,
+    num_shards: int | None = None,
+    shard_bytes: int | None = None,
+    schema: Schema | None = None,
+    label: str | None = None,
+    processes: int | None = None,
+    exists: str = "raise",
+    check_images: bool = True,
+    convert_images: bool = False,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    split: str | None = None,
+    nulls: Mapping[str, Any] | None = None,
+    null_masks: Sequence[str] = (),
+    delimiter: str | None = None,
+) -> Manifest | Any:
+    """Write examples as TFRecord files that every tool can read; beside them, what makes reading fast and safe.
+
+    Examples keep their order: number i is the i-th that was given. Shards are contiguous stretches of about equal
+    bytes. Each appears whole or not at all, and the manifest last; a run that was interrupted resumes after the shards
+    that are finished, if it is called again with the same examples and options, and ends with the same bytes.
+
+    Args:
+        examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
+            `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of
+            a folder with a folder of pictures per class.
+        directory: where to; a path, or a URL that fsspec knows.
+        num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
+        shard_bytes: about how many bytes each has. Default: 256 MiB.
+        schema: what each example consists of; classes that have names are matched by them. Default: what the first one
+            shows.
+        label: the feature that is learnt. Default: "label" if there is one.
+        processes: how many write at once, at most one per shard. Default: one per processor if there is enough to do.
+            Arrays, lists, pictures, local TFRecord files, and NumPy, Parquet and HDF5 files can be read by several,
+            those whose examples differ in size and do not tell it (Parquet and HDF5 with texts or lists) if
+            ``num_shards`` is given; others are read by one, and a line in the log says so.
+        exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing, or
+            "overwrite" them: they are there until the new ones are whole, and are removed last. With "overwrite" the
+            shards of an interrupted run are written anew, too.
+        check_images: whether TensorFlow decodes each picture, in processes of their own: of a folder of pictures, and
+            of features whose schema says ``is_image``. One that cannot be decoded ends the run, with a list of all.
+        convert_images: whether BMP and WebP pictures are stored as PNG; checking refuses them else.
+        progress: called now and then with the examples that are written, how many there are (None where that is not
+            known yet), and their bytes.
+        storage_options: what fsspec's driver takes for ``directory``, where that is a URL.
+        source_options: what fsspec's driver takes for ``examples``, where these are URLs.
+        split: the one to write of a folder that holds several; its examples come into ``directory`` itself, with the
+            schema and the classes of train beside it.
+        nulls: of tables: column -> the value that stands where it is null, ``"*"`` for all other columns. Default: null
+            is an error.
+        null_masks: of tables: columns that may be null, and of which a feature NAME_is_null (bool) says where; where
+            ``nulls`` says nothing, zero or empty text stands there.
+        delimiter: what separates the columns of CSV files. Default: a tab in .tsv, else a comma.
+    Returns:
+        The manifest; of several splits a dict of their names to their manifests, train first.
+    Raises:
+        ConfigError: an argument, or an example that does not fit the schema; the message has its number. An interrupted
+            run was given other examples; what it has written stays.
+        CorruptDataError: a picture cannot be decoded, or a file that is read is damaged; the message names it.
+        StorageError: the disk is full, or may not be written to; a store cannot be reached. Finished shards stay.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write({"x": np.zeros((10, 4), "float32"), "label": np.arange(10)}, folder).examples
+        10
+    """
+    validation.one_of("exists", exists, ("raise", "keep", "overwrite"))
+    num_shards, wanted_bytes = _sizes(num_shards, shard_bytes)
+    if processes is not None:
+        processes = validation.integer("processes", processes, minimum=1)
+    if source_options and not source_files.has_urls(examples):
+        raise ConfigError("source_options are for sources that are URLs; this one is none. Leave them out.")
+    looks = _looks(check_images, convert_images)
+    place = storage(directory, storage_options=storage_options)
+    options = Options(nulls or {}, null_masks, delimiter)
+    schema = asked(schema)
+    if (kept := _kept(place, exists)) is not None:
+        return kept
+
+    def prepared(at: Storage, source: Source, report: Progress | None) -> Callable[[], Manifest]:
+        job = _Job(at, source, num_shards, wanted_bytes, report, storage_options, source_options)
+        learnt = _label(label, source.schema)
+
+        def run() -> Manifest:
+            with at.lock():  # a request that is refused before has left nothing
+                if (kept := _kept(at, exists)) is not None:  # another writer had the lock
+                    return kept
+                return job.run(label=learnt, processes=processes, overwrite=exists == "overwrite")
+
+        return run
+
+    with source_files.driven_by(source_options), contextlib.ExitStack() as stack:
+        names = splits_of(examples) if split is None else []
+        if split is not None and schema is None:
+            schema = write_splits.schema_of_train(examples, split, label=label, options=options)
+        if not names:
+            source = open_source(examples, schema=schema, label=label, split=split, options=options)
+            if schema is None:
+                write_splits.warn_of_numbers(examples, source)
+            if looks:
+                source = stack.enter_context(checked([source], convert=convert_images, processes=processes))[0]
+            return prepared(place, source, progress)()
+        sources = write_splits.opened(examples, names, schema=schema, label=label, options=options)
+        if looks:
+            looked = stack.enter_context(checked(sources.values(), convert=convert_images, processes=processes))
+            sources = dict(zip(sources, looked, strict=True))
+        places = {
+            name: storage(write_splits.below(directory, name), storage_options=storage_options) for name in sources
+        }
+        reports = write_splits.summed(progress, sources)
+        runs = {name: prepared(places[name], source, reports[name]) for name, source in sources.items()}
+        identities = {name: source.identity for name, source in sources.items()}
+        job = {"splits": identities, "num_shards": num_shards, "shard_bytes": wanted_bytes, "label": label}
+        return write_splits.write_each(
+            place, places, runs, job=job, schema=next(iter(sources.values())).schema, exists=exists
+        )
+
+
+def _sizes(num_shards: int | None, shard_bytes: int | None) -> tuple[int | None, int]:
+    if num_shards is not None:
+        num_shards = validation.integer("num_shards", num_shards, minimum=1, maximum=1_000_000)
+    if shard_bytes is None:
+        return num_shards, SHARD_BYTES
+    shard_bytes = validation.integer("shard_bytes", shard_bytes, minimum=1)
+    if num_shards is not None:
+        raise ConfigError(
+            "num_shards and shard_bytes are both given; either decides the other. Leave one out.",
+            name="num_shards",
+            received=num_shards,
+        )
+    return None, shard_bytes
+
+
+def _looks(check_images: bool, convert_images: bool) -> bool:
+    looks = validation.boolean("check_images", check_images)
+    if validation.boolean("convert_images", convert_images) and not looks:
+        raise ConfigError(
+            "convert_images decodes pictures, and check_images is False. Leave one of them out.",
+            name="convert_images",
+            received=True,
+        )
+    return looks
+
+
+def _kept(place: Storage, exists: str) -> Manifest | None:
+    """Return the manifest of examples that are there and stay, None where some are to be written."""
+    names = () if exists == "overwrite" else place.names()
+    if manifests.NAME in names:
+        if exists == "keep":
+            return Manifest.from_bytes(place.read(manifests.NAME))
+        if journals.NAME in names:  # of an interrupted overwriting, perhaps with the same examples
+            return None
+        raise _taken(place)
+    ours = [name for name in names if written_in(name)]
+    if ours and journals.NAME not in names:
+        raise ConfigError(
+            f"{place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
+            "directory, or pass exists='overwrite' (--overwrite) to replace it.",
+            name=ours[0],
+            path=place.url,
+        )
+    return None
+
+
+def _taken(place: Storage) -> ConfigError:
+    return ConfigError(
+        f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
+        "(--overwrite) to replace them, or exists='keep' to leave them.",
+        name="exists",
+        path=place.url,
+    )
+
+
+def _label(label: str | None, schema: Schema) -> str | None:
+    if label is None:
+        return "label" if "label" in schema else None
+    if label not in schema:
+        raise ConfigError(f"label is {label!r}; the examples have {', '.join(map(repr, schema))}.")
+    return label
+
+
+class _Job:
+    """One source on its way into one directory."""
+
+    def __init__(
+        self,
+        place: Storage,
+        source: Source,
+        num_shards: int | None,
+        shard_bytes: int,
+        progress: Progress | None,
+        storage_options: Mapping[str, Any] | None,
+        source_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._place = place
+        self._source = source
+        self._schema = source.schema
+        self._layout = layout_of(source.schema)
+        self._num_shards = num_shards
+        self._shard_bytes = shard_bytes
+        self._progress = progress
+        self._options = storage_options, source_options
+        self._plan = self._cuts()
+
+    def run(self, *, label: str | None, processes: int | None, overwrite: bool) -> Manifest:
+        old = self._begin(overwrite=overwrite)
+        plan = self._plan
+        if plan is not None and self._source.seekable:
+            shards = self._planned(plan, self._processes(processes, len(plan)))
+        else:
+            if processes is not None and processes > 1:
+                _log.warning("processes is %d, and one writes: %s", processes, self._why_one())
+            shards = self._in_order(None if plan is None else [stop for _, stop in plan])
+        if not shards:
+            raise ConfigError("there is no example. Pass at least one.")
+        revision = self._journal.revision if old is None else max(self._journal.revision, old.revision + 1)
+        manifest = Manifest(
+            schema=self._schema, layout=self._layout, shards=tuple(shards), label=label, revision=revision
+        )
+        if old is not None and (old.shards, old.label) == (manifest.shards, label):
+            manifest = old  # the run before was interrupted behind its manifest
+        else:
+            with self._place.create(manifests.NAME) as file:  # from here on these are the examples
+                file.write(manifest.to_bytes())
+        self._journal.end()
+        self._remove(self._leftovers(manifest))  # last: a reader of what was overwritten goes on until then
+        return manifest
+
+    def _leftovers(self, manifest: Manifest | None) -> list[str]:
+        """Return the files of ours that a manifest does not name."""
+        named = set() if manifest is None else manifest.files
+        return [name for name in self._place.names() if written_in(name) and name not in named]
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            self._place.remove(name)
+
+    def _begin(self, *, overwrite: bool) -> Manifest | None:
+        """Begin, or go on where an interrupted run of the same job ended; return what is to be overwritten.
+
+        Raises:
+            ConfigError: the directory holds examples, and nobody said that they are to be overwritten.
+        """
+        job = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes, "version": manifests.VERSION}
+        self._journal = journals.Journal(
+            self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}
+        )
+        names = self._place.names()
+        is_there, old = manifests.NAME in names, None
+        if is_there:
+            is_known = self._source.identifies or bool(self._journal.shards)  # which are compared
+            if not overwrite and (self._journal.is_new or not is_known):
+                raise _taken(self._place)
+            with contextlib.suppress(CorruptDataError):  # it cannot be trusted: nobody knows which files it names
+                old = read_manifest(self._place)
+        if self._journal.is_new or overwrite:
+            if old is not None or not is_there:
+                self._remove(self._leftovers(old))
+            last, used = (1, names) if old is None else (old.revision, sorted(old.files))
+            self._journal.begin(next_revision(last, used) if is_there else 1)
+        elif finished := self._journal.shards.values():
+            _log.warning(
+                "%s: resumes after %d finished shard%s of an interrupted run (%d examples).",
+                self._place.url,
+                len(finished),
+                "s" * (len(finished) != 1),
+                sum(shard.examples for shard in finished),
+            )
+        return old
+
+    def _cuts(self) -> list[tuple[int, int]] | None:
+        source = self._source
+        if source.count == 0:
+            raise ConfigError("there is no example. Pass at least one.")
+        by_bytes = source.sizes is not None or self._layout == FIXED
+        if source.count is None or (self._num_shards is None and not by_bytes):
+            if self._num_shards is not None:
+                raise ConfigError(
+                    f"num_shards is {self._num_shards}, and how many examples there are is known at their end alone. "
+                    "Pass shard_bytes instead, or a source that has a length.",
+                    name="num_shards",
+                    received=self._num_shards,
+                )
+            return None
+        example_bytes = Template(self._schema).length + 16 if self._layout == FIXED else 1
+        return cuts(
+            source.count,
+            sizes=source.sizes,
+            example_bytes=example_bytes,
+            num_shards=self._num_shards,
+            shard_bytes=self._shard_bytes,
+        )
+
+    def _why_one(self) -> str:
+        if not self._source.seekable:
+            return "this source is read from its beginning to its end."
+        return "how large its examples are shows when they are read. Pass num_shards (--num-shards) to have several."
+
+    def _processes(self, given: int | None, shards: int) -> int:
+        if given is not None:
+            return min(given, shards)
+        source = self._source
+        total = int(source.sizes.sum()) if source.sizes is not None else 0
+        if self._layout == FIXED:
+            total = (source.count or 0) * Template(self._schema).length
+        worth = total // _WORTH_A_PROCESS
+        return max(1, min(len(os.sched_getaffinity(0)), shards, worth))
+
+    def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
+        """Write shards of which each is read on its own."""
+        if not self._source.identifies:
+            for number, shard in self._journal.shards.items():
+                start, stop = plan[number] if number < len(plan) else plan[-1]
+                self._need_same(shard, start, self._encoded(*self._part(start, stop)))
+        open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
+        tasks = [(number, self._name(number), *self._part(*plan[number])) for number in open_]
+        if processes > 1 and len(open_) > 1:
+            from tfdist.data.process_pool import in_processes
+
+            done = in_processes(
+                _write_shard, [(self._place.url, *self._options, self._schema, *task) for task in tasks], processes
+            )
+        else:
+            done = (self._here(*task) for task in tasks)
+        self._report()
+        for number, shard in done:
+            self._journal.add(number, shard)
+            self._report()
+        return [self._journal.shards[number] for number in range(len(plan))]
+
+    def _here(self, number: int, name: str, source: Source, start: int, stop: int) -> tuple[int, Shard]:
+        return number, _one_shard(self._place, self._schema, name, source, start, stop, self._report)
+
+    def _name(self, number: int) -> str:
+        return shard_name(number, self._journal.revision)
+
+    def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
+        """Return a source with no more than the examples of a shard, where it can be cut, and where they are in it."""
+        part = getattr(self._source, "part", None)
+        return (self._source, start, stop) if part is None else (part(start, stop), 0, stop - start)
+
+    def _in_order(self, ends: list[int] | None) -> list[Shard]:
+        """Write shards from a source that is read once, up to the given examples or until each has its bytes."""
+        finished: list[Shard] = []
+        while len(finished) in self._journal.shards:
+            finished.append(self._journal.shards[len(finished)])
+        written = sum(shard.examples for shard in finished)
+        encode = Encoder(self._schema, self._layout)
+        if self._source.identifies:
+            stream = Chunks(blocks_from(self._source, written))
+        else:
+            stream, start = Chunks(self._source.blocks(0, None)), 0
+            for shard in finished:
+                self._need_same(shard, start, stream.next(encode, shard.examples))
+                start += shard.examples
+        while stream.more() and (ends is None or len(finished) < len(ends)):
+            with ShardWriter(self._place, self._name(len(finished)), self._layout) as writer:
+                while stream.more():
+                    room = None if ends is None else ends[len(finished)] - written - writer.examples
+                    encoded = stream.take(encode, room=room, room_bytes=self._shard_bytes - writer.bytes)
+                    if encoded is None:
+                        break
+                    writer.add(encoded)
+                    self._report(writer.examples, writer.bytes)
+            assert writer.shard is not None
+            self._journal.add(len(finished), writer.shard)
+            finished.append(writer.shard)
+            written += writer.examples
+        if ends is not None and (written != ends[-1] or stream.more()):
+            raise ConfigError(
+                f"the source said that it had {ends[-1]} examples and gave {'more' if stream.more() else written}. "
+                "Pass shard_bytes instead of num_shards, or a source whose length is right."
+            )
+        return finished
+
+    def _encoded(self, source: Source, start: int, stop: int) -> Iterator[Encoded]:
+        return map(Encoder(self._schema, self._layout), source.blocks(start, stop))
+
+    def _need_same(self, shard: Shard, start: int, records: Iterator[Encoded]) -> None:
+        """Compare a finished shard with what it would become of the examples that are given now."""
+        examples = size = crc = 0
+        for encoded in records:
+            data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
+            crc = google_crc32c.extend(crc, data)
+            examples, size = examples + len(encoded.ends), size + len(data)
+        if (examples, size, crc) != (shard.examples, shard.bytes, shard.crc32c):
+            raise ConfigError(
+                f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
+                f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
+                "go on, or pass exists='overwrite' (--overwrite) to begin anew.",
+                name=shard.file,
+                path=self._place.url,
+            )
+
+    def _report(self, examples: int = 0, data: int = 0) -> None:
+        if self._progress is not None:
+            done = self._journal.shards.values()
+            total = sum(shard.examples for shard in done), sum(shard.bytes for shard in done)
+            self._progress(total[0] + examples, self._source.count, total[1] + data)
+
+
+def _one_shard(
+    place: Storage,
+    schema: Schema,
+    name: str,
+    source: Source,
+    start: int,
+    stop: int,
+    report: Callable[[int, int], None] | None = None,
+) -> Shard:
+    layout = layout_of(schema)
+    encode = Encoder(schema, layout)
+    with ShardWriter(place, name, layout) as writer:
+        for block in source.blocks(start, stop):
+            writer.add(encode(block))
+            if report is not None:
+                report(writer.examples, writer.bytes)
+    assert writer.shard is not None
+    if writer.examples != stop - start:
+        place.remove(name)
+        place.remove(index_name(name))
+        raise ConfigError(
+            f"the source said that it had examples {start} to {stop} and gave {writer.examples} of them. Was it "
+            "changed while it was read?"
+        )
+    return writer.shard
+
+
+def _write_shard(
+    url: str,
+    storage_options: Mapping[str, Any] | None,
+    source_options: Mapping[str, Any] | None,
+    schema: Schema,
+    number: int,
+    name: str,
+    source: Source,
+    start: int,
+    stop: int,
+) -> tuple[int, Shard]:
+    """Write one shard in another process."""
+    place = storage(url, storage_options=storage_options)
+    with source_files.driven_by(source_options):
+        return number, _one_shard(place, schema, name, source, start, stop)

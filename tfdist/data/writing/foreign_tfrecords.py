@@ -1,0 +1,400 @@
+"""TFRecord files that others have written, read at the first call: what an index says of them is in the user's cache.
+
+The files stay as they are, and nothing is written beside them. Compressed ones are written into the cache as plain
+records: in the middle of a compressed file nothing can be found.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist import cache as caches
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format import splits
+from tfdist.data.format.data_manifest import Manifest
+from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
+from tfdist.data.format.revisions import written_in
+from tfdist.data.format.schema import Schema
+from tfdist.data.sources import paths, pointers, source_files
+from tfdist.data.writing import journal
+from tfdist.data.writing.index_files import put_index
+from tfdist.errors import ConfigError, CorruptDataError, StorageError
+from tfdist.storage.directory import Storage, storage
+from tfdist.storage.filenames import plain_name
+from tfdist.storage.local_storage import LocalStorage
+from tfdist.storage.overlay import Overlay
+
+_FOLDER = "tfrecords"
+_ABOUT = "files.json"  # which files the manifest beside it is of; written last
+_COPY = "records"  # a folder with what compressed files hold
+_WAIT_SECONDS = 6 * 3600.0  # for another process that looks at every record
+NAMED = re.compile(r"tfrec(ord)?s?\b|tfrecords?[-_.]", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_PART = re.compile(r"[-_.]?\d+-of-\d+")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody asks for, and how it is read.
+
+    Attributes:
+        directory: a path or a URL of a directory, or of files in one.
+        split: the one to index, where the names of the files say several.
+        storage_options: what fsspec's driver takes.
+        cache: keeps blocks of remote files.
+        follow_symlinks: whether local files may be symbolic links that lead out of their directory.
+    """
+
+    directory: str | os.PathLike[str]
+    split: str | None = None
+    storage_options: Mapping[str, Any] | None = None
+    cache: Any = None
+    follow_symlinks: bool = False
+
+    def storage(self, directory: str | os.PathLike[str]) -> Storage:
+        """Return the storage of a directory, read as it was asked for."""
+        return storage(
+            directory,
+            storage_options=self.storage_options,
+            cache=self.cache,
+            follow_symlinks=self.follow_symlinks,
+        )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """TFRecord files of one folder.
+
+    Attributes:
+        url: how they are called by their user.
+        key: the same for all who mean them.
+        folder: where they are.
+        entries: the files, by their names.
+        is_folder: whether they are all that the folder has.
+    """
+
+    url: str
+    key: str
+    folder: str
+    entries: tuple[source_files.Entry, ...]
+    is_folder: bool
+
+    def identity(self) -> list[list[Any]]:
+        """JSON that changes when one of them is written anew."""
+        return [[entry.name, entry.size, entry.stamp] for entry in self.entries]
+
+
+def place_of(
+    directory: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: Any = None,
+    follow_symlinks: bool = False,
+) -> Storage:
+    """Return the storage of a directory, with a manifest where it has one or holds TFRecord files of others.
+
+    Of these an index is made at the first call, in the user's cache; a line in the log says what they hold. It is made
+    again where the files have changed.
+
+    Args:
+        directory: a path or a URL of a directory; of TFRecord files also of one, or with wildcards of several.
+        storage_options: what fsspec's driver takes.
+        cache: keeps blocks of remote files.
+        follow_symlinks: whether local files may be symbolic links that lead out of their directory.
+    Raises:
+        ConfigError: a folder holds several sets of files.
+        CorruptDataError: a record is corrupt.
+    """
+    asked = Asked(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
+    place = asked.storage(directory)
+    if _has_manifest(place):
+        return place
+    found = _selected(place, asked)
+    return place if found is None else _opened(found, None, asked)
+
+
+def has_to_be_elsewhere(place: Storage, asked: Asked) -> bool:
+    """Return whether an index of TFRecord files cannot stand beside them: their folder cannot be written, they are
+    compressed, or not all files of a folder.
+    """
+    if _has_manifest(place):
+        return False
+    found = _selected(place, asked, to_index=True)
+    if found is None:
+        return False
+    is_compressed = not {GZIP, ZLIB}.isdisjoint(_kinds(found, asked).values())
+    return not found.is_folder or is_compressed or not _can_write(place)
+
+
+def indexed_elsewhere(asked: Asked, *, schema: Schema | None, label: str | None) -> Storage:
+    """Make an index of TFRecord files in the user's cache, and return the storage that has both."""
+    found = _selected(asked.storage(asked.directory), asked, to_index=True)
+    assert found is not None
+    wanted = {"schema": None if schema is None else schema.to_json(), "label": label, "split": asked.split}
+    return _opened(found, wanted, asked)
+
+
+def need_names(place: Storage) -> None:
+    """Refuse what a listing leaves out: names that are not plain, and links that lead nowhere.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if place.local is not None and Path(place.local).is_dir():
+        for name in os.listdir(place.local):
+            if NAMED.search(name) and not name.startswith("."):
+                path = place.local / plain_name(name)
+                if path.is_symlink() and not path.exists():
+                    raise ConfigError(
+                        f"{path} is a link to {os.readlink(path)}, where nothing is; its examples would be missing. "
+                        "Fetch the file (`dvc pull`, say), or remove the link.",
+                        path=path,
+                    )
+
+
+def told(manifest: Manifest) -> str:
+    """Return the features of a manifest in a line, for people.
+
+    Example:
+        >>> from tfdist.data.format.schema import Feature
+        >>> schema = Schema({"ids": Feature("int64", (None,)), "label": Feature("int64")})
+        >>> told(Manifest(schema=schema, layout="generic", shards=(), label="label"))
+        'ids int64[any], label int64[] (label)'
+    """
+    words = []
+    for name, feature in manifest.schema.items():
+        notes = ["label"] * (name == manifest.label) + ["picture"] * feature.is_image
+        shape = ", ".join("any" if dim is None else str(dim) for dim in feature.shape)
+        words.append(f"{name} {feature.dtype}[{shape}]" + (f" ({', '.join(notes)})" if notes else ""))
+    return ", ".join(words)
+
+
+def _has_manifest(place: Storage) -> bool:
+    is_file = place.local is not None and place.local.is_file()
+    return not is_file and manifests.NAME in place.names()
+
+
+def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files | None:
+    """Return the TFRecord files that are meant; None where there are none, or an unfinished directory of ours."""
+    text = source_files.spelled(asked.directory)
+    text = text if source_files.is_url(text) else os.path.abspath(os.path.expanduser(text))
+    with source_files.driven_by(asked.storage_options):
+        if source_files.is_folder(text):
+            need_names(place)
+            return _of_folder(place.url, text, asked.split, to_index=to_index)
+        try:
+            matched = source_files.matches(text)
+        except ConfigError:
+            return None
+        if asked.split is not None:
+            splits.chosen({}, asked.split, where=text)
+        folders = {path.rstrip("/").rpartition("/")[0] for path in matched}
+        if len(folders) > 1:
+            raise ConfigError(
+                f"{text} has files in {len(folders)} folders, and files of one are read as they are. `tfdist data "
+                f"write '{text}' DIRECTORY` writes those of all into a directory of examples.",
+                path=text,
+            )
+        entries = [entry for entry in map(source_files.entry, matched) if not entry.is_folder and entry.size]
+        known = paths.record_files(entries)
+        for entry in entries if not known else ():
+            pointers.require_content(entry.path, entry.size)
+        if entries and not known:
+            raise ConfigError(f"{matched[0]} is no TFRecord file: it does not begin with a record.", path=matched[0])
+        chosen = tuple(entry for entry in entries if entry.path in known)
+        return _Files(place.url, text, folders.pop() or "/", chosen, False) if chosen else None
+
+
+def _of_folder(url: str, folder: str, split: str | None, *, to_index: bool) -> _Files | None:
+    entries = [entry for entry in source_files.entries(folder) if not entry.is_folder]
+    names = {entry.name for entry in entries}
+    if journal.NAME in names or (not to_index and any(map(_is_ours, names))):
+        return None
+    entries = [entry for entry in entries if entry.name not in (manifests.NAME, journal.NAME)]
+    named = [entry for entry in entries if paths.kind_of(entry.name) == paths.TFRECORDS]
+    begun = paths.record_files([entry for entry in entries if not paths.kind_of(entry.name)])
+    known = {entry.path for entry in named if entry.size}.union(begun)
+    chosen = [entry.name for entry in entries if entry.path in known]
+    several = splits.by_word(chosen, of_tfds=not splits.OF_TFDS.isdisjoint(names), where=folder)
+    if not to_index:  # one that was indexed is what its folder stands for
+        split = _about(_notes(folder)).get("split")
+        split = split if split in several else None
+    if split is not None or (to_index and several):
+        chosen = splits.chosen(several, split, where=folder)
+    elif not to_index:
+        _need_one_set(folder, chosen, several)
+    taken = tuple(entry for entry in entries if entry.name in chosen)
+    return _Files(url, folder, folder, taken, True) if taken else None
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith(".tfrecord") and written_in(name) is not None
+
+
+def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[str]]) -> None:
+    """Refuse to take what belongs to training and to validation for one: parts of several sets in one folder."""
+    sets = {_PART.sub("-*", name) for name in names if _PART.search(name)}
+    if len(sets) < 2:
+        sets = {_NUMBER.sub("*", name) for listed in several.values() for name in listed}
+    if len(sets) > 1:
+        named = [f"{folder}/{name}" for name in sorted(sets)]
+        raise ConfigError(
+            f"{folder} has several sets of TFRecord files. Pass the one that is meant: {', '.join(named[:5])}"
+            f"{', ...' if len(named) > 5 else ''}; or {folder}/* for all of them as one.",
+            path=folder,
+        )
+
+
+def _notes(key: str) -> LocalStorage:
+    """Where the cache keeps what is known of files, by what their user calls them."""
+    digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()
+    return LocalStorage(caches.folder(os.environ) / _FOLDER / digest)
+
+
+def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Storage:
+    """Return the storage of files with an index, which is made where there is none of them as they are.
+
+    Args:
+        found: the files.
+        wanted: the schema, label and split to index them with, anew; None for what was asked for before, if anything
+            was.
+        asked: how they are read.
+    """
+    _need_inside(found, asked)
+    caches.make(caches.folder(os.environ), (_FOLDER,))
+    notes = _notes(found.key)
+    if wanted is None and _is_of(notes, found):
+        return _place(found, notes, asked)
+    with notes.lock(timeout_seconds=_WAIT_SECONDS):
+        if wanted is None and _is_of(notes, found):  # another process has made it
+            return _place(found, notes, asked)
+        about = wanted or _about(notes)
+        notes.remove(_ABOUT)
+        manifest = _index(found, notes, about, asked)
+        content = {name: about.get(name) for name in ("schema", "label", "split")}
+        with notes.create(_ABOUT) as file:
+            file.write(json.dumps({"files": found.identity(), **content}).encode())
+    place = _place(found, notes, asked)
+    _log.warning(
+        "%s: %d examples in %d TFRecord files. Their records have: %s. `tfdist data index --schema` says otherwise; "
+        "the index is in %s.",
+        *(found.url, manifest.examples, len(found.entries), told(manifest), notes.local),
+    )
+    return place
+
+
+def _need_inside(found: _Files, asked: Asked) -> None:
+    """Refuse links that lead out of the folder where they are not to be followed, whether files are copied or not."""
+    place = asked.storage(found.folder)
+    for entry in found.entries if place.local is not None else ():
+        place.size(plain_name(entry.name))
+
+
+def _index(found: _Files, notes: LocalStorage, about: Mapping[str, Any], asked: Asked) -> Manifest:
+    schema = None if about.get("schema") is None else Schema.from_json(about["schema"])
+    # Every machine has its own cache, and workers compare manifests: none tells how often this one was made.
+    copy = notes.local / _COPY
+    kinds = _kinds(found, asked)
+    if not {GZIP, ZLIB}.isdisjoint(kinds.values()):
+        _keep_only(notes, ())
+        shutil.rmtree(copy, ignore_errors=True)
+        return _copied(found, copy, schema, about.get("label"), asked)
+    names = [plain_name(entry.name) for entry in found.entries if kinds[entry.name] != VOID]
+    place = Overlay(asked.storage(found.folder), names, notes, url=found.url)
+    manifest = put_index(place, names, schema=schema, label=about.get("label"))
+    _keep_only(notes, (manifests.NAME, *manifest.files))  # last: others may read by what is the same
+    shutil.rmtree(copy, ignore_errors=True)  # of files that were compressed
+    return manifest
+
+
+def _keep_only(notes: LocalStorage, names: Sequence[str]) -> None:
+    for name in notes.names():
+        if name not in names:
+            notes.remove(name)
+
+
+def _copied(found: _Files, folder: Path, schema: Schema | None, label: str | None, asked: Asked) -> Manifest:
+    from tfdist.data.sources.tfrecords.tfrecord_source import surveyed
+    from tfdist.data.writing.dataset_writer import write
+
+    size = sum(entry.size for entry in found.entries)
+    _log.warning(
+        "%s: its %d files of %.1f MB are compressed, so their records are written into %s; TFDIST_CACHE_DIR chooses "
+        "another disk.",
+        *(found.url, len(found.entries), size / 1e6, folder),
+    )
+    listed = [entry.path for entry in found.entries]
+    with source_files.driven_by(asked.storage_options):
+        chosen = schema or surveyed(listed)
+    return write(
+        listed,
+        folder,
+        schema=chosen,
+        label=label,
+        exists="overwrite",
+        check_images=False,
+        source_options=asked.storage_options if source_files.is_url(found.folder) else None,
+    )
+
+
+def _is_of(notes: LocalStorage, found: _Files) -> bool:
+    """Return whether the manifest that is kept is whole, and of these files as they are."""
+    if _about(notes).get("files") != found.identity():
+        return False
+    try:
+        copy = LocalStorage(notes.local / _COPY)
+        Manifest.from_bytes((notes if manifests.NAME in notes.names() else copy).read(manifests.NAME))
+    except (StorageError, CorruptDataError):
+        return False
+    return True
+
+
+def _about(notes: LocalStorage) -> dict[str, Any]:
+    try:
+        content = json.loads(notes.read(_ABOUT))
+    except (StorageError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _place(found: _Files, notes: LocalStorage, asked: Asked) -> Storage:
+    copy = notes.local / _COPY
+    if manifests.NAME not in notes.names() and copy.is_dir():
+        return LocalStorage(copy)
+    names = [entry.name for entry in found.entries]
+    return Overlay(asked.storage(found.folder), names, notes, url=found.url)
+
+
+def _kinds(found: _Files, asked: Asked) -> dict[str, str]:
+    """Return how each file is kept, by its name.
+
+    Raises:
+        ConfigError: one is a pointer to a file that was not fetched.
+    """
+    kinds = {}
+    with source_files.driven_by(asked.storage_options):
+        for entry in found.entries:
+            head = source_files.head(entry.path, HEAD_BYTES)
+            pointers.refuse(entry.path, head)
+            kinds[entry.name] = kind_of(head)
+    return kinds
+
+
+def _can_write(place: Storage) -> bool:
+    try:
+        with place.lock():
+            return True
+    except StorageError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return False
+        raise

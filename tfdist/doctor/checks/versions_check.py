@@ -1,0 +1,194 @@
+"""Versions that fit each other: what is installed against what is required, and the combinations known to fail.
+
+Example:
+    >>> judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})[0].level.name
+    'WARNING'
+"""
+
+import contextlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tfdist.compat.version_pairs import KERAS, MAIN, Standing, judge
+from tfdist.doctor.finding import Finding, note, ok, problem, warning
+from tfdist.doctor.framework import Framework
+
+# each of these brings the module `tensorflow`; two of them overwrite each other's files
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "intel-tensorflow", "tensorflow-rocm", "tf-nightly")
+_OWNERS = ("tfdist", "tensorflow", "keras")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def installed_packages() -> dict[str, str]:
+    """Return the version of every installed distribution, by its canonical name."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(canonicalize_name(name), distribution.version)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a distribution declares: versions of Python, and other distributions, both as its metadata writes them."""
+
+    python: str = ""
+    packages: tuple[str, ...] = ()
+
+
+def declared_needs() -> dict[str, Needs]:
+    """Return what tfdist, TensorFlow and Keras declare; one that is not installed is left out."""
+    found: dict[str, Needs] = {}
+    for owner in _OWNERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            metadata = importlib.metadata.metadata(owner).json
+            found[owner] = Needs(
+                python=str(metadata.get("requires_python", "")), packages=tuple(metadata.get("requires_dist", ()))
+            )
+    return found
+
+
+def judge_python(needs: Mapping[str, Needs], running: str) -> list[Finding]:
+    """Compare the running Python with what tfdist, TensorFlow and Keras require."""
+    for owner, need in needs.items():
+        if not SpecifierSet(need.python).contains(running, prereleases=True):
+            why = f"{owner} needs Python {need.python}"
+            return [problem("python", running, why, "make PYTHON=/path/to/python3.11 demo   # after: make clean")]
+    return [ok("python", running)]
+
+
+def judge_requirements(needs: Mapping[str, Needs], packages: Mapping[str, str]) -> list[Finding]:
+    """Compare what is installed with what tfdist, TensorFlow and Keras declare (protobuf, numpy, ml_dtypes, ...)."""
+    findings = []
+    for owner, declared in needs.items():
+        for need in map(Requirement, declared.packages):
+            if need.marker and not need.marker.evaluate({"extra": ""}):
+                continue
+            version = _version_of(canonicalize_name(need.name), packages)
+            if version is None or not need.specifier.contains(version, prereleases=True):
+                seen = f"{need.name} {version}" if version else f"{need.name} is not installed"
+                why = f"{owner} {packages.get(owner, '')} needs {need.name}{need.specifier}"
+                cure = f'python -m pip install "{need.name}{need.specifier}"'
+                findings.append(problem("requirements", seen, why, cure))
+    return findings or [ok("requirements", f"what {', '.join(needs)} need is installed")]
+
+
+def _version_of(name: str, packages: Mapping[str, str]) -> str | None:
+    names = TENSORFLOWS if name == "tensorflow" else (name,)
+    return next((packages[each] for each in names if each in packages), None)
+
+
+def judge_tensorflow(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
+    """Say whether TensorFlow loads, what it was built for, and whether several packages claim to be TensorFlow."""
+    findings = []
+    claimants = [f"{name} {packages[name]}" for name in TENSORFLOWS if name in packages]
+    if len(claimants) > 1:
+        names = " ".join(name for name in TENSORFLOWS if name in packages)
+        why = "they install the same files; what is left is a mixture"
+        cure = f"python -m pip uninstall -y {names} && python -m pip install tensorflow"
+        findings.append(problem("tensorflow", " and ".join(claimants), why, cure))
+    if framework.error:
+        seen = f"{claimants[0] if claimants else 'tensorflow'} does not load: {framework.error}"
+        cure = "python -m pip install --force-reinstall tensorflow" if claimants else "python -m pip install tfdist"
+        return [*findings, problem("tensorflow", seen, "nothing of tfdist trains without it", cure)]
+    build = framework.build
+    cuda = f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
+    built = f"built for {cuda}" if build.get("is_cuda_build") else "built without CUDA"
+    return [*findings, ok("tensorflow", f"{framework.version}, {built}")]
+
+
+def judge_keras(framework: Framework, packages: Mapping[str, str], environ: Mapping[str, str]) -> list[Finding]:
+    """Say whether ``keras`` is Keras 3, and whether anything asks for the legacy Keras 2."""
+    version = framework.keras or packages.get("keras", "")
+    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in _TRUE:
+        seen = f"TF_USE_LEGACY_KERAS={environ['TF_USE_LEGACY_KERAS']}"
+        why = "tf.keras is then Keras 2, which tfdist does not adapt: its models train without tfdist's corrections"
+        return [problem("keras", seen, why, "unset TF_USE_LEGACY_KERAS")]
+    if version and Version(version).major < 3:
+        why = "tfdist is for Keras 3"
+        return [problem("keras", f"Keras {version}", why, f'python -m pip install "keras{KERAS}"')]
+    if framework.keras_error:
+        cure = "python -m pip install --force-reinstall --no-deps keras"
+        seen = f"{version} does not load: {framework.keras_error}"
+        return [problem("keras", seen, "nothing trains without it", cure)]
+    if "tf-keras" in packages:
+        seen = f"{version}, with tf_keras {packages['tf-keras']} beside it"
+        why = "a model from tf_keras is a Keras 2 model, which tfdist does not adapt; models from keras are right"
+        return [note("keras", seen, why)]
+    return [ok("keras", version)] if version else []
+
+
+def judge_pair(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
+    """Say whether this TensorFlow was tested with this Keras."""
+    tensorflow = framework.version or _version_of("tensorflow", packages) or ""
+    keras = framework.keras or packages.get("keras", "")
+    if not tensorflow or not keras:
+        return []
+    found = judge(tensorflow, keras)
+    if found.standing is Standing.TESTED:
+        return [ok("versions", found.text)]
+    cure = f'python -m pip install "tensorflow=={MAIN.tensorflow}" "keras=={MAIN.keras}"'
+    if found.standing is Standing.UNTESTED:
+        why = (
+            "a strategy compares a training step with one device before it is first used, and refuses one that differs"
+        )
+        return [note("versions", found.text, why, cure)]
+    why = "tfdist reads private names of both; a strategy refuses a pair that is out of range"
+    return [problem("versions", found.text, why, cure)]
+
+
+def judge_keras_backend(environ: Mapping[str, str], config: str = "") -> list[Finding]:
+    """Say which backend Keras will choose, from KERAS_BACKEND and the text of its configuration file."""
+    if "KERAS_BACKEND" in environ:
+        backend, source, cure = environ["KERAS_BACKEND"], "KERAS_BACKEND", "export KERAS_BACKEND=tensorflow"
+    else:
+        backend, source = _backend_in(config), "keras.json"
+        cure = """sed -i 's/"backend": *"[a-z]*"/"backend": "tensorflow"/' ~/.keras/keras.json"""
+    if backend == "tensorflow":
+        return [ok("keras-backend", "tensorflow")]
+    why = "tfdist distributes through TensorFlow; with another backend a model never enters its strategies"
+    return [problem("keras-backend", f"{backend!r} (from {source})", why, cure)]
+
+
+def keras_config(environ: Mapping[str, str]) -> str:
+    """Return the text of Keras' configuration file; empty when there is none."""
+    home = environ.get("KERAS_HOME") or str(Path(environ.get("HOME", "/"), ".keras"))
+    path = Path(home, "keras.json")
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _backend_in(config: str) -> str:
+    try:
+        return str(json.loads(config).get("backend", "tensorflow")) if config else "tensorflow"
+    except (ValueError, AttributeError):
+        return "tensorflow"  # Keras, too, ignores a file that it cannot read
+
+
+def judge_numpy(packages: Mapping[str, str]) -> list[Finding]:
+    """Say whether NumPy and TensorFlow were built for each other."""
+    numpy, tensorflow = packages.get("numpy"), _version_of("tensorflow", packages)
+    if numpy and tensorflow and Version(numpy).major >= 2 and Version(tensorflow) < Version("2.18"):
+        why = f"TensorFlow {tensorflow} was built for NumPy 1 and fails when it is imported"
+        return [problem("numpy", f"NumPy {numpy}", why, 'python -m pip install "numpy<2"')]
+    return [ok("numpy", numpy)] if numpy else []
+
+
+def judge_tensorflow_io(packages: Mapping[str, str]) -> list[Finding]:
+    """Say whether tensorflow-io, where it is installed, can load."""
+    version, tensorflow = packages.get("tensorflow-io"), _version_of("tensorflow", packages)
+    if version is None or tensorflow is None:
+        return []
+    if Version(version) <= Version("0.37.1") and Version(tensorflow) >= Version("2.17"):
+        seen = f"tensorflow-io {version} beside TensorFlow {tensorflow}"
+        why = "it loads under TensorFlow 2.16 alone (undefined symbols); pyarrow, h5py and fsspec read the same formats"
+        return [warning("tensorflow-io", seen, why, "python -m pip uninstall -y tensorflow-io")]
+    return [ok("tensorflow-io", version)]

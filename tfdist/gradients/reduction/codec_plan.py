@@ -1,0 +1,124 @@
+"""Assign a codec to each gradient: the one asked for, or the choice of `Auto` from measurements."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import buckets
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compression import auto_choice
+from tfdist.compression.auto import Auto
+from tfdist.compression.auto_choice import Link
+from tfdist.compression.codec import Codec
+from tfdist.compression.codecs.casting import Whole
+from tfdist.compression.error_feedback import ErrorFeedback
+from tfdist.gradients.reduction import measured_network
+from tfdist.gradients.reduction.codec_memory import Memory
+
+_log = logging.getLogger("tfdist")
+_CHOICE, _LINK = "compression_choice", "compression_link"
+
+
+class Plan:
+    """The codec of each gradient.
+
+    One that is chosen is chosen before a step is traced, which has no other one. So a choice is part of the state that
+    is saved: training that resumes on a network like the one before goes on with the same codecs.
+
+    Args:
+        codec: what was asked for.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._is_chosen = isinstance(codec, Auto)
+        options = codec.options if isinstance(codec, Auto) else [codec]
+        # What has been held back is sent once a gradient is no longer compressed.
+        self._last = ErrorFeedback(codec=Whole())
+        self.options = [*options, self._last] if self._is_chosen and any(one.has_memory for one in options) else options
+        self._choice: dict[int, int] = {}
+        self._is_told = False
+        self._measured: tuple[float, float] | None = None  # after how many seconds of training, and how many it took
+        self._doubted: Link | None = None  # unlike that of the choice, when it was measured last
+
+    def of(self, place: int) -> Codec | None:
+        """Return the codec of a gradient now, or None where it travels as it is."""
+        index = self._choice.get(place, 0)
+        return None if self._is_chosen and index == 0 else self.options[index]
+
+    def counters(self, count: int) -> list[tuple[str, tf.Tensor]]:
+        """Return the names and first values of what is to be remembered of a choice among so many gradients."""
+        if not self._is_chosen:
+            return []
+        return [(_CHOICE, tf.zeros([count], tf.int32)), (_LINK, tf.zeros([2], tf.float32))]
+
+    def renew(self, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec], trained_seconds: float) -> bool:
+        """Choose again if the network is another one than that of the last choice; all workers call it.
+
+        It is measured at the first call, and then as often as that takes a hundredth of the time at most. One that is
+        another is measured again at the next call, and believed if it is still that other one: processors that are busy
+        for a moment look like a slow network, and another choice is a step to be traced.
+
+        Args:
+            workers: see `Workers`.
+            memory: where the last choice is.
+            specs: of the gradients.
+            trained_seconds: of all steps until now; what is between epochs does not count.
+        Returns:
+            Whether some gradient has another codec than before.
+        """
+        if not self._is_chosen or workers.count == 1 or not specs:
+            return False
+        if workers.gather([self._is_due(trained_seconds)]).any():
+            with workers.waiting("the measurement of the network"):
+                began = time.monotonic()
+                link = measured_network.agreed_link(workers.collective)
+                self._measured = trained_seconds, time.monotonic() - began
+                if self._is_another(link, Link(*_numbers(memory.others[_LINK]))):
+                    self._choose(link, workers, memory, specs)
+        before, saved = self._choice, _numbers(memory.others[_CHOICE])
+        self._choice = {place: int(saved[place]) for place in specs}
+        return self._choice != {place: before.get(place, 0) for place in specs}
+
+    def _is_another(self, link: Link, chosen_for: Link) -> bool:
+        if link.is_like(chosen_for):
+            self._doubted = None
+            return False
+        is_certain = chosen_for.seconds_per_byte == 0 or (self._doubted is not None and link.is_like(self._doubted))
+        self._doubted = None if is_certain else link
+        return is_certain
+
+    def _is_due(self, trained_seconds: float) -> bool:
+        if self._measured is None or self._doubted is not None:
+            return True
+        then, taken = self._measured
+        return auto_choice.is_due(trained_seconds - then, taken)
+
+    def _choose(self, link: Link, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> None:
+        options = self.options[:-1] if self.options[-1] is self._last else self.options
+        given = auto_choice.Measured(
+            options=options,
+            costs=measured_network.agreed_costs(workers.collective, options),
+            link=link,
+            members=workers.count,
+            bucket_bytes=buckets.DEFAULT_BYTES,
+        )
+        chosen = auto_choice.chosen(given, specs)
+        now = list(_numbers(memory.others[_CHOICE]))
+        if workers.is_chief:
+            news = chosen != {place: now[place] for place in specs} or not self._is_told
+            told = auto_choice.described(given, specs, chosen)
+            _log.log(logging.WARNING if news else logging.INFO, "compression: %s.", told)
+            self._is_told = True
+        for place, index in chosen.items():
+            held_back = self.options[int(now[place])].has_memory and index == 0
+            now[place] = len(self.options) - 1 if held_back else index
+        memory.others[_CHOICE].assign(tf.constant(now, tf.int32))
+        memory.others[_LINK].assign(tf.constant([link.latency_seconds, link.seconds_per_byte], tf.float32))
+
+
+def _numbers(variable: keras.Variable) -> list[Any]:
+    return list(tf_strategies.primary(variable.value).numpy().tolist())

@@ -1,0 +1,339 @@
+"""The reducer that compresses: which gradients travel as a codec makes them, and what each replica remembers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives import buckets
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compression import seeds
+from tfdist.compression.codec import Codec, reduced_bytes
+from tfdist.compression.codec_exchange import carried
+from tfdist.compression.messages import Context
+from tfdist.gradients.reduction import replica_sums
+from tfdist.gradients.reduction.codec_memory import Memory
+from tfdist.gradients.reduction.codec_plan import Plan
+from tfdist.gradients.reduction.reducer import Gradient, GradientReducer, choices_of
+
+# Of how many members a gradient is judged: what is remembered must not depend on how many there are.
+_MEMBERS = 2
+_RATE = "compression_learning_rate"
+
+
+class _Unit:
+    """Gradients that are compressed as one tensor.
+
+    Args:
+        codec: compresses it.
+        gradients: by their index among those of the update.
+        values: dense, float32 or float64, of one dtype.
+    """
+
+    def __init__(self, codec: Codec, gradients: dict[int, Gradient], values: dict[int, tf.Tensor]) -> None:
+        self.codec = codec
+        self.gradients = gradients
+        self.indices = list(gradients)
+        self.places = [one.place for one in gradients.values()]
+        self.label = "compressed " + " and ".join(one.path for one in gradients.values())
+        self.turn = max(one.turn for one in gradients.values())
+        self._shapes = [value.shape for value in values.values()]
+        self.value = joined(list(values.values()))
+
+    def apart(self, value: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Return the value for each gradient, by its index."""
+        if len(self.indices) == 1:
+            return {self.indices[0]: value}
+        parts = tf.split(value, [shape.num_elements() for shape in self._shapes])
+        shaped = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return dict(zip(self.indices, shaped, strict=True))
+
+    def check(self) -> Gradient:
+        """Return zero, or no number where any of it is not finite: codecs may make finite numbers of those."""
+        finite = tf.reduce_all(tf.math.is_finite(self.value))
+        return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite", turn=self.turn)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What an optimizer asks of the reduction: puts a codec around what brings replicas together.
+
+    Attributes:
+        codec: compresses.
+        learning_rate: returns that of this update, a scalar.
+    """
+
+    codec: Codec
+    learning_rate: Callable[[], Any] | None = None
+
+    def __call__(self, inner: GradientReducer) -> "Compressed":
+        """Return the reducer around another."""
+        return Compressed(self.codec, inner, learning_rate=self.learning_rate)
+
+
+def codec_of(optimizer: Any) -> Codec | None:
+    """Return the codec that an optimizer asks for, or None."""
+    compression = choices_of(optimizer).compression
+    return compression.codec if isinstance(compression, Compression) else None
+
+
+class Compressed:
+    """Compresses gradients of two axes or more that it makes small enough; hands the others on as they are.
+
+    What each replica remembers is a variable of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are
+    handed on: they are few already. A gradient that is not finite on one replica is not finite on any.
+
+    Args:
+        codec: compresses.
+        seed: of random numbers; the same on all replicas.
+        learning_rate: returns that of this update, float32 scalar.
+        inner: brings the replicas together.
+    """
+
+    def __init__(
+        self, codec: Codec, inner: GradientReducer, *, seed: int = 0, learning_rate: Callable[[], Any] | None = None
+    ) -> None:
+        self._codec = codec
+        self._inner = inner
+        self._seed = seed
+        self._learning_rate = learning_rate if codec.needs_learning_rate else None
+        self._plan = Plan(codec)
+        self._memory = Memory(self._plan.options)
+        self._specs: dict[int, tf.TensorSpec] = {}
+        self._never: set[int] = set()  # of those, what is not compressed and has a momentum all the same
+
+    def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
+        """Make and return what is remembered of each gradient, and how often it was compressed among how many."""
+        fine = [place for place, spec in enumerate(specs) if is_compressed(self._codec, spec)]
+        remembered = range(len(specs)) if self._codec.has_momentum else fine
+        self._specs = {
+            place: tf.TensorSpec(specs[place].shape, _wide(specs[place].dtype), specs[place].name)
+            for place in remembered
+            if specs[place].dtype.is_floating
+        }
+        self._never = set(self._specs) - set(fine)
+        counters = self._plan.counters(len(specs))
+        if self._learning_rate is not None:
+            counters.append((_RATE, tf.zeros([], tf.float32)))
+        self._memory.make(self._specs, len(specs), counters)
+        return [*self._memory.variables, *self._inner.variables(specs)]
+
+    def sharded_state(self) -> list[ShardedState]:
+        """Return what is remembered; the next update of other replicas sends all that was held back."""
+        return [*self._memory.sharded_state(), *self._inner.sharded_state()]
+
+    def renew(self, workers: Any, trained_seconds: float) -> bool:
+        """Choose codecs if they are to be chosen, see `Plan.renew`; return whether the step is to be traced anew."""
+        return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs, trained_seconds)
+
+    def alone(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Return what a replica without others has in the place of sums: nothing is lost, and nothing held back."""
+        if self._codec.has_momentum:
+            return [self._whole(one) for one in gradients]
+        mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
+        if not mine or not self._codec.has_memory or tf_strategies.replica_count(tf.distribute.get_strategy()) > 1:
+            return gradients
+        places = [one.place for one in mine.values()]
+        members = tf.gather(tf.convert_to_tensor(self._memory.members), places)
+
+        def with_what_was_held_back() -> list[tf.Tensor]:
+            sent = [self._whole(one).value for one in mine.values()]
+            self._memory.count(places, 1)
+            return sent
+
+        # of a time when there were more replicas
+        is_first = tf.reduce_any((members != 0) & (members != 1))
+        values = tf.cond(is_first, with_what_was_held_back, lambda: [one.value for one in mine.values()])
+        sent = dict(zip(mine, values if len(mine) > 1 else tf.nest.flatten(values), strict=True))
+        return [replace(one, value=sent[i]) if i in sent else one for i, one in enumerate(gradients)]
+
+    def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Return the sums over replicas, or what the codecs have made of them."""
+        gradients = [self._whole(one) if one.place in self._never else self._dense(one) for one in gradients]
+        units = self._units(gradients)
+        compressed = {index for unit in units for index in unit.indices}
+        others = [index for index in range(len(gradients)) if index not in compressed]
+        checked = [unit for unit in units if unit.codec.accuracy not in ("lossless", "rounded")]
+        arrived = self._inner.reduce([*(gradients[index] for index in others), *(unit.check() for unit in checked)])
+        values = {index: one.value for index, one in zip(others, arrived, strict=False)}
+        checks = dict(zip(map(id, checked), arrived[len(others) :], strict=True))
+        for unit, total in zip(units, self._exchanged(units) if units else [], strict=True):
+            if id(unit) in checks:
+                total = total + tf.cast(checks[id(unit)].value, total.dtype)
+            values.update(unit.apart(total))
+        return [replace(one, value=_in_dtype_of(one, values[index])) for index, one in enumerate(gradients)]
+
+    def _units(self, gradients: list[Gradient]) -> list[_Unit]:
+        """Return what is compressed, as it is compressed: what is made first comes first."""
+        groups: dict[int, dict[int, tf.Tensor]] = {}
+        codecs: dict[int, Codec] = {}
+        for index in sorted(range(len(gradients)), key=lambda index: gradients[index].turn):
+            one = gradients[index]
+            codec = self._plan.of(one.place) if one.place in self._specs and one.place not in self._never else None
+            if codec is not None and not _has_rows(one):
+                codecs[id(codec)] = codec
+                groups.setdefault(id(codec), {})[index] = tf.cast(one.value, _wide(one.value.dtype))
+        size = tf_strategies.bucket_bytes_here() or buckets.DEFAULT_BYTES
+        units = []
+        for key, dense in groups.items():
+            codec = codecs[key]
+            parts = grouped(codec, dense, size)
+            units += [_Unit(codec, {i: gradients[i] for i in part}, {i: dense[i] for i in part}) for part in parts]
+        return units
+
+    def _dense(self, gradient: Gradient) -> Gradient:
+        """Return a gradient without rows where they have a momentum too."""
+        return replace(gradient, value=tf.convert_to_tensor(gradient.value)) if self._codec.has_momentum else gradient
+
+    def _whole(self, gradient: Gradient) -> Gradient:
+        """Return what a codec sends of a gradient where it does not compress; remember what it remembers then."""
+        codec = self._plan.of(gradient.place) or self._plan.options[-1]
+        variables = self._memory.of(gradient.place, codec)
+        value = tf.convert_to_tensor(gradient.value)
+        given = tf.cast(value, _wide(value.dtype)), tuple(tf.convert_to_tensor(one) for one in variables)
+        context = seeds.context(0, tf_strategies.replicas_here())
+        sent, after = codec.whole(*given, context)
+        for variable, state in zip(variables, after, strict=True):
+            variable.assign(state)
+        return replace(gradient, value=tf.cast(sent, value.dtype))
+
+    def _exchanged(self, units: list[_Unit]) -> list[tf.Tensor]:
+        """Return the totals of units; remember what the next update needs."""
+        places = [place for unit in units for place in unit.places]
+        size = tf_strategies.replicas_here()
+        contexts = self._contexts(units, size)
+        given = [(unit, self._state(unit), context) for unit, context in zip(units, contexts, strict=True)]
+        carrier = _Carrier(self._inner, units)
+
+        def compressed() -> list[Any]:
+            exchanges = [unit.codec.exchange(unit.value, state, context) for unit, state, context in given]
+            ends = carried(exchanges, [unit.label for unit in units], carrier)
+            return [[end.total for end in ends], [list(end.state) for end in ends]]
+
+        def whole() -> list[Any]:
+            sent = [unit.codec.whole(unit.value, state, context) for unit, state, context in given]
+            totals = carrier.all_reduce([tensor for tensor, _ in sent], [f"{unit.label}, whole" for unit in units])
+            return [totals, [list(state) for _, state in sent]]
+
+        if any(unit.codec.start_after or unit.codec.has_memory for unit in units):
+            totals, after = tf.cond(self._is_whole(units, size), whole, compressed)
+        else:
+            totals, after = compressed()
+        for unit, state in zip(units, after, strict=True):
+            self._remember(unit, state)
+        self._memory.count(places, size)
+        return list(totals)
+
+    def _is_whole(self, units: list[_Unit], size: int) -> tf.Tensor:
+        """Return whether nothing is compressed in this update: in the first ones, and the first of other replicas."""
+        places = [place for unit in units for place in unit.places]
+        start_after = [unit.codec.start_after for unit in units for _ in unit.places]
+        updates, members = (
+            tf.gather(tf.convert_to_tensor(one), places) for one in (self._memory.updates, self._memory.members)
+        )
+        return tf.reduce_any((updates < start_after) | ((members != 0) & (members != size)))
+
+    def _contexts(self, units: list[_Unit], size: int) -> list[Context]:
+        updates = tf.convert_to_tensor(self._memory.updates)
+        slower = None
+        if self._learning_rate is not None:
+            last_rate = self._memory.others[_RATE]
+            rate, last = tf.cast(self._learning_rate(), tf.float32), tf.convert_to_tensor(last_rate)
+            slower = tf.where(last > 0, tf.math.divide_no_nan(last, rate), 1.0)
+            last_rate.assign(rate)
+        rank = tf_strategies.replica_index()
+        return [
+            seeds.context(
+                rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
+            )
+            for unit in units
+        ]
+
+    def _state(self, unit: _Unit) -> tuple[tf.Tensor, ...]:
+        own = [[tf.convert_to_tensor(one) for one in self._memory.of(place, unit.codec)] for place in unit.places]
+        return tuple(joined(values) for values in zip(*own, strict=True))
+
+    def _remember(self, unit: _Unit, state: Sequence[tf.Tensor]) -> None:
+        for number, value in enumerate(state):
+            for place, part in zip(unit.places, unit.apart(value).values(), strict=True):
+                self._memory.of(place, unit.codec)[number].assign(part)
+
+
+class _Carrier:
+    """What carries the tensors of a replica's exchanges.
+
+    Args:
+        inner: adds up over replicas.
+        units: what the tensors are of, in the order of the exchanges.
+    """
+
+    def __init__(self, inner: GradientReducer, units: Sequence[_Unit]) -> None:
+        self._inner = inner
+        self._turns = {unit.label: unit.turn for unit in units}
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
+        """Return the sums over replicas, in buckets."""
+        gradients = [
+            Gradient(tensor, label, turn=self._turns[label.rsplit(", ", 1)[0]])
+            for tensor, label in zip(tensors, labels, strict=True)
+        ]
+        return [one.value for one in self._inner.reduce(gradients)]
+
+    def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows for this replica."""
+        arrived = replica_sums.rows_for_this_replica(rows, label)
+        return tf.ensure_shape(arrived, rows.shape)
+
+    def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas."""
+        return replica_sums.rows_from_replicas(rows, label)
+
+
+def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:
+    """Return which tensors a codec compresses together, by their indices.
+
+    Args:
+        codec: which may want each by itself.
+        tensors: or their specs; what is there first comes first.
+        bucket_bytes: how many bytes are compressed together.
+    """
+    return [[index] for index in tensors] if codec.by_tensor else buckets.in_buckets(tensors, bucket_bytes)
+
+
+def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the one tensor as which several are compressed."""
+    return values[0] if len(values) == 1 else tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+
+
+def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:
+    """Return whether a codec is used for the gradients of a variable.
+
+    Args:
+        codec: has `min_saving`.
+        spec: of the variable.
+
+    Example:
+        >>> from tfdist.compression import QSGD
+        >>> [is_compressed(QSGD(bits=8), tf.TensorSpec(shape, tf.float32)) for shape in ([500, 10], [500])]
+        [True, False]
+    """
+    if not spec.dtype.is_floating or spec.shape.rank < 2 or not spec.shape.num_elements():
+        return False
+    wide = tf.TensorSpec(spec.shape, _wide(spec.dtype))
+    whole = reduced_bytes(spec.shape.num_elements(), spec.dtype.size, _MEMBERS)
+    return whole >= codec.min_saving * codec.wire_bytes(wide, _MEMBERS)
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype.size < 4 else dtype
+
+
+def _has_rows(gradient: Gradient) -> bool:
+    return isinstance(gradient.value, tf.IndexedSlices)
+
+
+def _in_dtype_of(gradient: Gradient, value: Any) -> Any:
+    return value if isinstance(value, tf.IndexedSlices) else tf.cast(value, gradient.value.dtype)

@@ -1,0 +1,141 @@
+"""Sums over replicas, from inside a replica."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.collective import with_rows
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps import replica_contexts
+from tfdist.compat.tensorflow.steps.reduction_options import ValueOptions
+
+
+def sum_over_replicas(
+    tensors: list[Any],
+    *,
+    labels: Sequence[str] = (),
+    keep_duplicate_indices: bool = True,
+    is_differentiable: bool = True,
+) -> list[Any]:
+    """Return the sums over all replicas of tensors that every replica of the strategy holds.
+
+    To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
+    together, in buckets that fill in the order given.
+
+    Args:
+        tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
+        labels: what the tensors are, for messages.
+        keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `ValueOptions`.
+        is_differentiable: whether a gradient may be taken through the sums. Then each of them waits for the last one.
+    Returns:
+        The sums, in the order of ``tensors``, equal bit for bit on every replica.
+    """
+    replica_context = tf.distribute.get_replica_context()
+    own = replica_contexts.own_all_reduce(replica_context)
+    reduce = own if is_differentiable else tf_strategies.all_reduce_of(replica_context)
+    names = list(labels) or [""] * len(tensors)
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        groups[tensor.dtype].append(index)
+    sums: list[Any] = [None] * len(tensors)
+    for indices in groups.values():
+        options = ValueOptions([names[index] for index in indices], keep_duplicate_indices=keep_duplicate_indices)
+        reduced = reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in indices], options)
+        for index, value in zip(indices, reduced, strict=True):
+            sums[index] = value
+    return sums
+
+
+def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
+    """Return for each tensor those of all replicas, shape (replicas, ...), in the order of the replicas.
+
+    To be called in a replica context, by all replicas. Tensors of one dtype travel together.
+
+    Args:
+        tensors: of equal shape and dtype on every replica.
+        label: what they are; no other call in a step has it.
+    """
+    replicas = tf_strategies.replicas_here()
+    if replicas == 1:
+        return [tensor[tf.newaxis] for tensor in tensors]
+    gathered: list[Any] = [None] * len(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = tf.concat([tf.reshape(tensors[index], [1, -1]) for index in mine], axis=1)
+        rows = tf.distribute.get_strategy().extended.all_gather_in_replica(flat, f"{label} {dtype.name}")
+        parts = tf.split(rows, [tf.size(tensors[index]) for index in mine], axis=1, num=len(mine))
+        for index, part in zip(mine, parts, strict=True):
+            gathered[index] = tf.reshape(part, with_rows([replicas], tensors[index][tf.newaxis]))
+    return gathered
+
+
+class Replicas:
+    """The replicas of the strategy in whose replica context this is used, see `step.Group`."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return tf_strategies.replicas_here()
+
+    @property
+    def index(self) -> int:
+        """The number of this one."""
+        return tf_strategies.replica_index()
+
+    def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all replicas, see `rows_from_replicas`."""
+        return rows_from_replicas(tensor, label)
+
+    def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum over replicas of a tensor with rows, of which there may be others in the next step."""
+        return tf.distribute.get_strategy().extended.sum_in_replica(tensor, label)
+
+
+def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
+    """Return the rows of all replicas, in the order of the replicas; they may have different numbers of rows.
+
+    To be called in a replica context, by all replicas.
+
+    Args:
+        tensor: numbers or bools, shape (rows, ...).
+        label: what it is; no other call in a step has it.
+    """
+    return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
+
+
+def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
+    """Return the rows that replicas have for this one, a row of each, in the order of the replicas.
+
+    To be called in a replica context, by all replicas.
+
+    Args:
+        tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
+        label: what it is; no other call in a step has it.
+    """
+    return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
+
+
+def weighted(tensor: Any, share: tf.Tensor) -> Any:
+    """Return ``tensor * share``, and exactly zero where the share is zero: a replica without examples may hold NaN."""
+    return mapped(lambda value: tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)), tensor)
+
+
+def mapped(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """Return a function of a gradient's values; of `tf.IndexedSlices`, of the values of its rows; None of None."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else function(gradient)
+
+
+def are_finite(gradients: list[Any]) -> tf.Tensor:
+    """Return whether all values of all gradients are finite, bool scalar.
+
+    Example:
+        >>> bool(are_finite([tf.constant([1.0]), None, tf.constant([float("inf")])]))
+        False
+    """
+    values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+    found = [tf.reduce_all(tf.math.is_finite(value)) for value in values if value is not None]
+    return tf.reduce_all(tf.stack(found)) if found else tf.constant(True)

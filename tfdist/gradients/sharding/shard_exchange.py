@@ -1,0 +1,192 @@
+"""Send gradients to the workers that update their parts, and the new weights back to all.
+
+Both go in buckets that fill in the order in which gradients are made, as an all_reduce does, and move as many bytes
+together: a reduce_scatter is its first half, an all_gather its second.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import buckets
+from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers import agreement
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import backpressure, sharded_variable
+from tfdist.gradients.reduction import reducer
+from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch
+
+
+class ReduceScatter(reducer.Stateless):
+    """The exchange that leaves on each worker the sum of its part, see `reducer.GradientReducer`.
+
+    Rows of tables, and gradients of variables that are not divided, are added up on all workers, of which each keeps
+    its part.
+
+    Args:
+        traced: carries them.
+        parts: of the gradients that `reduce` will be given, in their order.
+    """
+
+    def __init__(self, traced: TracedCollective, parts: Sequence[Part]) -> None:
+        self._traced = traced
+        self._parts = list(parts)
+
+    def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
+        """Return the sums of this worker's parts, in the order given."""
+        parts = self._parts
+        divided = [i for i, one in enumerate(gradients) if isinstance(parts[i], Stretch) and _is_dense(one)]
+        others = [i for i in range(len(gradients)) if i not in set(divided)]
+        sums = list(gradients)
+        order = sorted(divided, key=lambda i: gradients[i].turn)
+        dense = {i: tf.convert_to_tensor(gradients[i].value) for i in order}
+        under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
+        for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
+            wholes = [dense[i] for i in bucket]
+            backpressure.hold_back(wholes, under_way.before(wholes))
+            shaped = {i: _stretch(parts[i]) for i in bucket}
+            rows = joined([shaped[i].spread(dense[i]) for i in bucket])
+            label = " and ".join(f"gradient of {gradients[i].path}" for i in bucket)
+            mine = tf.reshape(self._traced.reduce_scatter(rows, label), [-1])
+            under_way.left_by(mine)
+            pieces = tf.split(mine, [shaped[i].width for i in bucket]) if len(bucket) > 1 else [mine]
+            for i, piece in zip(bucket, pieces, strict=True):
+                sums[i] = replace(gradients[i], value=piece[: shaped[i].shape[0]])
+        arrived = reducer.AllReduce().reduce([gradients[i] for i in others]) if others else []
+        for i, whole in zip(others, arrived, strict=True):
+            sums[i] = replace(whole, value=parts[i].of(whole.value))
+        return sums
+
+
+class _UnderWay:
+    """What a step may have under way: as many bytes as two buckets, or two of the largest that travels by itself.
+
+    One travels, and the next one is made. Small ones that come between them do not count.
+
+    Args:
+        bucket_bytes: how large a bucket is.
+        alike: what will be under way, or specs of it.
+    """
+
+    def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
+        largest = max([bucket_bytes, *map(_bytes, alike)])
+        self._most = 2 * largest + largest // 4
+        self._gone: list[tuple[int, Any]] = []
+        self._next = 0
+
+    def before(self, wholes: Sequence[Any]) -> list[Any]:
+        """Return what must be there before tensors are made, of those that `left_by` was given: none, or one."""
+        held = self._next = sum(map(_bytes, wholes))
+        for size, arrived in reversed(self._gone):
+            held += size
+            if held > self._most:
+                return [arrived]
+        return []
+
+    def left_by(self, arrived: Any) -> None:
+        """Take note of what comes after the tensors that `before` was asked about last."""
+        self._gone.append((self._next, arrived))
+
+
+def reduced(
+    traced: TracedCollective,
+    gradients: list[reducer.Gradient],
+    parts: Sequence[Part],
+    over_replicas: reducer.OverReplicas,
+    choices: reducer.Choices,
+) -> list[reducer.Gradient]:
+    """Return this worker's parts of the gradients of the global batch.
+
+    Args:
+        traced: carries them.
+        gradients: of this worker, weighted.
+        parts: of each.
+        over_replicas: the way for whole gradients, which codecs and Adasum need.
+        choices: the optimizer's.
+    """
+    needs_whole = choices.kind == "adasum" or choices.compression is not None
+    if needs_whole or tf_strategies.replicas_here() == 1:
+        arrived = over_replicas.reduce(gradients)
+        return [replace(one, value=part.of(one.value)) for one, part in zip(arrived, parts, strict=True)]
+    return reducer.composed(choices, ReduceScatter(traced, parts)).reduce(gradients)
+
+
+def assign_wholes(
+    traced: TracedCollective, variables: Sequence[Any], parts: Sequence[Part], value: Callable[[int], Any]
+) -> None:
+    """Give variables on all workers what each worker has of their new values, few of them at once.
+
+    Args:
+        traced: carries them.
+        variables: Keras variables.
+        parts: of each.
+        value: makes this worker's part of the new value of the variable with an index; called once for each.
+    """
+    every = range(len(variables))
+    apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # nobody has the whole
+    everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
+    paths = agreement.relative_paths([variable.path for variable in variables])
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
+    under_way = _UnderWay(traced.bucket_bytes, specs)
+    for i in apart:
+        with tf.control_dependencies(under_way.before([specs[i]])):
+            part = sharded_variable.part_of(variables[i])
+            part.assign(value(i))
+            under_way.left_by(tf.convert_to_tensor(part))
+    assigned: list[Any] = []  # of what travelled last; reading it comes after the assignment, and copies nothing
+    for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
+        wholes = {i: specs[i] for i in every if isinstance(parts[i], kind) and i not in set(apart)}
+        for bucket in buckets.in_buckets(wholes, traced.bucket_bytes):
+            label = " and ".join(f"new {paths[i]}" for i in bucket)
+            with tf.control_dependencies(under_way.before([specs[i] for i in bucket])):
+                mine = [tf.convert_to_tensor(value(i)) for i in bucket]
+            with tf.control_dependencies(assigned):  # the whole is there twice until then
+                arrived = send(traced, mine, [parts[i] for i in bucket], label)
+                for i, whole in zip(bucket, arrived, strict=True):
+                    variables[i].assign(whole)
+                last = variables[bucket[-1]]
+                assigned = [tf.convert_to_tensor(sharded_variable.part_of(last) if _is_divided(last) else last.value)]
+            under_way.left_by(assigned[0])
+    for i in everywhere:
+        variables[i].assign(value(i))
+
+
+def _send_stretches(traced: TracedCollective, values: list[Any], parts: list[Any], label: str) -> list[Any]:
+    mine = joined([part.padded(value) for value, part in zip(values, parts, strict=True)])
+    widths = [part.width for part in parts]
+    rows = tf.reshape(traced.all_gather(mine, label), [traced.size, sum(widths)])
+    pieces = tf.split(rows, widths, axis=1) if len(parts) > 1 else [rows]
+    return [part.joined(piece) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _send_owned(traced: TracedCollective, values: list[Any], parts: list[Any], label: str) -> list[Any]:
+    flat = [tf.reshape(value, [-1]) for value in values]  # nothing where it is another's
+    order = sorted(range(len(parts)), key=lambda i: parts[i].owner)  # as the rows of workers come, one after the other
+    counts = [Stretch(parts[i].whole, 0, 1).count for i in order]
+    rows = tf.reshape(traced.all_gather(tf.concat(flat, axis=0), label), [sum(counts)])
+    pieces = dict(zip(order, tf.split(rows, counts), strict=True))
+    return [tf.reshape(pieces[i], parts[i].whole) for i in range(len(parts))]
+
+
+def joined(rows: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return matrices of as many rows side by side; one alone as it is, which copies nothing."""
+    return rows[0] if len(rows) == 1 else tf.concat(rows, axis=1)
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
+
+
+def _is_divided(variable: Any) -> bool:
+    return sharded_variable.sharding_of(variable) is not None
+
+
+def _stretch(part: Part) -> Stretch:
+    assert isinstance(part, Stretch)
+    return part
+
+
+def _is_dense(gradient: reducer.Gradient) -> bool:
+    return not isinstance(gradient.value, tf.IndexedSlices)

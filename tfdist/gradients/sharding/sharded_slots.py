@@ -1,0 +1,167 @@
+"""Sharded data parallelism of one strategy: which optimizers take part, and what each worker has of them.
+
+Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", 2020. There a partition is of all parameters in a row; here each variable is divided, so that slots keep their
+names and are as even, and what is kept does not depend on buckets.
+"""
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.reduction import norms, reducer
+from tfdist.gradients.sharding import shard_exchange, slot_saving
+from tfdist.gradients.sharding.sharded_updates import Updates
+from tfdist.gradients.sharding.variable_parts import Everywhere, Part
+from tfdist.monitor.recording import graph_stamps
+from tfdist.monitor.recording.rows import Column
+
+#: of an optimizer, its `Updates`
+UPDATES = "tfdist_updates"
+
+
+class OptimizerSharding:
+    """What a strategy shards of its optimizers.
+
+    Args:
+        stage: 1: the slots of optimizers. 2: gradients that are accumulated, too.
+        workers: of the strategy, with one replica each.
+        traced: carries gradients and weights between them.
+    """
+
+    def __init__(self, stage: int, workers: Workers, traced: TracedCollective) -> None:
+        self.stage = stage
+        self.workers = workers
+        self.traced = traced
+        self._gathered: dict[int, Any] = {}
+
+    def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Let an optimizer that is being created in the strategy's scope have slots for parts; twice does nothing."""
+        own = vars(optimizer)
+        if "save_own_variables" in own:
+            return
+        own["save_own_variables"] = functools.partial(slot_saving.save, optimizer, self.gathered, self._gathered)
+        own["load_own_variables"] = functools.partial(slot_saving.load, optimizer)
+        if keras_optimizer.hands_on(type(optimizer)):
+            if hasattr(optimizer, "check_finite"):
+                own["check_finite"] = lambda grads: norms.are_finite(grads, self.total)
+            return
+        updates = Updates(optimizer, self.traced)
+        keras_sharded.let_update_parts(optimizer, updates)
+        own[UPDATES] = updates
+        own["sharded_state"] = updates.sharded_state
+
+    def accumulates_parts(self, choices: reducer.Choices) -> bool:
+        """Return whether gradients that are accumulated are this worker's parts, each micro-batch's reduced by itself.
+
+        Args:
+            choices: of the optimizer that accumulates.
+        Raises:
+            UnsupportedError: it asks for what needs whole gradients.
+        """
+        if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
+            what = "compression" if choices.compression is not None else 'reduction="adasum"'
+            raise UnsupportedError(
+                f"accumulate_steps and {what} are given together, which needs whole accumulated gradients on every "
+                f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1.",
+                name="accumulate_steps",
+                received=what,
+            )
+        return self.stage > 1
+
+    def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> AbstractContextManager[None]:
+        """Return a context in which an optimizer reduces and updates.
+
+        Args:
+            optimizer: whose `apply` is about to be called.
+            variables: what it is given, or None.
+        """
+        del optimizer, variables
+        return contextlib.nullcontext()
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the sum over workers of a vector that each of them has."""
+        return self.traced.all_reduce([vector], ["numbers of all gradients"])[0]
+
+    def reduced(
+        self,
+        gradients: list[reducer.Gradient],
+        parts: Sequence[Part],
+        over_replicas: reducer.OverReplicas,
+        choices: reducer.Choices,
+    ) -> list[reducer.Gradient]:
+        """Return this worker's parts of the gradients of the global batch, see `exchange.reduced`."""
+        return shard_exchange.reduced(self.traced, gradients, parts, over_replicas, choices)
+
+    def gathered(self, optimizers: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return a context in which optimizers are saved whole; every worker must enter it, see `saving.gathered`."""
+        return slot_saving.gathered(self.workers, optimizers, self._gathered)
+
+
+def of(optimizer: Any) -> OptimizerSharding | None:
+    """Return how an optimizer is sharded, by the strategy in whose scope it was created; None if it is not."""
+    return getattr(keras_optimizer.created_under(optimizer), "sharding", None)
+
+
+def reduced(
+    optimizer: Any,
+    gradients: list[reducer.Gradient],
+    variables: Sequence[Any],
+    over_replicas: reducer.OverReplicas,
+    *,
+    scale: Any = None,
+) -> list[reducer.Gradient]:
+    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded.
+
+    Args:
+        optimizer: which is built, if it is sharded.
+        gradients: of this worker, weighted.
+        variables: of these gradients.
+        over_replicas: the way for whole gradients.
+        scale: by which the gradients are multiplied for now, with the loss; None for 1. What is noted of their norm is
+            without it.
+    """
+    sharding = of(optimizer)
+    if sharding is None:
+        arrived = over_replicas.reduce(gradients)
+    else:
+        parts = parts_of(optimizer, variables)
+        arrived = sharding.reduced(gradients, parts, over_replicas, reducer.choices_of(optimizer))
+    graph_stamps.mark(Column.REDUCED, [one.value for one in arrived])
+    stamps = graph_stamps.current()
+    if stamps is not None and arrived:
+        scale = None if scale is None else tf.convert_to_tensor(scale)
+        stamps.gradient_norm(norms.all_squares, [one.value for one in arrived], scale=scale)
+    return arrived
+
+
+def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:
+    """Return this worker's parts of variables of an optimizer that is built, or hands gradients on to one that is."""
+    known = updates_of(optimizer)
+    found = [next(filter(None, (one.part_of(variable) for one in known)), None) for variable in variables]
+    # of a variable that is not known Keras says so
+    return [part or Everywhere(tuple(one.shape)) for part, one in zip(found, variables, strict=True)]
+
+
+def gathering(model: keras.Model) -> AbstractContextManager[None]:
+    """Return a context in which a model's optimizers are saved whole; every worker must enter it."""
+    optimizers = [one for one in keras_model.optimizers(model) if of(one) is not None]
+    sharding = of(optimizers[0]) if optimizers else None
+    return contextlib.nullcontext() if sharding is None else sharding.gathered(optimizers)
+
+
+def updates_of(optimizer: Any) -> list[Updates]:
+    """Return the sharded updates of an optimizer, and of those that it hands gradients on to."""
+    found = [vars(one).get(UPDATES) for one in keras_optimizer.chain(optimizer)]
+    return [one for one in found if one is not None]

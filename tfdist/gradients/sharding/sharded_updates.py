@@ -1,0 +1,235 @@
+"""The updates of one optimizer whose slots are sharded: each worker updates its parts, and all get the new weights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.reduction import norms
+from tfdist.gradients.sharding import shard_exchange, slot_saving
+from tfdist.gradients.sharding.variable_part import VariablePart
+from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch, balanced
+
+
+class Updates:
+    """What `compat.keras.sharded_optimizer` asks for: parts of an optimizer's variables, and what is done with them.
+
+    Where the update of an element looks at no other one, each variable is divided evenly by elements. Other optimizers
+    look at whole variables (norms of layers, rows and columns), so each variable is updated whole by one worker, and
+    these are balanced by size.
+
+    Args:
+        optimizer: one that updates variables by itself; it may not be built.
+        traced: of the workers.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, traced: TracedCollective) -> None:
+        self._optimizer = optimizer
+        self._traced = traced
+        self._parts: dict[str, Part] = {}
+        self._variables: dict[str, Any] = {}
+
+    @property
+    def divides(self) -> bool:
+        """Whether variables are divided by elements."""
+        return keras_optimizer.updates_elements(self._optimizer)
+
+    def part_of(self, variable: Any) -> Part | None:
+        """Return this worker's part of a variable; None where the optimizer does not know it."""
+        return self._parts.get(keras_sharded.key_of(self._optimizer, variable))
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return the sum over workers."""
+        return self._traced.all_reduce([vector], ["numbers of all gradients"])[0]
+
+    # What Keras' optimizer asks for
+
+    def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
+        """Divide the variables that the optimizer is built for, and return what it makes slots of.
+
+        Raises:
+            UnsupportedError: an optimizer of the user's own does more than to update variables one by one.
+        """
+        _require_known(self._optimizer)
+        shapes = [tuple(variable.shape) for variable in variables]
+        rank, size = self._traced.rank, self._traced.size
+        parts: list[Part] = (
+            [Stretch(shape, rank, size) for shape in shapes] if self.divides else [*balanced(shapes, rank, size)]
+        )
+        for place, variable in enumerate(variables):
+            if getattr(variable, "overwrite_with_gradient", False):
+                parts[place] = Everywhere(shapes[place])
+        keys = [keras_sharded.key_of(self._optimizer, variable) for variable in variables]
+        self._parts = dict(zip(keys, parts, strict=True))
+        self._variables = dict(zip(keys, variables, strict=True))
+        made = zip(variables, parts, strict=True)
+        return [one if isinstance(part, Everywhere) else self._stand_in(one, part, one.name) for one, part in made]
+
+    def made(self, slot: Any, stand_in: Any) -> None:
+        """Note of which part a slot is."""
+        variable = stand_in.whole if isinstance(stand_in, VariablePart) else stand_in
+        part = self.part_of(variable)
+        if part is not None:
+            slot_saving.note_part(slot, part)
+
+    def built(self) -> None:
+        """Note what an optimizer that looks at whole variables has made after their shapes, as Adafactor its rows.
+
+        Raises:
+            UnsupportedError: one of the user's own keeps numbers, and nothing says of which variable.
+        """
+        if self.divides:
+            return
+        for one in self._optimizer.variables:
+            if len(one.shape) and slot_saving.part_of(one) is None:
+                slot_saving.note_part(one, "owned")
+        numbers = keras_sharded.numbers_of(self._optimizer)
+        if numbers and keras_sharded.is_of_ones_own(self._optimizer):
+            raise UnsupportedError(
+                f"the optimizer {type(self._optimizer).__name__!r} keeps the number {numbers[0].name!r}, and its "
+                "variables are updated by several workers: nothing says which of them changes it. Keep it for each "
+                "variable, with the variable's shape, or take MultiWorkerMirroredStrategy without shard_optimizer.",
+                name=type(self._optimizer).__name__,
+                received=numbers[0].name,
+            )
+
+    def clipped(self, grads: list[Any]) -> list[Any]:
+        """Return the gradients of parts, clipped as the optimizer asks for."""
+        own = self._optimizer
+        if own.clipnorm:
+            return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
+        if not own.global_clipnorm:
+            return keras_optimizer.own_clip(own, grads)
+        # what Keras scales is dense afterwards
+        clipped = norms.clipped(grads, self.total, global_clipnorm=own.global_clipnorm)
+        return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
+
+    def decay(self, variables: Sequence[Any]) -> None:
+        """Decay this worker's variables; where it has parts of them, that comes with the update."""
+        if not self.divides:
+            mine = [
+                one for one in variables if _is_mine(self._known(one)) and sharded_variable.sharding_of(one) is None
+            ]
+            keras_sharded.decay_wholes(self._optimizer, mine)
+
+    def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
+        """Update the parts, and give the new weights to all workers."""
+        variables = [self._variables[keras_sharded.key_of(self._optimizer, one)] for _, one in pairs]
+        parts = [self._known(variable) for variable in variables]
+        for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):
+            self._require_part(grad, part, variable)
+        # one after the other: all of them at once would take as much memory again
+        if self.divides:
+            moving = self.readable(variables)
+
+            def new(i: int) -> Any:
+                keras_sharded.decay(self._optimizer, moving[i])
+                self._optimizer.update_step(pairs[i][0], moving[i], learning_rate)
+                return moving[i].value()
+        else:
+
+            def new(i: int) -> Any:
+                updated = self._updated if sharded_variable.sharding_of(variables[i]) is None else self._updated_apart
+                return updated(pairs[i], parts[i], learning_rate)
+
+        shard_exchange.assign_wholes(self._traced, variables, parts, new)
+
+    def _updated(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
+        """Return this worker's part of the new value of a variable of which it has the whole."""
+        variable = self._variables[keras_sharded.key_of(self._optimizer, pair[1])]
+        if _is_mine(part):
+            keras_sharded.update_whole(self._optimizer, pair, learning_rate)
+        return part.of(tf.convert_to_tensor(variable.value))
+
+    def _updated_apart(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
+        """Return the same of one of which all workers have a part: they gather it for the one that updates it."""
+        grad, one = pair
+        with tf.control_dependencies([grad]):
+            (whole,) = self.readable([self._variables[keras_sharded.key_of(self._optimizer, one)]])
+            whole.assign(whole.value())  # gathered once, by all
+        if _is_mine(part):
+            keras_sharded.decay(self._optimizer, whole)
+            self._optimizer.update_step(grad, whole, learning_rate)
+        return whole.value()
+
+    def readable(self, variables: Sequence[Any]) -> list[Any]:
+        """Return the parts of variables, to be read."""
+        # Keras decides by the names of TensorFlow's variables what is not decayed
+        return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
+
+    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables the values of which each worker has its part."""
+        shard_exchange.assign_wholes(
+            self._traced, variables, [self._known(one) for one in variables], values.__getitem__
+        )
+
+    # What is saved
+
+    def sharded_state(self) -> list[ShardedState]:
+        """Return what a backup keeps of each worker, see `checkpoint.sharding`."""
+        return slot_saving.states("the optimizer's slots", self._optimizer.variables)
+
+    def swap_averages(self) -> None:
+        """Exchange the weights and their moving averages, on all workers; every worker must call it."""
+        variables, averages = keras_sharded.averages(self._optimizer)
+        new = [tf.convert_to_tensor(average.value) for average in averages]
+        for average, part in zip(averages, self.readable(variables), strict=True):
+            average.assign(part.value())
+        self.assign(variables, new)
+
+    def average_weights(self) -> None:
+        """Let the moving averages be the weights."""
+        variables, averages = keras_sharded.averages(self._optimizer)
+        for average, part in zip(averages, self.readable(variables), strict=True):
+            average.assign(part.value())
+
+    def _stand_in(self, variable: Any, part: Part, name: str) -> VariablePart:
+        key = keras_sharded.key_of(self._optimizer, variable)
+        sharding = sharded_variable.sharding_of(variable)
+
+        def read() -> Any:
+            if sharding is None:
+                return part.of(tf.convert_to_tensor(variable.value))
+            mine = sharded_variable.part_of(variable).read_value()
+            if isinstance(part, Stretch):
+                return mine
+            whole = sharding.whole(mine)
+            with tf.control_dependencies([whole]):  # all gather it, also those that need nothing of it
+                return tf.identity(part.of(whole))
+
+        return VariablePart(variable, part.shape, read, name=name, unique_id=key)
+
+    def _known(self, variable: Any) -> Part:
+        part = self.part_of(variable)
+        assert part is not None, "Keras has looked whether the variable is known"
+        return part
+
+    def _require_part(self, grad: Any, part: Part, variable: Any) -> None:
+        if tuple(grad.shape) == part.shape or not grad.shape.is_fully_defined():
+            return
+        raise UnsupportedError(
+            f"the optimizer {self._optimizer.name!r} has sharded slots, and is given the whole gradient of "
+            f"{variable.path!r} outside of a step of model.fit. Put the loop's step into the train_step of a "
+            "keras.Model and call fit, or take MultiWorkerMirroredStrategy without shard_optimizer.",
+            name=self._optimizer.name,
+            received=variable.path,
+        )
+
+
+def _is_mine(part: Part) -> bool:
+    return not isinstance(part, Owned) or part.is_mine
+
+
+def _require_known(optimizer: keras.optimizers.Optimizer) -> None:
+    keras_sharded.require_update_step_alone(
+        optimizer,
+        because="a worker of sharded data parallelism has parts of them",
+        instead="MultiWorkerMirroredStrategy without shard_optimizer",
+    )

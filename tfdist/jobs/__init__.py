@@ -1,0 +1,31 @@
+"""Starts a script on several local workers, or on a chief that workers and parameter servers serve; supervises them.
+`notebook` does the same with a function, from a notebook, a REPL or a script.
+
+Loads no TensorFlow.
+
+Example:
+    >>> from pathlib import Path
+    >>> config = LaunchConfig(target="train.py", workers=2)
+    >>> [str(spec.task) for spec in planned(config, job_id="a", directory=Path("a"), agent_pid=0)]
+    ['worker 0', 'worker 1']
+"""
+
+from tfdist.jobs.agent.run_job import planned, run
+from tfdist.jobs.notebooks.notebook_job import notebook
+from tfdist.jobs.output.quiet import hide_noise
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.processes.worker_failure import Failure, Outcome, Record
+
+__all__ = [
+    "Failure",
+    "LaunchConfig",
+    "Outcome",
+    "Record",
+    "WorkerSpec",
+    "hide_noise",
+    "notebook",
+    "planned",
+    "require_script",
+    "run",
+]

@@ -1,0 +1,194 @@
+"""Observes the processes of a start and what they report, and does what was decided about them."""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterable
+
+from tfdist.cluster.job_files import tasks_file
+from tfdist.jobs.agent.process_report import Standing
+from tfdist.jobs.agent.shared_job import Job
+from tfdist.jobs.agent.status_channel import StatusChannel
+from tfdist.jobs.agent.worker_group import LOOK_SECONDS, WorkerGroup, recorded
+from tfdist.jobs.supervision import hangs
+from tfdist.jobs.supervision.evicting import Means, may_evict
+from tfdist.jobs.supervision.hangs import Hang, Hung, Patience, Seen
+from tfdist.jobs.supervision.supervisor_state import (
+    Action,
+    Event,
+    Evict,
+    GoOn,
+    Looked,
+    Phase,
+    Rules,
+    Send,
+    Start,
+    State,
+    Stop,
+    StopAfter,
+    Tick,
+)
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import HALTED
+
+HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step
+
+
+def look_seconds(state: State) -> float:
+    """Return how long the agent waits for an event before it looks."""
+    coming = state.halt is not None and state.halt.target is None
+    return HALT_LOOK_SECONDS if coming else LOOK_SECONDS
+
+
+class Controller:
+    """Observes one start of a job for the agent, and acts for it.
+
+    Args:
+        job: what all starts share.
+        rules: of this one.
+        channel: to the processes that report.
+        group: the processes.
+        starts: how often they had been started again.
+    """
+
+    def __init__(self, job: Job, rules: Rules, channel: StatusChannel, group: WorkerGroup, *, starts: int) -> None:
+        self._job = job
+        self._rules = rules
+        self._channel = channel
+        self._group = group
+        self._starts = starts
+        self._watch = hangs.begin(time.monotonic(), job.step_seconds)
+        self._reporting = sorted(rules.scripts(range(len(rules.everybody))))
+        self._stepping = ""
+        self._standing = None if job.config.remote is not None else Standing(job, rules, group, starts=starts)
+        self._write_tasks()
+
+    def look(self, state: State) -> Event:
+        """Return what there is to see."""
+        if self._job.monitoring is not None:
+            self._job.monitoring.look()
+        found = recorded(self._group, state, but=None if state.halt is None else HALTED)
+        if found is not None:
+            return found
+        seen = self.seen(state.running)
+        self.tell_stepping(seen)
+        self.note_warnings()
+        self._prepare(state, seen)
+        hang = self._hang(state, seen)
+        if hang is not None:
+            if self._standing is not None:
+                self._standing.tell(hang)
+            return Hung(hang=hang)
+        if not self._rules.in_step:
+            return Tick()  # nobody else waits in the steps of a chief
+        evict = self._straggler(state, seen)
+        if evict is not None:
+            return evict
+        said = [one.status for one in seen]
+        over = state.halt is not None and all(status.activity is Activity.ENDED for status in said)
+        return Looked(
+            positions=tuple(progress.position for progress in said),
+            steps=any(p.position.step >= 0 for p in said) and not any(p.activity is Activity.ENDED for p in said),
+            leaving=frozenset(one.worker for one in seen if one.status.leaves),
+            ended_for=time.monotonic() - max(progress.changed for progress in said) if over and said else 0.0,
+        )
+
+    def _straggler(self, state: State, seen: list[Seen]) -> Evict | None:
+        """Return that a worker is to be evicted, where that is asked for and could be done now."""
+        config, monitoring, standby = self._job.config, self._job.monitoring, self._job.standby
+        if not config.evict_stragglers or monitoring is None or not may_evict(state):
+            return None
+        if config.standby and standby.is_starting:
+            return None
+        means = Means(
+            workers=state.size,
+            min_workers=self._rules.min_workers,
+            has_standby=standby.is_ready,
+            keeps_state=all(one.status.done is not None for one in seen),
+            is_on_one_host=config.remote is None,
+        )
+        return monitoring.straggler(config.evict_seconds, means)
+
+    def seen(self, running: Iterable[int] | None = None) -> list[Seen]:
+        """Return those that report, as they are now; all of them, or only those that run."""
+        reporting = self._reporting if running is None else [one for one in self._reporting if one in running]
+        return [
+            Seen(
+                worker=index,
+                status=self._channel.read(index),
+                stopped=self._group.present[index].is_stopped,
+                name=str(self._rules.task(index)),
+            )
+            for index in reporting
+        ]
+
+    def tell_stepping(self, seen: list[Seen]) -> None:
+        """Tell, once, that all who report have ended a step."""
+        if not self._stepping and seen and all(one.status.first_step_ended is not None for one in seen):
+            self._stepping = self._job.reporter.stepping(seen)
+            self._job.factory.prepare(seen[0].status.pid)
+
+    def note_warnings(self) -> None:
+        """Note what workers have warned of, for the summary of the job."""
+        for sentence in self._channel.new_warnings():
+            self._job.reporter.warned(sentence)
+
+    def perform(self, action: Action) -> None:
+        """Do what was decided."""
+        if isinstance(action, Stop):
+            self._channel.ask_to_halt()
+        elif isinstance(action, StopAfter):
+            self._channel.set_target(action.step)
+        elif isinstance(action, GoOn):
+            self._channel.take_back()
+            if self._job.control is not None:
+                self._job.control.answer(None, ok=False, text="not all workers came to a step; their number stays")
+        else:
+            if not self._rules.in_step:
+                self.tell_stepping(self.seen())  # before anything is said that came later
+            elif isinstance(action, Send) and action.number != signal.SIGKILL:
+                self._channel.end()
+            self._group.perform(action)
+            if isinstance(action, Start):
+                self._job.reporter.replaces(str(self._rules.task(action.worker)))
+                self._write_tasks()
+
+    def _prepare(self, state: State, seen: list[Seen]) -> None:
+        """Once steps are made, prepare for the next start, and answer who asked for this one."""
+        job = self._job
+        if not self._stepping or state.halt is not None:
+            return
+        if state.phase is Phase.RUNNING:
+            job.factory.tend(state.wanted)
+            if job.config.standby and not any(one.status.activity is Activity.ENDED for one in seen):
+                job.standby.tend(state.wanted, lambda: job.plan(state.size, self._starts + 1, reserve=True))
+        if job.control is not None and state.wanted == state.size:
+            job.control.answer(state.size, ok=True, text=self._stepping)
+
+    def _hang(self, state: State, seen: list[Seen]) -> Hang | None:
+        halting = self._rules.in_step and state.halt is not None and state.phase is not Phase.KILLING
+        if not self._job.config.max_restarts or not (state.phase is Phase.RUNNING or halting):
+            return None
+        present = self._group.present
+        serving = {index: str(self._rules.task(index)) for index in state.running if index not in self._reporting}
+        stopped = {index: name for index, name in serving.items() if present[index].is_stopped}
+        config = self._job.config
+        patience = Patience(hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
+        self._watch, hang = hangs.look(self._watch, seen, time.monotonic(), patience, stopped_tasks=stopped)
+        if self._watch.steps >= hangs.FEWEST:
+            self._job.step_seconds = self._watch.samples
+        return hang
+
+    def _write_tasks(self) -> None:
+        """Say which process is which task: to who looks, and where a chief lets faults happen to them."""
+        if self._standing is not None:
+            self._standing.write()
+        if self._rules.in_step:
+            return
+        path = tasks_file(self._job.guard.directory)
+        pids = {str(self._rules.task(index)): handle.pid for index, handle in self._group.present.items()}
+        temporary = path.with_name(f"{path.name}.new")
+        with contextlib.suppress(OSError):  # a full disk: a fault is refused then, and nothing else
+            temporary.write_text(json.dumps(pids), encoding="utf-8")
+            temporary.replace(path)

@@ -1,0 +1,168 @@
+"""Reports of `tfdist run --monitor`: the bottleneck, alerts, and workers to evict.
+
+NumPy is loaded once there is something to tell: `tfdist run` starts without it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfdist.cluster.job_files import progress_file, steps_folder
+from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.process.exporter_process import Exporting
+from tfdist.jobs.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
+from tfdist.jobs.supervision.supervisor_state import Evict
+from tfdist.waiting import Flag
+
+if TYPE_CHECKING:
+    from tfdist.monitor.verdict.alarm import Alarm
+    from tfdist.monitor.verdict.stragglers import Slow, Staying
+
+#: between two looks for alerts
+ALERT_SECONDS = 2.0
+
+
+class Monitoring:
+    """Tells the verdict when it is asked, and at the end; and alerts, as they come.
+
+    Args:
+        memory: the directory in memory of the job.
+        file: the event file.
+        say: tells the user.
+        asked: set when somebody asks.
+        evicts: whether slow workers are followed, for `straggler`.
+    """
+
+    def __init__(
+        self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Flag, *, evicts: bool = False
+    ) -> None:
+        self._memory = memory
+        self._file = file
+        self._say = say
+        self._asked = asked
+        self._evicts = evicts
+        self._start = 0
+        self._alarm: Alarm | None = None
+        self._due = 0.0
+        self._exporting: Exporting | None = None
+        self._staying: Staying | None = None
+        self._slow: list[Slow] = []
+        self._kept: set[int] = set()
+        self._evictions = Evictions()
+
+    def export(self, job: str, exporters: Sequence[str]) -> None:
+        """Hand the job to exporters until `close`."""
+        self._exporting = Exporting(job, exporters, self._say)
+
+    def close(self) -> None:
+        """Let exporters write what has come last; the job is over."""
+        if self._exporting is not None:
+            self._exporting.end()
+
+    def begins(self, start: int) -> None:
+        """Learn how often the workers had been started again."""
+        self._start = start
+        if self._alarm is not None:
+            self._alarm.begins()
+        self._staying, self._slow, self._kept = None, [], set()
+
+    def look(self) -> None:
+        """Tell the verdict if somebody has asked for it, and what has become wrong; called some times a second."""
+        if self._asked.is_set():
+            self._asked.clear()
+            self.tell()
+        if time.monotonic() >= self._due:
+            self._tell_alerts()
+            self._due = time.monotonic() + ALERT_SECONDS
+
+    def _tell_alerts(self) -> None:
+        folder = steps_folder(self._memory, self._start)
+        if not folder.exists():
+            return
+        from tfdist.monitor.verdict.alarm import Alarm, sizes
+        from tfdist.monitor.verdict.row_collection import recent
+        from tfdist.monitor.verdict.stragglers import Staying, slow_workers
+
+        if self._alarm is None:
+            self._alarm = Alarm()
+        memory, found = sizes(progress_file(self._memory, self._start)), recent(folder)
+        for alert in self._alarm.look(found, memory, time.monotonic()):
+            self._say(f"alert: {alert.text}")
+            self._file.write("alert", start=self._start, alert=str(alert.kind), worker=alert.worker, text=alert.text)
+        if not self._evicts or found is None or not len(found.steps):
+            return
+        if self._staying is None:
+            self._staying = Staying()
+        self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
+
+    def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
+        """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once.
+
+        Args:
+            patience_seconds: before the first eviction of the job; it doubles with each.
+            means: what there is to be done with.
+        """
+        for slow in self._slow:
+            if slow.worker in self._kept or not is_due(slow, self._evictions, patience_seconds=patience_seconds):
+                continue
+            decided = what_to_do(slow, self._evictions, means)
+            text = told(slow, decided)
+            self._file.write(
+                "straggler",
+                start=self._start,
+                worker=slow.worker,
+                part=slow.part.label,
+                seconds=round(slow.seconds, 9),
+                median_seconds=round(slow.others, 9),
+                steps=slow.steps,
+                waited=round(slow.waited, 4),
+                measure=str(decided.measure),
+                text=text,
+            )
+            if decided.measure is Measure.KEPT:
+                self._kept.add(slow.worker)
+                self._say(text)
+                continue
+            self._evictions = self._evictions.after(slow.worker, decided.measure)
+            self._slow = []
+            return Evict(worker=slow.worker, is_replaced=decided.measure is Measure.REPLACED, text=text)
+        return None
+
+    def write_trace(self, path: str) -> None:
+        """Write the steps of the present start as a chrome trace; what cannot be written is told."""
+        from tfdist.monitor.recording import chrome_trace
+        from tfdist.monitor.verdict.row_collection import read_folder
+
+        rows = read_folder(steps_folder(self._memory, self._start))
+        try:
+            chrome_trace.write(path, chrome_trace.trace(rows))
+        except OSError as error:
+            self._say(f"warning: the trace {path} (--trace) cannot be written ({error})")
+        else:
+            self._say(f"{path}: {sum(map(len, rows.values()))} steps of {len(rows)} workers")
+
+    def tell(self) -> None:
+        """Tell the verdict on the present start, and alerts before it."""
+        self._tell_alerts()
+        from tfdist.monitor.verdict.row_collection import verdict_of
+        from tfdist.monitor.verdict.verdict_text import labelled, lines
+
+        found = verdict_of(steps_folder(self._memory, self._start))
+        if found is None:
+            self._say("no worker has recorded a step: the script does not train through tfdist, or has just begun")
+            return
+        self._say("\n".join(["what the job is bound by", *(f"  {line}" for line in lines(found))]))
+        self._file.write(
+            "verdict",
+            start=self._start,
+            bound=found.bound.name.lower(),
+            worker=found.rank,
+            part=None if found.part is None else found.part.label,
+            step_seconds=round(found.step_seconds, 9),
+            won_seconds=round(found.won_seconds, 9),
+            explained=round(found.explained, 4),
+            steps=found.steps,
+            parts=labelled(found),
+            lines=list(lines(found)),
+        )

@@ -1,0 +1,304 @@
+"""A cluster of Kubernetes, by its client library: what a submission does there, and what it looks at."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.kubernetes.client import load
+from tfdist.jobs.kubernetes.pods import CONTAINER, Values
+
+_CONFIGURATION = "~/.kube/config"
+_ANSWER_SECONDS = 20.0
+_WATCH_SECONDS = 60  # after which the API server ends a watch, and another is begun
+_SILENCE_SECONDS = 600.0  # of a log, after which it is asked for again
+_PLURALS = {"Job": "jobs", "JobSet": "jobsets", "TrainJob": "trainjobs"}
+_CURES = {
+    "Job": "",
+    "JobSet": " Install JobSet (jobset.sigs.k8s.io), or leave --kind out.",
+    "TrainJob": " Install Kubeflow's Trainer v2, or leave --kind out.",
+}
+_FORBIDDEN = (401, 403)
+_CONFLICT = 409
+
+
+class Cluster:
+    """The namespace of a job on the cluster that is configured, as kubectl has it.
+
+    Args:
+        namespace: which; that of the configuration by default.
+    Raises:
+        MissingDependencyError: the client library is not installed.
+        ConfigError: no cluster is configured.
+        TfdistError: it does not answer.
+    """
+
+    def __init__(self, namespace: str | None) -> None:
+        self._library = library = load()
+        configuration = library.client.Configuration()
+        configured = self._configured(configuration)
+        self.namespace = namespace or configured or "default"
+        configuration.retries = False  # urllib3 would repeat what has no answer three times, each as long
+        api = library.client.ApiClient(configuration)
+        self._core = library.client.CoreV1Api(api)
+        self._owners = library.client.CustomObjectsApi(api)
+        self._answers: set[Any] = set()  # that are read, maybe for long
+        self._is_over = False
+        with self._errors(f"the API server {configuration.host}"):
+            library.client.VersionApi(api).get_code(_preload_content=False, _request_timeout=_ANSWER_SECONDS)
+
+    def create(self, made: Values) -> Values:
+        """Create an object, and return it; a field that the cluster does not know is an error.
+
+        Raises:
+            TfdistError: the cluster does not take it; why, and what to do.
+        """
+        kind = made["kind"]
+        options = {"field_validation": "Strict", "_preload_content": False, "_request_timeout": _ANSWER_SECONDS}
+        with self._errors(f"{kind} {made['metadata']['name']}", missing=_CURES.get(kind, "")):
+            if kind in _PLURALS:
+                return _values(self._owners.create_namespaced_custom_object(*self._at(made), made, **options))
+            creates = {
+                "Service": self._core.create_namespaced_service,
+                "Secret": self._core.create_namespaced_secret,
+                "ConfigMap": self._core.create_namespaced_config_map,
+            }
+            return _values(creates[kind](self.namespace, made, **options))
+
+    def start(self, owner: Values) -> None:
+        """Let a suspended owner run.
+
+        Raises:
+            TfdistError: the cluster does not.
+        """
+        with self._errors(f"{owner['kind']} {owner['metadata']['name']}"):
+            self._owners.patch_namespaced_custom_object(
+                *self._named(owner),
+                {"spec": {"suspend": False}},
+                _content_type="application/merge-patch+json",
+                _request_timeout=_ANSWER_SECONDS,
+            )
+
+    def look(self, owner: Values) -> Values | None:
+        """Return an owner as it is now; None when it is not there any more."""
+        try:
+            found = _values(
+                self._owners.get_namespaced_custom_object(
+                    *self._named(owner), _preload_content=False, _request_timeout=_ANSWER_SECONDS
+                )
+            )
+        except self._library.client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+        # another one of the same name is none of this submission's
+        return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
+
+    def complaints(self, owner: Values) -> list[str]:
+        """Return what the cluster says of pods that it could not even make, as of a quota; the newest last.
+
+        Args:
+            owner: of the pods. What was said of others, or of one before it with the same name, is left out.
+        """
+        found = self._core.list_namespaced_event(
+            self.namespace,
+            field_selector="reason=FailedCreate",
+            _preload_content=False,
+            _request_timeout=_ANSWER_SECONDS,
+        )
+        name = owner["metadata"]["name"]
+        names, since = {name, f"{name}-{CONTAINER}-0"}, owner["metadata"]["creationTimestamp"]
+        ours = [
+            (moment, one["message"])
+            for one in _values(found)["items"]
+            if one.get("message")
+            and one["involvedObject"].get("name") in names
+            and (moment := one.get("lastTimestamp") or one.get("eventTime") or since) >= since
+        ]
+        return [message for _, message in sorted(ours, key=lambda one: one[0])]
+
+    def pods(self, selector: str, changed: Callable[[str, Values], None], ended: Callable[[], bool]) -> None:
+        """Tell of each pod of a job, and of each change of one, until `ended`, or the server ends it.
+
+        Args:
+            selector: of the pods.
+            changed: is told "there" or "gone", and the pod.
+            ended: whether to stop.
+        """
+        listed = _values(
+            self._core.list_namespaced_pod(
+                self.namespace, label_selector=selector, _preload_content=False, _request_timeout=_ANSWER_SECONDS
+            )
+        )
+        for pod in listed["items"]:
+            changed("there", pod)
+        answer = self._core.list_namespaced_pod(
+            self.namespace,
+            label_selector=selector,
+            resource_version=listed["metadata"]["resourceVersion"],
+            watch=True,
+            timeout_seconds=_WATCH_SECONDS,
+            _preload_content=False,
+            _request_timeout=_WATCH_SECONDS + _ANSWER_SECONDS,
+        )
+        with self._read(answer):
+            for line in answer:
+                event = json.loads(line)
+                if event["type"] == "ERROR" or ended():  # what it was asked to begin at is too old
+                    return
+                changed("gone" if event["type"] == "DELETED" else "there", event["object"])
+
+    def log(self, pod: str) -> Iterator[bytes]:
+        """Yield what the container of a pod writes, from the beginning, until it ends."""
+        answer = self._core.read_namespaced_pod_log(
+            pod,
+            self.namespace,
+            container=CONTAINER,
+            follow=True,
+            _preload_content=False,
+            _request_timeout=(_ANSWER_SECONDS, _SILENCE_SECONDS),
+        )
+        with self._read(answer):
+            while data := answer.read1(1 << 16):
+                yield data
+
+    def delete(self, owner: Values, *, at_once: bool = False) -> None:
+        """Delete an owner, its pods before it: with SIGTERM and the grace period, or at once.
+
+        Args:
+            owner: which; that it is gone is no error.
+            at_once: whether pods are killed.
+        """
+        for_pods: Mapping[str, Any] = {"grace_period_seconds": 0} if at_once else {}
+        try:
+            self._owners.delete_namespaced_custom_object(
+                *self._named(owner), propagation_policy="Foreground", _request_timeout=_ANSWER_SECONDS
+            )
+            if at_once:
+                self._core.delete_collection_namespaced_pod(
+                    self.namespace, label_selector=owner["selector"], _request_timeout=_ANSWER_SECONDS, **for_pods
+                )
+        except self._library.client.ApiException as error:
+            if error.status != 404:
+                raise
+
+    def end(self) -> None:
+        """End what is read in other threads, which then end as well: they would hinder the end of the process."""
+        self._is_over = True
+        for answer in list(self._answers):
+            _shut(answer)
+
+    @contextlib.contextmanager
+    def _read(self, answer: Any) -> Iterator[None]:
+        self._answers.add(answer)
+        try:
+            if self._is_over:
+                _shut(answer)
+            with contextlib.closing(answer):
+                yield
+        finally:
+            self._answers.discard(answer)
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What may go wrong on the way to the API server, and may go well the next time."""
+        return (self._library.client.ApiException, *_transport_errors())
+
+    def _configured(self, configuration: Any) -> str | None:
+        """Fill in the configuration, and return its namespace."""
+        config = self._library.config
+        path = os.environ.get("KUBECONFIG") or _CONFIGURATION  # read now, and not when the library was imported
+        try:
+            config.load_kube_config(path, client_configuration=configuration)
+            _, active = config.list_kube_config_contexts(path)
+            found: str | None = active["context"].get("namespace")
+            return found
+        except config.ConfigException as error:
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except config.ConfigException:
+                raise ConfigError(
+                    f"--engine kubernetes finds no cluster: {error} Name a configuration as for kubectl: export "
+                    "KUBECONFIG=PATH; --dry-run prints the manifests without one."
+                ) from error
+            return None
+
+    def _at(self, owner: Values) -> tuple[str, str, str, str]:
+        group, _, version = owner["apiVersion"].partition("/")
+        return group, version, self.namespace, _PLURALS[owner["kind"]]
+
+    def _named(self, owner: Values) -> tuple[str, ...]:
+        return (*self._at(owner), owner["metadata"]["name"])
+
+    @contextlib.contextmanager
+    def _errors(self, what: str, *, missing: str = "") -> Iterator[None]:
+        try:
+            yield
+        except self._library.client.ApiException as error:
+            raise TfdistError(f"{what}: {_refused(error, missing)}") from error
+        except _transport_errors() as error:
+            raise TfdistError(f"{what} does not answer ({error}). Try: kubectl version") from error
+
+
+def _shut(answer: Any) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it has ended, or urllib3 is older than 2.3
+        answer.shutdown()
+
+
+def _values(answer: Any) -> Values:
+    found: Values = json.loads(answer.data)
+    return found
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    import urllib3
+
+    return (urllib3.exceptions.HTTPError, OSError)
+
+
+def said(error: Any) -> str:
+    """Return what has gone wrong on the way to the API server, or there, in the same words each time.
+
+    Example:
+        >>> said(OSError("<Connection object at 0x7f0c>: refused"))
+        '<Connection object at 0x...>: refused'
+    """
+    message = re.sub(r"0x[0-9a-f]+", "0x...", str(getattr(error, "reason", None) or error))
+    with contextlib.suppress(AttributeError, ValueError, TypeError, KeyError):
+        message = json.loads(error.body)["message"]
+    return str(message)
+
+
+def _refused(error: Any, missing: str) -> str:
+    """Return why the API server refuses, and what to do."""
+    message = said(error)
+    if error.status in _FORBIDDEN:
+        return f"you may not: {message}. Try: kubectl auth can-i create jobs"
+    if error.status == _CONFLICT:
+        return f"{message}. Take another --name, or delete that one first"
+    is_unknown = error.status == 404 and "namespaces " not in message  # else the namespace is what is missing
+    return f"the cluster does not take it: {message}.{missing if is_unknown else ''}"
+
+
+def owned(made: Values, owner: Mapping[str, Any]) -> Values:
+    """Return an object that goes with its owner when that is deleted.
+
+    Args:
+        made: the object.
+        owner: as the cluster has it.
+
+    Example:
+        >>> owner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "t", "uid": "u"}}
+        >>> owned({"metadata": {"name": "s"}}, owner)["metadata"]["ownerReferences"][0]["kind"]
+        'Job'
+    """
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}

@@ -1,0 +1,37 @@
+"""A worker of a function: reads it, calls it, and leaves the result if it is the chief.
+
+    python -m tfdist.jobs.notebooks.function_worker CODE RESULT
+
+Both are files of the job, which `notebook_sending` describes.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from tfdist import cluster
+from tfdist.jobs.notebooks.function_transfer import name_of, receive_function, send_result
+from tfdist.jobs.remote.serialization import FOLDER
+
+
+def main(code: str, result: str) -> None:
+    """Call the function; an exception of it is one of this process.
+
+    Args:
+        code: path of what to call.
+        result: path where the chief leaves what it has returned.
+    """
+    folder = os.environ.get(FOLDER)
+    if folder is not None:  # on another host
+        code, result = (os.path.join(folder, os.path.basename(path)) for path in (code, result))
+    function, arguments = receive_function(Path(code))
+    returned = function(*arguments)
+    if cluster.from_environment().is_chief:
+        path = Path(result)
+        path.unlink(missing_ok=True)  # of an earlier start
+        send_result(path, returned, of=name_of(function))
+
+
+if __name__ == "__main__":
+    del sys.argv[3:]
+    main(*sys.argv[1:])

@@ -1,0 +1,319 @@
+"""The placement on this host: every process leads a session of its own, so that its children can be reached, and so
+that Ctrl-C in a terminal reaches the agent alone, which passes it on.
+
+A process that has ended stays a zombie until `close`: its process group keeps its number, and no signal goes astray.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist.cluster.ports import free_ports
+from tfdist.errors import TfdistError
+from tfdist.jobs.placement import lingering
+from tfdist.jobs.placement.placement_protocol import Handle, Site
+from tfdist.jobs.plan import visible_gpus
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.processes import guardian
+from tfdist.processes.job_resources import Guard
+
+LOOPBACK = "127.0.0.1"
+_POLL_SECONDS = 0.01
+_EXITING = 0x4  # PF_EXITING of Linux, among the flags of /proc/PID/stat
+
+
+def streams_of_one(*, all_logs: bool) -> frozenset[int]:
+    """Return the streams of a single worker that go through the agent: standard error, unless all of it is shown."""
+    if all_logs:
+        return frozenset()
+    try:
+        os.fstat(2)
+    except OSError:  # it is closed: nothing can be shown there
+        return frozenset()
+    return frozenset({2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A child process of this one.
+
+    Attributes:
+        pid: its process, which leads a session.
+        collect: waits for it, for so many seconds.
+    """
+
+    pid: int
+    collect: Callable[[float], None]
+
+
+# (what to start, its complete environment, descriptors of its standard input, output and error) -> the process
+Starter = Callable[[WorkerSpec, Mapping[str, str], tuple[int, int, int]], Child]
+
+
+def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+    """Start a process by its command.
+
+    Args:
+        spec: what to start.
+        environment: complete.
+        streams: descriptors of standard input, output and error; the caller keeps its own.
+    Raises:
+        OSError: the system cannot.
+    """
+    stdin, stdout, stderr = streams
+    process = subprocess.Popen(
+        spec.argv, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+    def collect(seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)
+
+    return Child(pid=process.pid, collect=collect)
+
+
+class LocalProcess:
+    """A process on this host, as `placement.Handle`.
+
+    Args:
+        spec: what was started.
+        child: the process.
+        outputs: what to read its streams from.
+        guard: of the job, which is told of it.
+    """
+
+    outputs_end_later = False  # it is in the pipes, which a child that lives on may hold open
+
+    def __init__(self, spec: WorkerSpec, child: Child, outputs: Mapping[int, int], guard: Guard) -> None:
+        self.spec = spec
+        self.pid = child.pid
+        self.outputs = outputs
+        self._child = child
+        self._guard = guard
+        self._returncode: int | None = None
+        self._was_asked = False
+        self._lock = threading.Lock()  # held while the number of the process is used, or given back
+        self._closed = False
+        self._lingering = lingering.Lingering(spec)
+        self._code_of_script: int | None = None  # of a process that was killed because it did not end
+        guard.watch(self.pid)
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it; empty where nobody has to."""
+        return self.spec.address
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
+        except OSError:
+            return False
+
+    @property
+    def ended_unasked(self) -> bool:
+        """Whether it had ended, or was being ended by the system, before a signal of the agent's came."""
+        return self._returncode is not None and not self._was_asked
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
+        while timeout_seconds is None and not self._has_ended():
+            self._end_if_it_lingers()
+            lingering.wait_for_end(self.pid, lingering.LOOK_SECONDS)
+        deadline = time.monotonic() + (timeout_seconds or 0.0)
+        while not self._has_ended() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return self._returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGKILL to all processes of its group, any other to it alone."""
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._closed:
+                return
+            self._was_asked = self._was_asked or not self._is_exiting()
+            if number == signal.SIGKILL:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Collect the ended process, and close the descriptors; one that will not end is left to the system."""
+        if self._closed:
+            return
+        self._has_ended()
+        self._guard.forget(self.pid)
+        with self._lock:
+            self._closed = True
+            self._child.collect(timeout_seconds)
+        for descriptor in self.outputs.values():
+            os.close(descriptor)
+
+    def _end_if_it_lingers(self) -> None:
+        """Kill the process, and it alone, if it stays after its script has ended; the script's exit code is its own."""
+        text, code = ("", None) if self._code_of_script is not None else self._lingering.look()
+        if text:
+            lingering.tell(self.pid, text)
+        if code is None:
+            return
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._closed:
+                self._code_of_script = code
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _is_exiting(self) -> bool:
+        """Whether nothing of it runs any more: a process that is killed closes its connections before it has ended."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                words = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return words[0] in (b"Z", b"X") or bool(int(words[6]) & _EXITING)
+
+    def _has_ended(self) -> bool:
+        with self._lock:
+            if self._returncode is None and not self._closed:
+                with contextlib.suppress(ChildProcessError):
+                    self._note(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
+            return self._returncode is not None or self._closed
+
+    def _note(self, result: os.waitid_result | None) -> None:
+        if result is not None:
+            exited = result.si_code == os.CLD_EXITED
+            self._returncode = result.si_status if exited else -result.si_status
+            if self._code_of_script is not None and self._returncode == -signal.SIGKILL:
+                self._returncode = self._code_of_script
+
+
+class LocalPlacement:
+    """Starts the processes of a job on this host, as `placement.Placement`.
+
+    Args:
+        guard: of the job.
+        starter: what makes a process.
+        environ: of the agent; that of this process by default.
+        host: by which the processes reach each other.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        starter: Starter = started_anew,
+        environ: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
+    ) -> None:
+        self._guard = guard
+        self._starter = starter
+        self._environ = os.environ if environ is None else environ
+        self._host = host
+
+    def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
+        """Return so many ports of this host that are free now.
+
+        Raises:
+            ConfigError: there are not enough.
+        """
+        return free_addresses(count, self._host, but=but)
+
+    def site(self, host: str) -> Site:
+        """Return what processes find here."""
+        return Site(
+            directory=self._guard.directory, memory=self._guard.memory, python=sys.executable, agent_pid=os.getpid()
+        )
+
+    def start(self, spec: WorkerSpec) -> Handle:
+        """Start a process; the calling thread must outlive it: Linux ends it together with the thread that started it.
+
+        Raises:
+            TfdistError: the system cannot start it.
+        """
+        outputs: dict[int, int] = {}
+        given: dict[int, int] = {}  # to the process; closed here
+        try:
+            if 1 in spec.piped:
+                given[0] = os.open(os.devnull, os.O_RDONLY)
+            for stream in sorted(spec.piped):
+                is_terminal = 1 not in spec.piped and os.isatty(stream)
+                outputs[stream], given[stream] = _terminal() if is_terminal else os.pipe()
+            streams = {0: 0, 1: 1, 2: 2} | given
+            environ = spec.environ(self._environ)
+            if spec.gpus is not None:
+                environ[visible_gpus.VISIBLE] = visible_gpus.visible(spec.gpus, self._environ)
+            child = self._starter(spec, environ, (streams[0], streams[1], streams[2]))
+        except (OSError, TfdistError) as error:
+            for descriptor in outputs.values():
+                os.close(descriptor)
+            if isinstance(error, TfdistError):
+                raise
+            raise TfdistError(
+                f"{spec.task} cannot be started ({error}). The command is {list(spec.argv)}; free memory or "
+                "processes, or start fewer workers."
+            ) from error
+        finally:
+            for descriptor in given.values():
+                os.close(descriptor)
+        return LocalProcess(spec, child, outputs, self._guard)
+
+    def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
+        """End what the ended processes left running: children, in whatever session; return how many there were."""
+        sessions = [handle.pid for handle in handles]
+        left = guardian.members(self._guard.job_id, sessions=sessions)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + (grace_seconds if left else 0.0)
+        while time.monotonic() < deadline and guardian.members(self._guard.job_id, sessions=sessions):
+            time.sleep(0.02)
+        guardian.end_job(self._guard.job_id, sessions=sessions)
+        _collect_orphans(left, sessions)
+        return len(left)
+
+
+def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
+    """Wait for those that have ended, if they are this process's children.
+
+    They are if they lost their parent in the moment in which a fork server made a worker this process's child.
+    """
+    import psutil  # when a job ends: an agent that starts has no time for it
+
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
+            pid = process.pid
+            is_theirs = pid not in sessions and (pid in pids or os.getsid(pid) in sessions)
+            if is_theirs and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def free_addresses(count: int, host: str = LOOPBACK, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
+    """Return so many free ports of a host of this machine, with the host.
+
+    Args:
+        count: how many.
+        host: at which somebody listens.
+        but: addresses that are none of them, as "host:port".
+
+    Example:
+        >>> len(free_addresses(2, but=["127.0.0.1:4001"]))
+        2
+    """
+    ports = free_ports(count + len(but), host)
+    return [(host, port) for port in ports if f"{host}:{port}" not in but][:count]
+
+
+def _terminal() -> tuple[int, int]:
+    """Return both ends of a terminal of the size of standard error: who draws there shall see no difference."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    with contextlib.suppress(OSError):
+        termios.tcsetwinsize(theirs, termios.tcgetwinsize(2))
+    return ours, theirs

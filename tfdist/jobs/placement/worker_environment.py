@@ -1,0 +1,67 @@
+"""The variables with which workers on this machine are started: those of `tfdist run`, without its agent."""
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.cluster import job_key
+from tfdist.jobs.placement.local_placement import LOOPBACK
+from tfdist.jobs.plan.job_plan import plan
+from tfdist.jobs.plan.launch_config import LaunchConfig
+
+# what another launcher, or a run around this one, may have left in the environment
+_FOREIGN = ("TF_CONFIG", "TFDIST_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "HOROVOD_", "SM_", "JOB_COMPLETION_INDEX")
+_QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    # several workers share the machine: one thread each for a kernel, so that they do not fight over cores
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def worker_environments(
+    base: Mapping[str, str],
+    *,
+    strategy: str | None,
+    ports: Sequence[int],
+    replicas_per_worker: int,
+    hosts: Sequence[str] | None = None,
+) -> list[dict[str, str]]:
+    """Return one environment per port: worker i of ``len(ports)`` local workers, on CPU devices.
+
+    Args:
+        base: variables to start from; those of other launchers are left out.
+        strategy: registered name for ``TFDIST_STRATEGY``, or None.
+        ports: a free loopback port for each worker.
+        replicas_per_worker: replicas in each process, at least 1.
+        hosts: where each worker is, as the others reach it; by default all on the loopback interface.
+
+    Example:
+        >>> one, two = worker_environments({}, strategy="multi-worker", ports=[7001, 7002], replicas_per_worker=1)
+        >>> two["TFDIST_WORKERS"], two["TFDIST_WORKER_INDEX"]
+        ('127.0.0.1:7001,127.0.0.1:7002', '1')
+    """
+    config = LaunchConfig(
+        target="tfdist.processes.pool.pool_worker",
+        is_module=True,
+        workers=len(ports),
+        strategy=strategy,
+        replicas_per_worker=replicas_per_worker,
+    )
+    clean = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
+    specs = plan(
+        config,
+        addresses=list(zip(hosts or [LOOPBACK] * len(ports), ports, strict=True)),
+        job_id=uuid.uuid4().hex,
+        directory=Path(os.devnull),
+        python=sys.executable,
+        agent_pid=os.getpid(),
+        key=job_key.drawn(),
+    )
+    environments = [spec.environ({**clean, **_QUIET}) for spec in specs]
+    for environment in environments:
+        del environment["TFDIST_ERROR_FILE"]  # a pool's workers report over their pipes
+    return environments

@@ -1,0 +1,209 @@
+"""From a request to one process per member of its roles, as a pure function: same inputs, same environments, commands.
+
+Processes of a role that runs the script get what a worker needs to report and to resume. All others serve them, and
+need no code of the user's. All are told the cluster by TF_CONFIG, which TensorFlow and `tfdist.cluster` read alike.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster.cluster_values import TaskId
+from tfdist.cluster.job_files import (
+    copies_folder,
+    environment_file,
+    progress_file,
+    stacks_file,
+    state_folder,
+    steps_folder,
+    tasks_file,
+)
+from tfdist.jobs.plan import visible_gpus
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.roles import Role, members, roles_of
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.monitor import faults
+from tfdist.monitor.recording.rows import VARIABLE as MONITOR
+from tfdist.monitor.stacks.waits import VARIABLE as STACKS
+
+_JOBS = Path(__file__).parents[1]
+WORKER_FILE = _JOBS / "process" / "script_worker.py"
+TASK_FILE = _JOBS / "task.py"
+
+# What a process is told of its own place in a job; of an outer job it gets none of it.
+_PLACE = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
+_RESTARTABLE = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", "TFDIST_ENVIRONMENT_FILE")
+_OF_A_SCRIPT = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS, MONITOR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """What all processes of one start of a job share."""
+
+    config: LaunchConfig
+    job_id: str
+    directory: Path
+    memory: Path
+    restarts: int
+
+
+def plan(
+    config: LaunchConfig,
+    *,
+    addresses: Sequence[tuple[str, int]],
+    job_id: str,
+    directory: Path,
+    python: str,
+    agent_pid: int,
+    memory: Path | None = None,
+    restarts: int = 0,
+    key: str = "",
+) -> tuple[WorkerSpec, ...]:
+    """Return one specification per process, in the order of `roles.tasks`.
+
+    Args:
+        config: the request.
+        addresses: host and port of each process.
+        job_id: the same for all processes, and for no other job.
+        directory: where they record their failures.
+        python: path of the interpreter.
+        agent_pid: process that they do not outlive.
+        memory: where what outlives them is; the same directory by default.
+        restarts: how often the job has been started again.
+        key: of the job, for those that step together.
+
+    Example:
+        >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
+        >>> [spec] = plan(LaunchConfig(target="train.py"), addresses=[("127.0.0.1", 40001)], **more)
+        >>> spec.environment["TFDIST_WORKERS"]
+        '127.0.0.1:40001'
+        >>> config = LaunchConfig(target="train.py", parameter_servers=1)
+        >>> chief, worker, server = plan(config, addresses=[("n1", 4001), ("n2", 4001), ("n3", 4001)], **more)
+        >>> server.environment["TF_CONFIG"][-35:], server.host
+        ('"task": {"type": "ps", "index": 0}}', 'n3')
+    """
+    everybody = members(roles_of(config))
+    assert len(addresses) == len(everybody)
+    start = _Start(config=config, job_id=job_id, directory=directory, memory=memory or directory, restarts=restarts)
+    cluster: dict[str, list[str]] = {}
+    for (task, _), (host, port) in zip(everybody, addresses, strict=True):
+        cluster.setdefault(task.type, []).append(f"{host}:{port}")
+    hosts = tuple(host for host, _ in addresses)
+    tasks = [task for task, _ in everybody]
+    result = []
+    for index, (task, role) in enumerate(everybody):
+        error_file = _error_file(start, task, role)
+        environment = {**config.environment, "TFDIST_JOB_ID": job_id, "PYTHONUNBUFFERED": "1"}
+        environment[STACKS] = str(stacks_file(start.memory, start.restarts, task))
+        environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
+        environment |= _place_in_step(cluster[task.type], index, hosts) if role.in_step else {}
+        alone = len(everybody) == 1  # it is in no cluster, and not in that of an outer job either
+        environment |= {} if alone else {"TF_CONFIG": tf_config(cluster, task)}
+        run = script_command(config, python=python, agent_pid=agent_pid)
+        result.append(
+            WorkerSpec(
+                index=index,
+                task=task,
+                argv=run if role.runs_script else task_command(python=python, agent_pid=agent_pid),
+                environment=environment,
+                removed=(*(("TF_CONFIG",) if alone else ()), *_removed(start, role)),
+                error_file=error_file,
+                host=addresses[index][0],
+                port=addresses[index][1],
+                peers=tuple(dict.fromkeys(hosts)),
+                key=key if role.in_step else "",
+                gpus=_gpus(config, tasks, index, hosts),
+                exit_seconds=config.exit_seconds,
+            )
+        )
+    return tuple(result)
+
+
+def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
+    name = task.type if task.type == "chief" else f"{task.type}-{task.index}"
+    # what an earlier start recorded is not read again
+    again = f"-{start.restarts}" if role.runs_script and start.restarts else ""
+    return start.directory / f"{name}{again}.json"
+
+
+def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
+    """Return what a process that runs the script is told, whatever its place."""
+    config = start.config
+    variables = {
+        "TFDIST_ERROR_FILE": str(error_file),
+        "TFDIST_PROGRESS_FILE": str(progress_file(start.memory, start.restarts)),
+    }
+    if config.monitor:
+        variables[MONITOR] = str(steps_folder(start.memory, start.restarts))
+    if not role.in_step:
+        variables[faults.TASKS] = str(tasks_file(start.directory))
+    if config.is_elastic or not role.in_step:
+        variables["TFDIST_RESTARTS"] = str(start.restarts)
+        variables["TFDIST_ENVIRONMENT_FILE"] = str(environment_file(start.directory))
+    if config.is_elastic and role.in_step:
+        variables["TFDIST_MEMORY_DIR"] = str(state_folder(start.memory))
+        if config.remote is not None:
+            variables["TFDIST_COPIES_DIR"] = str(copies_folder(start.memory))
+    if config.strategy is not None:
+        variables["TFDIST_STRATEGY"] = config.strategy
+    if config.replicas_per_worker is not None:
+        variables["TFDIST_REPLICAS_PER_WORKER"] = str(config.replicas_per_worker)
+    return variables
+
+
+def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -> dict[str, str]:
+    """Return which of the workers that step together a process is, in the job and on its host."""
+    here = [one for one, host in enumerate(hosts) if host == hosts[index]]
+    values = (",".join(addresses), str(index), str(len(here)), str(here.index(index)))
+    return dict(zip(_PLACE, values, strict=True))
+
+
+def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequence[str]) -> tuple[int, ...] | None:
+    """Return which GPUs of its host a process sees: a chief and parameter servers see none of those of the workers."""
+    if config.gpus_per_worker is None:
+        return None
+    if tasks[index].type != "worker":
+        return ()
+    before = [one for one in range(index) if tasks[one].type == "worker" and hosts[one] == hosts[index]]
+    return visible_gpus.of_worker(len(before), config.gpus_per_worker)
+
+
+def _removed(start: _Start, role: Role) -> tuple[str, ...]:
+    """Return the variables of an outer job that a process must not take for its own."""
+    unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR,)
+    if role.in_step:
+        return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
+    place = (*_PLACE, "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", *unmonitored)
+    return place if role.runs_script else (*place, *_OF_A_SCRIPT)
+
+
+def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tuple[str, ...]:
+    """Return the command that runs the script, in a process that does not outlive the agent.
+
+    Example:
+        >>> script_command(LaunchConfig(target="train.py"), python="python3", agent_pid=7)[2:]
+        ('--parent', '7', '--script', 'train.py')
+    """
+    kind = "--module" if config.is_module else "--script"
+    return (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
+
+
+def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
+    """Return the command that serves a task, in a process that does not outlive the agent.
+
+    Example:
+        >>> task_command(python="python3", agent_pid=7)[2:]
+        ('--parent', '7')
+    """
+    return (python, str(TASK_FILE), "--parent", str(agent_pid))
+
+
+def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
+    """Return TF_CONFIG for a task of a cluster, given every task's address by type.
+
+    Example:
+        >>> tf_config({"worker": ["a:1"]}, TaskId(type="worker", index=0))
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})

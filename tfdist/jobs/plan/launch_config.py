@@ -1,0 +1,247 @@
+"""The request behind ``tfdist run``, valid once it exists."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.jobs.plan.host_plan import Remote
+from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
+from tfdist.validation import boolean, integer, number, shown, text
+
+MAX_WORKERS = 1024  # on one host; more is a typing error
+COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
+MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """A script and how many local workers run it.
+
+    Attributes:
+        target: path of a Python script, or the name of a module.
+        is_module: whether ``target`` is a module, started as ``python -m`` does.
+        arguments: what the script gets after its name, untouched.
+        workers: number of workers, at least 1.
+        parameter_servers: 0, and every worker runs the script; or as many are started, a chief runs the script, and
+            workers and parameter servers are tasks that serve it.
+        max_restarts: how often the workers are started again after a failure; with parameter servers, how often a
+            worker is, over all workers, and how often the job is as a whole.
+        min_workers: the job goes on with so many; by default with ``workers`` only.
+        max_workers: it can be asked for so many; by default for ``workers`` only.
+        hang_seconds: what a step may take at least before the workers count as hanging.
+        stall_seconds: what may take any other thing that they say they do.
+        exit_seconds: what threads and functions of `atexit` may take after the script has ended; then the process is
+            killed, and the script's exit code counts.
+        standby: whether a second set of workers runs the script up to its first step, and takes over after a failure.
+        evict_stragglers: whether a worker that stays slow is replaced by a standby, or left out; with ``monitor``.
+        evict_seconds: for how long it must have been slow; for each eviction twice as long as for the one before.
+        event_file: where events are written as JSON lines, or None.
+        monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
+        trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
+        exporters: what gets the job's figures while it runs, such as "tensorboard:logs"; with ``monitor``.
+        all_logs: whether to show what TensorFlow writes and is known to tell nobody anything, too.
+        strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
+        replicas_per_worker: devices that each worker uses, or None for all that it has.
+        gpus_per_worker: how many GPUs of its host each worker sees, none of them another's; None: each sees all.
+        grace_seconds: between the request to end and SIGKILL.
+        remote: the hosts on which the processes run, and how they are reached; None for this one.
+        copy_bandwidth: bytes a second that a host sends at most of its state to another's memory; 0: none.
+        environment: variables for all processes, on top of those of this one; what tfdist itself sets comes after them.
+
+    Raises:
+        ConfigError: a value that cannot be.
+
+    Example:
+        >>> LaunchConfig(target="train.py", workers=2).grace_seconds
+        10.0
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    strategy: str | None = None
+    replicas_per_worker: int | None = None
+    gpus_per_worker: int | None = None
+    grace_seconds: float = 10.0
+    parameter_servers: int = 0
+    max_restarts: int = 0
+    min_workers: int | None = None
+    max_workers: int | None = None
+    hang_seconds: float = 2.0
+    stall_seconds: float = 1800.0
+    exit_seconds: float = EXIT_SECONDS
+    standby: bool = False
+    evict_stragglers: bool = False
+    evict_seconds: float = 30.0
+    event_file: str | None = None
+    monitor: bool = False
+    trace: str | None = None
+    exporters: tuple[str, ...] = ()
+    all_logs: bool = False
+    remote: Remote | None = None
+    copy_bandwidth: int = COPY_BANDWIDTH
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        text("script", self.target)
+        boolean("is_module", self.is_module)
+        integer("workers (-n)", self.workers, minimum=1, maximum=MAX_WORKERS)
+        if self.strategy is not None:
+            text("strategy", self.strategy)
+        if self.replicas_per_worker is not None:
+            integer("replicas_per_worker (--replicas-per-worker)", self.replicas_per_worker, minimum=1)
+        if self.gpus_per_worker is not None:
+            integer("gpus_per_worker (--gpus-per-worker)", self.gpus_per_worker, minimum=0)
+        number("grace_seconds (--grace-seconds)", self.grace_seconds, minimum=0, maximum=86_400)
+        integer("parameter_servers (--parameter-servers)", self.parameter_servers, minimum=0, maximum=MAX_WORKERS)
+        integer("max_restarts (--max-restarts)", self.max_restarts, minimum=0, maximum=MAX_RESTARTS)
+        number("hang_seconds (--hang-seconds)", self.hang_seconds, above=0, maximum=86_400)
+        number("stall_seconds (--stall-seconds)", self.stall_seconds, above=0, maximum=30 * 86_400)
+        number("exit_seconds (--exit-seconds)", self.exit_seconds, above=0, maximum=30 * 86_400)
+        if self.min_workers is not None:
+            integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
+        if self.max_workers is not None:
+            integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        integer("copy_bandwidth (--copy-bandwidth)", self.copy_bandwidth, minimum=0)
+        boolean("standby", self.standby)
+        boolean("monitor", self.monitor)
+        boolean("all_logs", self.all_logs)
+        if self.standby and (self.max_restarts == 0 or self.parameter_servers):
+            raise ConfigError(
+                f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
+                f"{self.parameter_servers} parameter servers; a second set of workers takes the place of workers that "
+                "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
+                "--max-restarts, and no --parameter-servers.",
+                name="standby (--standby)",
+                received=self.standby,
+            )
+        self._require_eviction()
+        require_variables("environment", self.environment)
+        if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
+            raise ConfigError(
+                f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
+                f"{self.max_workers} with parameter servers; the number of their workers cannot be changed. Leave "
+                "both out.",
+                name="parameter_servers (--parameter-servers)",
+                received=self.parameter_servers,
+            )
+
+    def _require_eviction(self) -> None:
+        boolean("evict_stragglers", self.evict_stragglers)
+        number("evict_seconds (--evict-seconds)", self.evict_seconds, above=0, maximum=86_400)
+        if not self.evict_stragglers:
+            return
+        if self.parameter_servers:
+            raise ConfigError(
+                f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
+                "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out.",
+                name="parameter_servers (--parameter-servers)",
+                received=self.parameter_servers,
+            )
+        if self.remote is not None and not self.standby:
+            raise ConfigError(
+                "evict_stragglers (--evict-stragglers) is given on several hosts (--hosts or --engine) without standby "
+                "(--standby); workers fill the hosts in their order, so one worker fewer would not be the slow one. "
+                "Give --standby and --max-restarts, so that another process takes the slow one's place, or leave it "
+                "out: --monitor tells who is slow.",
+                name="standby (--standby)",
+                received=self.standby,
+            )
+        if not self.monitor:
+            raise ConfigError(
+                "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); who is slow is read from "
+                "what --monitor records. Give both.",
+                name="monitor (--monitor)",
+                received=self.monitor,
+            )
+        if not self.standby and self.range[0] >= self.workers:
+            raise ConfigError(
+                f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
+                f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
+                "standby, or the job goes on with fewer workers. Give --standby and --max-restarts, or --min-workers "
+                "below -n.",
+                name="standby (--standby)",
+                received=self.standby,
+            )
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest number of workers.
+
+        Example:
+            >>> LaunchConfig(target="train.py", workers=2, max_workers=3).range
+            (2, 3)
+        """
+        return self.min_workers or self.workers, self.max_workers or self.workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers may be started again, for whatever reason."""
+        return self.max_restarts > 0 or self.range[0] < self.range[1]
+
+
+def require_variables(name: str, value: Any) -> None:
+    """Check that the value can be environment variables.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+    Raises:
+        ConfigTypeError: it is no mapping of texts to texts.
+        ConfigError: the system has no such names or values.
+
+    Example:
+        >>> require_variables("env", {"OMP_NUM_THREADS": "1"})
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigTypeError(
+            f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.",
+            name=name,
+            received=shown(value),
+        )
+    for variable, text_of_it in value.items():
+        if not isinstance(variable, str) or not isinstance(text_of_it, str):
+            raise ConfigTypeError(
+                f"{name} has {shown(variable)}: {shown(text_of_it)}; names and values of variables are text. Write "
+                f"{{{str(variable)!r}: {str(text_of_it)!r}}}.",
+                name=name,
+                received=shown(variable),
+            )
+        if not variable or "=" in variable or "\0" in variable + text_of_it:
+            raise ConfigError(
+                f"{name} has {shown(variable)}: {shown(text_of_it)}; a name is not empty and has no '=', and neither "
+                "has a NUL character. Leave it out.",
+                name=name,
+                received=shown(variable),
+            )
+
+
+def require_script(config: LaunchConfig) -> None:
+    """Check that the script is a file that can be read; a module is looked up by the workers.
+
+    Args:
+        config: the request.
+
+    Raises:
+        ConfigError: there is none, or it is a directory, or reading is not permitted.
+
+    Example:
+        >>> require_script(LaunchConfig(target="json.tool", is_module=True))
+    """
+    path = config.target
+    if config.is_module:
+        return
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"script is {shown(path)}, a directory; it must be a Python file. To run a package: -m package."
+        )
+    if not os.path.exists(path):
+        raise ConfigError(
+            f"script is {shown(path)}, and there is no such file in {os.getcwd()}. Give the path of a Python file, or"
+            " -m package.module."
+        )
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"script is {shown(path)}, which may not be read. Permit it: chmod u+r {path}")

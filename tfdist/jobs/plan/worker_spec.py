@@ -1,0 +1,96 @@
+"""One process of a job for a placement to start, as a frozen value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfdist.cluster import job_key
+from tfdist.cluster.cluster_values import TaskId
+
+EXIT_SECONDS = 300.0
+BOTH = frozenset({1, 2})  # standard output and standard error
+
+# What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """How one process is started, and where.
+
+    Attributes:
+        index: which of the processes of the job, from 0.
+        task: what it is in the cluster; its text begins the lines that it writes.
+        argv: the command.
+        environment: variables that it gets on top of those of the agent.
+        removed: variables of the agent that it does not get.
+        error_file: where it records its failure.
+        host: where it runs, by the name at which the others reach it; empty where nobody has to reach it.
+        port: on which it listens there; 0 with an empty host.
+        peers: the hosts of all processes of the job, which it reaches without a proxy.
+        key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
+        gpus: the places of those that it sees among the GPUs of its host; None: all that there are.
+        exit_seconds: what its threads and functions of `atexit` may take after the script has ended.
+        piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. Without
+            output it has the agent's input, too.
+    """
+
+    index: int
+    task: TaskId
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    error_file: Path
+    host: str = ""
+    port: int = 0
+    peers: tuple[str, ...] = ()
+    key: str = field(default="", repr=False)
+    gpus: tuple[int, ...] | None = None
+    exit_seconds: float = EXIT_SECONDS
+    piped: frozenset[int] = BOTH
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it, as "host:port"; empty where nobody has to.
+
+        Example:
+            >>> task = TaskId(type="worker", index=0)
+            >>> WorkerSpec(index=0, task=task, argv=(), error_file=Path("e"), host="n1", port=4001).address
+            'n1:4001'
+        """
+        return f"{self.host}:{self.port}" if self.host else ""
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the complete environment, given that of the agent.
+
+        Example:
+            >>> me, own = TaskId(type="worker", index=0), {"A": "1"}
+            >>> spec = WorkerSpec(index=0, task=me, argv=(), environment=own, removed=("B",), error_file=Path("e"))
+            >>> spec.environ({"B": "2", "C": "3"})
+            {'C': '3', 'A': '1'}
+        """
+        # an outer job's key is none of this one's
+        removed = (*self.removed, job_key.VARIABLE)
+        kept = {name: value for name, value in inherited.items() if name not in removed}
+        own = {job_key.VARIABLE: self.key} if self.key else {}
+        return {**kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
+
+
+def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """Return the variable that lets workers reach each other directly where a proxy is set; the proxy stays for others.
+
+    Args:
+        environ: of the worker.
+        hosts: of all workers.
+
+    Example:
+        >>> around_the_proxy({"http_proxy": "http://proxy:3128", "no_proxy": "intranet"}, ["127.0.0.1"])
+        {'no_grpc_proxy': 'intranet,127.0.0.1'}
+        >>> around_the_proxy({}, ["127.0.0.1"])
+        {}
+    """
+    if not hosts or not any(environ.get(name) for name in _PROXIES):
+        return {}
+    known = next((environ[name] for name in _EXCEPTIONS if environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join(filter(None, [known, *dict.fromkeys(hosts)]))}

@@ -1,0 +1,255 @@
+"""Runs a script as ``python script.py`` would, in a process that does not outlive its agent and records its failure.
+
+    python worker.py --parent PID --script train.py [arguments]
+    python worker.py --parent PID --module package.module [arguments]
+
+The script finds `__main__`, `sys.argv` and `sys.path[0]` as it would without this file. An exception that nobody
+caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that
+the file is complete once it exists. Beside it is noted with which code the script has ended, for the case that the
+process does not end (`end_note`), and which files AutoGraph makes where temporary files belong: it
+removes them when the process ends, and cannot when that is killed. This file imports the standard library only: it is
+started by its path, and nothing of tfdist is loaded before the script asks for it.
+"""
+
+import os
+import sys
+from types import TracebackType
+from typing import NoReturn
+
+END_NOTE = ".ended"
+LISTING, GENERATED = ".generated", "__autograph_generated_file"
+STACKS = 11  # the signal after SIGRTMIN at which this process writes where it stands; `monitor.stacks` sends it
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+
+
+def main(argv: list[str]) -> None:
+    """Run what the arguments name, and end as it ends.
+
+    Args:
+        argv: ["--parent", PID, "--script" or "--module", target, the target's own arguments ...]; with the PID 0 the
+            process may outlive anybody.
+    """
+    _, parent, kind, target, *arguments = argv
+    if int(parent):
+        end_with_parent(int(parent))
+    tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
+    if "TFDIST_ERROR_FILE" in os.environ:
+        list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
+    process = os.getpid()
+    end = End(os.environ.get("TFDIST_ERROR_FILE"))
+    try:
+        run_as_main(target, arguments, is_module=kind == "--module")
+        end.note(0)
+    except SystemExit as error:
+        code = _exit_code(error)
+        end.note(code)
+        if code != 0 and os.getpid() == process:  # a fork of the script ends here too, and is not the worker
+            record(error, exit_code=code)
+        raise
+    except KeyboardInterrupt as error:
+        if os.getpid() == process:
+            record(error, exit_code=130)
+        end.note(130)
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker and is recorded
+        if os.getpid() == process:
+            record(error, exit_code=1)
+        end.note(1)
+        _end_as_uncaught(error)
+
+
+def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
+    """Run a script or a module as Python does that is given it; what it raises is raised here.
+
+    Args:
+        target: path of the script, or name of the module.
+        arguments: its own.
+        is_module: which of the two it is.
+    """
+    sys.argv = [target, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
+    if is_module:
+        _run_module(target)
+    else:
+        _run_script(target)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, where it can (Linux); no parent left: end now."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        return  # another system; the agent's guardian does it there
+    if os.getppid() != parent:
+        os._exit(128 + SIGKILL)
+
+
+def tell_stacks_when_asked(path: str | None) -> None:
+    """Let faulthandler write the stacks of all threads into a file, at a signal that nobody else uses."""
+    if not path:
+        return
+    try:
+        import faulthandler
+        import signal
+
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        faulthandler.register(signal.SIGRTMIN + STACKS, file=os.open(path, flags, 0o600), all_threads=True)
+    except (ImportError, OSError, AttributeError):
+        return  # another system, or the job is ending
+
+
+def list_generated_files(listing: str) -> None:
+    """Write down each file that AutoGraph is about to make, so that whoever looks after this process can remove it.
+
+    Args:
+        listing: where; absolute paths, each with a zero byte behind it.
+    """
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "tempfile.mkstemp":
+            return
+        try:
+            path = os.fsencode(arguments[0])  # type: ignore[arg-type]
+            if os.path.basename(path).startswith(GENERATED.encode()):
+                descriptor = os.open(listing, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                os.write(descriptor, path + b"\0")
+                os.close(descriptor)
+        except (OSError, TypeError):
+            pass  # the disk is full, or the job is ending: a file may be left then
+
+    sys.addaudithook(hook)
+
+
+class End:
+    """Notes that the script has ended, and again when no code of it runs any more: `end_note` reads both.
+
+    Args:
+        path: of the record of a failure, beside which it is noted; None: nobody reads it.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        import atexit
+
+        self._path = path
+        self._process = os.getpid()
+        self._code: int | None = None
+        atexit.register(self._note_again)  # called behind all functions that the script registers
+
+    def note(self, exit_code: int) -> None:
+        """Note that the script has ended with this code; its threads and functions of `atexit` may still run."""
+        self._code = exit_code
+        self._write(runs_python=True)
+
+    def _note_again(self) -> None:
+        self._write(runs_python=False)
+
+    def _write(self, *, runs_python: bool) -> None:
+        if not self._path or self._code is None or os.getpid() != self._process:
+            return  # a fork of the script ends too, and is not the worker
+        import contextlib
+        import json
+        import time
+
+        with contextlib.suppress(OSError):
+            temporary = f"{self._path}{END_NOTE}.{self._process}"
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump({"exit_code": self._code, "clock": time.monotonic(), "runs_python": runs_python}, file)
+            os.replace(temporary, f"{self._path}{END_NOTE}")
+
+
+def record(error: BaseException, *, exit_code: int) -> None:
+    """Write the failure to TFDIST_ERROR_FILE, if that is set; what goes wrong with it must not hide the failure."""
+    import contextlib
+    import json
+    import time
+    import traceback
+
+    now, clock = time.time(), time.monotonic()
+    path = os.environ.get("TFDIST_ERROR_FILE")
+    if not path:
+        return
+    with contextlib.suppress(Exception):
+        shown = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
+        content = {
+            "time": now,
+            "clock": clock,
+            "type": type(error).__qualname__,
+            "message": _message(error),
+            "traceback": "".join(shown),
+            "exit_code": exit_code,
+        }
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+
+
+def _run_script(path: str) -> None:
+    from importlib.machinery import SourceFileLoader
+    from types import ModuleType
+
+    absolute = os.path.abspath(path)
+    module = ModuleType("__main__")
+    module.__file__ = absolute
+    module.__loader__ = SourceFileLoader("__main__", absolute)
+    module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
+    module.__annotations__ = {}
+    module.__cached__ = None  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        source = file.read()
+    code = compile(source, absolute, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
+
+
+def _run_module(name: str) -> None:
+    import runpy
+
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames at its top: of files that start a script, and of runpy."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    starting = tuple(os.path.join(package, room, "") for room in ("jobs", "processes"))
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file != "<frozen runpy>" and not file.startswith(starting):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the message of somebody's exception may fail in any way
+        return "(its message cannot be shown)"
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the code with which Python ends for this exception."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _end_as_uncaught(error: BaseException) -> NoReturn:
+    """Show the exception through sys.excepthook, without the frames of this file, and exit with code 1.
+
+    Of a worker that has lost another the message alone: the cause is in the other, and nobody is to look for it here.
+    """
+    error.__traceback__ = _own_frames(error.__traceback__)
+    errors = sys.modules.get("tfdist.errors")
+    if errors is not None and isinstance(error, errors.WorkerLostError):
+        error.__traceback__ = error.__cause__ = None  # which suppresses the context too
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

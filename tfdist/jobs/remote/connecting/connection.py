@@ -1,0 +1,205 @@
+"""The connection between the agent and a host: a program that passes on streams, as ssh does, or TCP."""
+
+import contextlib
+import shlex
+import socket
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from tfdist.errors import TfdistError
+from tfdist.jobs.plan.host_plan import Host
+from tfdist.jobs.remote.connecting.tcp_joining import Joined
+from tfdist.jobs.remote.connecting.wire import Wire
+
+_END_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+_LINES = 20
+
+
+class Connection(Protocol):
+    """A connection to what acts for the agent on a host."""
+
+    @property
+    def wire(self) -> Wire:
+        """Messages over it."""
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long what was still on its way may take after the end."""
+
+    @property
+    def shares_key(self) -> bool:
+        """Whether the host has the key of the job, and nothing is encrypted on the way."""
+
+    @property
+    def cure(self) -> str:
+        """What to do when nothing comes."""
+
+    def note(self, line: str) -> None:
+        """Add to what is said of its end."""
+
+    def quoted(self) -> str:
+        """Return what is known of its end, as the end of a sentence; empty when nothing is."""
+
+    def unreachable(self, said: str) -> str:
+        """Return how it failed before its first message, after "host NAME cannot be reached".
+
+        Args:
+            said: what came in place of a message.
+        """
+
+    def cut(self) -> None:
+        """End it now."""
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class ByProgram:
+    """A connection over the standard streams of a program that runs a command on the host and passes them on.
+
+    Args:
+        host: which.
+        command: that is run here.
+    Raises:
+        TfdistError: it cannot be run.
+    """
+
+    shares_key = False
+    drain_seconds = _DRAIN_SECONDS
+
+    def __init__(self, host: Host, command: tuple[str, ...]) -> None:
+        self._shell = shlex.join(command[:-1])
+        self.cure = f"Try: {self._shell} true"
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise TfdistError(
+                f"{command[0]} cannot be run ({error.strerror}), by which host {host.name} is reached. Install an "
+                "OpenSSH client, or name another program with --ssh-command."
+            ) from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._errors = Tail(self._process)
+
+    def note(self, line: str) -> None:
+        """Add to what is said of its end."""
+        self._errors.add(line)
+
+    def quoted(self) -> str:
+        """Return what the program has written last."""
+        return self._errors.quoted()
+
+    def unreachable(self, said: str) -> str:
+        """Return why no message has come, and what to do."""
+        words = self._errors.quoted() or (f":\n{said}" if said.strip() else "")
+        if "No module named" in words and "tfdist" in words:
+            cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
+        elif self._process.wait() == 127:
+            cure = "Name the interpreter there with --remote-python."
+        else:
+            cure = f"This has to work without a question: {self._shell} true"
+        return f"by {self._shell}{words}\n{cure}"
+
+    def cut(self) -> None:
+        """End the program."""
+        self._process.kill()  # one that has ended gets nothing
+
+    def end(self) -> None:
+        """Close its standard input, and wait until it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Close its output."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+
+class ByTcp:
+    """A connection that a host has opened.
+
+    Args:
+        joined: the host.
+        complaints: what is known of why its process has ended; empty while nothing is.
+    """
+
+    shares_key = True
+    drain_seconds = _END_SECONDS
+
+    def __init__(self, joined: Joined, complaints: Callable[[], str] = lambda: "") -> None:
+        self.cure = "It has joined, and does not answer: look whether it stands still."
+        self.wire = joined.wire
+        self._connection = joined.connection
+        self._complaints = complaints
+        self._notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Add to what is said of its end."""
+        self._notes.append(line)
+
+    def quoted(self) -> str:
+        """Return what was noted, and what is known of its process."""
+        return "".join(f"\n  {line}" for line in (*self._notes, *self._complaints().splitlines()))
+
+    def unreachable(self, said: str) -> str:
+        """Return why no message has come."""
+        return f"over the connection by which it has joined{self.quoted()}"
+
+    def cut(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Send no more; the other side ends what runs there, and then the connection, which its reader sees."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Give back the descriptor, when nobody reads from it any more."""
+        self.cut()
+        self._connection.close()
+
+
+class Tail:
+    """The last lines that the program which reaches a host has written to standard error."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def add(self, line: str) -> None:
+        """Add a line of ours."""
+        self._lines.append(line)
+
+    def quoted(self) -> str:
+        """Return them as the end of a sentence; empty when there are none."""
+        self._thread.join(_DRAIN_SECONDS)
+        return "".join(f"\n  {line}" for line in self._lines)
+
+    def close(self) -> None:
+        """Wait for its end, and let go of it."""
+        self._thread.join(_DRAIN_SECONDS)
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                self._lines.append(line.decode(errors="replace").rstrip())

@@ -1,0 +1,179 @@
+"""Connect the launcher to each host: by a command that reaches it, or by its agent that joins."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdist.cluster.cluster_values import split_address
+from tfdist.errors import DeadlineError, TfdistError
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.remote.connecting.connection import ByProgram, ByTcp, Connection
+from tfdist.jobs.remote.connecting.tcp_joining import Rendezvous, Ticket, own_addresses
+from tfdist.jobs.remote.host_launchers import Brought, Engine
+
+_LAST_SECONDS = 2.0  # after the end of what starts agents, for one that has connected before
+
+
+class Meeting:
+    """Connects to hosts, by an engine.
+
+    Args:
+        engine: which.
+        remote: how hosts are reached.
+        key: with which they join.
+        environ: of the agent.
+        say: tells the user.
+        name: of the job, where others may see it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        remote: Remote,
+        *,
+        key: str,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        name: str = "",
+    ) -> None:
+        self._engine = engine
+        self._remote = remote
+        self._key = key
+        self._environ = environ
+        self._say = say
+        self._hosts = remote.hosts
+        self._allots = (
+            None if engine.allots is None else engine.allots(remote, environ, name=name, say=say, lose=self._lose)
+        )
+        self._rendezvous: Rendezvous | None = None
+        self._brought: Brought | None = None
+        self._joined: dict[str, ByTcp] = {}  # by address
+
+    def allot(
+        self, count: int, *, interrupted: Callable[[], bool]
+    ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
+        """Return hosts that the engine has chosen for so many processes, and the variables of each of these.
+
+        Args:
+            count: how many.
+            interrupted: whether to wait no longer.
+        Raises:
+            TfdistError: there is no room, what was asked for, and what there is.
+        """
+        assert self._allots is not None
+        if self._rendezvous is not None:  # its hosts are no longer the job's
+            self._rendezvous.close()
+            self._rendezvous = None
+        self._hosts, variables = self._allots.allot(count, interrupted=interrupted)
+        return self._hosts, variables
+
+    def begin(self, hosts: Sequence[Host]) -> None:
+        """Have these hosts join, where they do; what was started for hosts before has to be done with.
+
+        Args:
+            hosts: that are to be reached.
+        Raises:
+            TfdistError: they cannot be asked to.
+        """
+        if self._engine.command is not None:
+            return
+        if self._rendezvous is None:
+            names = [host.name for host in self._hosts]
+            self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
+            if self._engine.by_hand:
+                at = ",".join(self._rendezvous.addresses)
+                self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
+        if self._brought is not None:
+            self._brought.close()
+        key, addresses = bytes.fromhex(self._key), self._rendezvous.addresses
+        tickets = [Ticket(addresses=addresses, name=host.name, key=key) for host in hosts]
+        if self._allots is not None:
+            self._brought = self._allots.bring(hosts, tickets)
+        else:
+            assert self._engine.bring is not None
+            self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ, self._lose_all)
+
+    def connection(
+        self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
+    ) -> Connection:
+        """Return a connection to a host.
+
+        Args:
+            host: which.
+            interrupted: whether to wait no longer.
+            join_seconds: how long, where it joins; None: as its engine may take to start it.
+        Raises:
+            TfdistError: there is none, why, and what to do.
+        """
+        if self._engine.command is not None:
+            return ByProgram(host, self._engine.command(self._remote, host, self._environ))
+        rendezvous, brought = self._rendezvous, self._brought
+        assert rendezvous is not None
+        assert brought is not None
+        seconds = self._engine.join_seconds if join_seconds is None else join_seconds
+        joined = rendezvous.take(
+            host.name, timeout_seconds=seconds, give_up=lambda: interrupted() or bool(brought.ended())
+        )
+        if joined is None and not interrupted():
+            joined = rendezvous.take(host.name, timeout_seconds=_LAST_SECONDS, give_up=interrupted)
+        if joined is not None:
+            connection = ByTcp(joined, brought.said)
+            self._joined[host.address] = connection
+            return connection
+        if interrupted():
+            raise TfdistError(f"the wait for host {host.name} was interrupted.")
+        if brought.ended():
+            raise TfdistError(f"not every host has joined: {brought.ended()}")
+        at = ", ".join(rendezvous.addresses)
+        raise DeadlineError(
+            f"host {host.name} has not joined within {seconds:g} s at {at}; it has to reach the "
+            f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(brought.said())}"
+            + (f"\n{brought.cure()}" if brought.cure() else ""),
+            name=host.name,
+        )
+
+    def close(self) -> None:
+        """End what was started, and wait for nobody any more."""
+        if self._brought is not None:
+            self._brought.close()
+        if self._allots is not None:
+            self._allots.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def _lose(self, address: str) -> None:
+        if address in self._joined:
+            self._joined[address].cut()
+
+    def _lose_all(self) -> None:
+        for connection in list(self._joined.values()):
+            connection.cut()
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        given = self._remote.rendezvous
+        if given:
+            return [split_address("--rendezvous", given) if ":" in given else (given, 0)]
+        found = own_addresses([host.address for host in self._hosts])
+        if not found:
+            names = ", ".join(host.name for host in self._hosts)
+            unknown = [host.address for host in self._hosts if not _is_known(host.address)]
+            if unknown:
+                raise TfdistError(
+                    f"{', '.join(unknown)}: no address of that name is known here. Look at the names in --hosts, or "
+                    f"add addresses: --hosts {unknown[0]}=ADDRESS"
+                )
+            raise TfdistError(
+                f"no address of {socket.gethostname()} is known by which {names} reach it. Name one: "
+                "--rendezvous ADDRESS:PORT"
+            )
+        return [(host, 0) for host in found]
+
+
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"\n  {line}" for line in text.splitlines())

@@ -1,0 +1,241 @@
+"""`mpirun` of Open MPI or MPICH: it starts one host agent on each host, and these join the launcher over TCP.
+
+What mpirun makes of standard streams differs (Open MPI 5 keeps back the end of input), so nothing goes over them but
+complaints. Each host has a part of the command line of its own, so no default of mpirun's for mapping decides which
+agent is where; workers are theirs, and mpirun knows of none.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdist.cluster import job_key
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.remote.connecting.tcp_joining import HOST_NAME, RENDEZVOUS, Ticket
+from tfdist.jobs.remote.serialization import without_those_of_a_host
+from tfdist.jobs.remote.ssh import MODULE
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+
+_HANDED_ON = (RENDEZVOUS, job_key.VARIABLE, "PYTHONPATH")  # by name: what they are stands in no command line
+_VERSION_SECONDS = 60.0
+_END_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+_LINES = 30
+
+
+def kind_of(said: str) -> str | None:
+    """Return whose mpirun this is, from what `mpirun --version` says; None for one that is not known.
+
+    Example:
+        >>> kind_of("mpirun (Open MPI) 4.1.4"), kind_of("HYDRA build details:"), kind_of("ssh")
+        ('Open MPI', 'MPICH', None)
+    """
+    if "Open MPI" in said or "OpenRTE" in said:
+        return OPEN_MPI
+    return MPICH if "HYDRA" in said.upper() and "Intel" not in said else None
+
+
+def command(
+    kind: str, remote: Remote, hosts: Sequence[Host], environ: Mapping[str, str], *, as_root: bool
+) -> tuple[str, ...]:
+    """Return the command line that starts an agent on each host.
+
+    Args:
+        kind: whose mpirun it is.
+        remote: how hosts are reached.
+        hosts: of the job.
+        environ: of the launcher.
+        as_root: whether it runs as root, which Open MPI wants to be told.
+
+    Example:
+        >>> remote = Remote(hosts=(Host(name="a", address="a"),), shell=("mpirun",), python="/p")
+        >>> words = command("MPICH", remote, remote.hosts, {}, as_root=False)
+        >>> print(*words[:6])
+        mpirun -bind-to none -genvall -hosts a:1
+        >>> print(*words[6:])
+        -n 1 env TFDIST_HOST_NAME=a /p -m tfdist.jobs.remote.host_agent
+    """
+    names = [name for name in _HANDED_ON if name != "PYTHONPATH" or environ.get(name)]
+    # MPICH hands on everything: of variables that are named (-genvlist, -envlist) its 4.0 loses some
+    once: tuple[str, ...] = ("-bind-to", "none", "-genvall")
+    once += ("-hosts", ",".join(f"{host.name}:1" for host in hosts))  # filled in this order
+    each: tuple[str, ...] = ()
+    if kind == OPEN_MPI:
+        once = (*(("--allow-run-as-root",) if as_root else ()), "--bind-to", "none")
+        each = tuple(word for name in names for word in ("-x", name))
+    words: list[str] = [*remote.shell, *once]
+    for number, host in enumerate(hosts):
+        agent = ("env", f"{HOST_NAME}={host.name}", remote.python or sys.executable, "-m", MODULE)
+        where = ("--host", host.name) if kind == OPEN_MPI else ()
+        words += [*([":"] if number else []), *each, *where, "-n", "1", *agent]
+    return tuple(words)
+
+
+def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return whose mpirun is installed.
+
+    Raises:
+        ConfigError: it is none of those that are known, or does not run.
+    """
+    try:
+        done = subprocess.run(
+            [shell[0], "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=dict(environ),
+        )
+        said = f"{done.stdout}{done.stderr}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    kind = kind_of(said)
+    if kind is None:
+        raise ConfigError(
+            f"{shell[0]} --version says {said.strip()[:200]!r}; --engine mpi needs the mpirun of Open MPI or MPICH. "
+            "Name it: --mpi-command /usr/bin/mpirun"
+        )
+    return kind
+
+
+def shown(remote: Remote, environ: Mapping[str, str]) -> str:
+    """Return the command line for `--dry-run`."""
+    kind = found_kind(remote.shell, environ) if shutil.which(remote.shell[0]) else OPEN_MPI
+    return shlex.join(command(kind, remote, remote.hosts, environ, as_root=os.geteuid() == 0))
+
+
+def start(
+    remote: Remote,
+    hosts: Sequence[Host],
+    tickets: Sequence[Ticket],
+    environ: Mapping[str, str],
+    lose: Callable[[], None],
+) -> "MpiRun":
+    """Start mpirun.
+
+    Args:
+        remote: how hosts are reached.
+        hosts: of the job.
+        tickets: with what each joins.
+        environ: of the launcher.
+        lose: called when mpirun has ended by itself, or somebody else has ended it.
+    Raises:
+        ConfigError: a host is named with a user, or mpirun is none that is known.
+        TfdistError: it cannot be started.
+    """
+    with_user = [host.name for host in hosts if "@" in host.name]
+    if with_user:
+        raise ConfigError(
+            f"--hosts names {with_user[0]}; mpirun takes no user there. Name the host alone, and its user in "
+            "~/.ssh/config."
+        )
+    words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
+    secret = tickets[0].environment()
+    del secret[HOST_NAME]  # each has its own in its part
+    return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
+
+
+class MpiRun:
+    """A running `mpirun`.
+
+    Args:
+        words: its command line.
+        environ: complete.
+        lose: called when it has ended before `close`. Agents do not end with every mpirun that is killed: those of Open
+            MPI beside it go on.
+    Raises:
+        TfdistError: it cannot be started.
+    """
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], lose: Callable[[], None]) -> None:
+        self._words = words
+        self._lose = lose
+        self._closing = False
+        self._deciding = threading.Lock()
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                start_new_session=True,  # the keyboard's Ctrl-C is for the launcher, which says what is to end
+            )
+        except OSError as error:
+            raise TfdistError(f"{words[0]} cannot be run ({error.strerror}).") from error
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def ended(self) -> str:
+        """Return why it has ended, once it has."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        said = "".join(f"\n  {line}" for line in self.said().splitlines())
+        return f"{self._words[0]} has ended with {code}.{said}\n{self.cure()}"
+
+    def cure(self) -> str:
+        """Return what to try when a host does not join: MPICH waits for one that its ssh does not reach."""
+        return f"This has to work without a question: {shlex.join(_trial(self._words))}"
+
+    def said(self) -> str:
+        """Return the last that it has written."""
+        code = self._process.poll()
+        self._reader.join(_DRAIN_SECONDS if code is not None else 0.0)
+        ended = [f"{self._words[0]} was ended by {signal.Signals(-code).name}"] if code is not None and code < 0 else []
+        return "\n".join([*self._lines, *ended])
+
+    def close(self) -> None:
+        """Wait until it has ended with the agents, which have been told; else end it."""
+        with self._deciding:
+            self._closing = True
+        for number, seconds in ((0, _END_SECONDS), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
+            if number:
+                self._process.send_signal(number)
+            try:
+                self._process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._reader.join(_DRAIN_SECONDS)
+
+    def _watch(self) -> None:
+        self._process.wait()
+        with self._deciding:
+            if not self._closing:
+                self._lose()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._lines.append(line.decode(errors="replace").rstrip())
+
+
+def _trial(words: Sequence[str]) -> list[str]:
+    """Return the same command with `hostname` in place of every agent.
+
+    Example:
+        >>> print(*_trial("mpirun --host a -n 1 env A=a /p -m m : -n 1 env A=b /p -m m".split()))
+        mpirun --host a -n 1 hostname : -n 1 hostname
+    """
+    found: list[str] = []
+    inside = False
+    for word in words:
+        inside = (inside or word == "env") and word != ":"
+        if not inside:
+            found.append(word)
+        elif word == "env":
+            found.append("hostname")
+    return found

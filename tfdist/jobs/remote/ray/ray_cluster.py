@@ -1,0 +1,283 @@
+"""A cluster of Ray, as the launcher sees it: what it has allotted, and that agents of the job run there."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
+from tfdist.jobs.plan.host_plan import Host, Remote
+from tfdist.jobs.plan.resource_request import Demand, NoRoomError
+from tfdist.jobs.remote.connecting.connection import Tail
+from tfdist.jobs.remote.connecting.tcp_joining import ENDS_WITH_INPUT, Ticket
+from tfdist.jobs.remote.connecting.wire import Wire, WireError
+from tfdist.jobs.remote.ssh import MODULE
+
+DRIVER = "tfdist.jobs.remote.ray.ray_driver"
+
+_CONNECT_SECONDS = 60.0
+_END_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_LEARN_SECONDS = 1.0  # for Ray to know why, after a connection's end
+
+
+def require() -> None:
+    """Check that Ray is installed.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError("--engine ray needs Ray, which is not installed: pip install 'tfdist[ray]'")
+
+
+def shown(remote: Remote, count: int) -> str:
+    """Return what would be asked of Ray, for `--dry-run`.
+
+    Example:
+        >>> print(shown(Remote(hosts=(), engine="ray", demand=Demand(cpus=2)), 2))
+        # placement group of Ray at auto, PACK
+        bundle 0: {"CPU": 2}
+        bundle 1: {"CPU": 2}
+        # an actor in each bundle; the first on each node runs there, where ports and folders are chosen
+        python -m tfdist.jobs.remote.host_agent
+    """
+    demand = _demand(remote)
+    bundles = [f"bundle {index}: {json.dumps(demand.resources)}" for index in range(count)]
+    actors = "# an actor in each bundle; the first on each node runs there, where ports and folders are chosen"
+    group = f"# placement group of Ray at {demand.address or 'auto'}, {demand.packing}"
+    return "\n".join([group, *bundles, actors, f"{remote.python or 'python'} -m {MODULE}"])
+
+
+def _demand(remote: Remote) -> Demand:
+    assert remote.demand is not None
+    return remote.demand
+
+
+class Cluster:
+    """Asks Ray's driver, which runs in a process of its own, for hosts, and has it start agents there.
+
+    Args:
+        remote: what is asked for.
+        environ: of the launcher.
+        name: of the job.
+        say: tells the user.
+        lose: called with the address of a host that Ray has lost.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        environ: Mapping[str, str],
+        *,
+        name: str,
+        say: Callable[[str], None],
+        lose: Callable[[str], None],
+    ) -> None:
+        self._remote = remote
+        self._environ = environ
+        self._name = name
+        self._say = say
+        self._lose = lose
+        self._driver: _Driver | None = None
+
+    def allot(
+        self, count: int, *, interrupted: Callable[[], bool]
+    ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
+        """Return hosts with places for so many processes, and the variables of each of these; what was before is gone.
+
+        Args:
+            count: how many.
+            interrupted: whether to wait no longer.
+        Raises:
+            NoRoomError: the cluster will never have room, or has none in time.
+            TfdistError: it is not there.
+        """
+        demand = _demand(self._remote)
+        if self._driver is None or self._driver.is_gone:
+            self.close()
+            self._driver = _Driver(self._environ, self._say, self._lose)
+            self._driver.ask({"do": "connect", "address": demand.address or "auto"})
+            self._driver.answer("connected", interrupted=interrupted, seconds=_CONNECT_SECONDS)
+        asked = {"count": count, "resources": demand.resources, "packing": demand.packing, "name": self._name}
+        self._driver.ask({"do": "allot", **asked, "wait_seconds": demand.wait_seconds})
+        return grouped(self._driver.answer("allotted", interrupted=interrupted))
+
+    def bring(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
+        """Start the agent of each host.
+
+        Args:
+            hosts: that were allotted.
+            tickets: with what each joins.
+        """
+        assert self._driver is not None
+        path = self._environ.get("PYTHONPATH")
+        more = {ENDS_WITH_INPUT: "1", **({"PYTHONPATH": path} if path else {})}
+        agents = {host.address: {**ticket.environment(), **more} for host, ticket in zip(hosts, tickets, strict=True)}
+        python = self._remote.python or ""
+        asked = {"agents": agents, "python": python, "arguments": ["-m", MODULE], "call": self._remote.call}
+        self._driver.serve({"do": "serve", **asked})
+        return self._driver
+
+    def close(self) -> None:
+        """Give all back that Ray has allotted."""
+        if self._driver is not None:
+            if self._remote.call is not None:
+                self._driver.wait_for_agents(_END_SECONDS)
+            self._driver.end()
+            self._driver = None
+
+
+def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
+    """Return the hosts, each with its number of places, and the variables of the process in each place, host by host.
+
+    Args:
+        where: address of the node, and GPUs, of each bundle.
+
+    Example:
+        >>> hosts, variables = grouped([{"address": one, "devices": list(gpus)} for one, gpus in ("a0", "b1", "a2")])
+        >>> [(host.name, host.slots) for host in hosts], [one["CUDA_VISIBLE_DEVICES"] for one in variables]
+        ([('a', 2), ('b', 1)], ['0', '2', '1'])
+    """
+    places: dict[str, list[Mapping[str, Any]]] = {}
+    for one in where:
+        places.setdefault(one["address"], []).append(one)
+    hosts = tuple(Host(name=address, address=address, slots=len(here)) for address, here in places.items())
+    variables = tuple(  # without a GPU of its own a process sees none: they may be another job's
+        {"CUDA_VISIBLE_DEVICES": ",".join(one["devices"])} for here in places.values() for one in here
+    )
+    return hosts, variables
+
+
+class _Driver:
+    """The process of Ray's driver; also what has started the agents, as `engines.Brought`."""
+
+    def __init__(self, environ: Mapping[str, str], say: Callable[[str], None], lose: Callable[[str], None]) -> None:
+        self._say = say
+        self._lose = lose
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environ),
+            start_new_session=True,  # the keyboard's Ctrl-C is for the launcher, which says what is to end
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._errors = Tail(self._process)
+        self._changed = threading.Condition()
+        self._answers: dict[str, Any] = {}
+        self._ended: dict[str, str] = {}
+        self._agents: frozenset[str] = frozenset()  # addresses
+        self._gone = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone
+
+    def ask(self, request: dict[str, Any]) -> None:
+        with self._changed:
+            self._answers.clear()
+        try:
+            self._wire.send(request)
+        except WireError:  # the thread that reads finds out
+            return
+
+    def serve(self, request: dict[str, Any]) -> None:
+        with self._changed:
+            self._agents = frozenset(request["agents"])
+            self._ended.clear()
+        self.ask(request)
+
+    def wait_for_agents(self, seconds: float) -> None:
+        """Wait until all agents have ended, and what they leave is here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._gone or self._agents <= self._ended.keys(), seconds)
+
+    def answer(self, name: str, *, interrupted: Callable[[], bool], seconds: float | None = None) -> Any:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while not self._answers and not self._gone and not interrupted():
+                if deadline is not None and time.monotonic() > deadline:
+                    raise DeadlineError(
+                        f"Ray's cluster has not answered within {seconds:g} s.{self._errors.quoted()}\nLook whether it "
+                        "runs (ray status), or name another: --ray-address HOST:PORT"
+                    )
+                self._changed.wait(_POLL_SECONDS)
+            answers = dict(self._answers)
+        if name in answers:
+            return answers[name]
+        if "error" in answers:
+            there_is = answers.get("room")
+            raise TfdistError(answers["error"]) if there_is is None else NoRoomError(answers["error"], there_is)
+        if self._gone:
+            raise TfdistError(f"the driver of Ray has ended.{self._errors.quoted()}")
+        raise TfdistError("the wait for Ray was interrupted.")
+
+    def _read(self) -> None:
+        try:
+            self._wire.meet()
+            while (message := self._wire.receive()) is not None:
+                if "said" in message and "ended" not in message:
+                    self._say(message["said"])
+                    continue
+                with self._changed:
+                    if "ended" in message:
+                        self._ended[message["ended"]] = message["said"]
+                    else:
+                        self._answers.update(message)
+                    self._changed.notify_all()
+                if message.get("lost"):  # its process may still run, on a node that is no longer the cluster's
+                    self._lose(message["ended"])
+        except WireError:
+            pass
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    # As `engines.Brought`
+
+    def ended(self) -> str:
+        """Return why no host that has not joined will do so any more."""
+        if self._gone:
+            return f"the driver of Ray has ended.{self._errors.quoted()}"
+        with self._changed:
+            said = "\n".join(self._ended.values())
+        if "No module named" in said and "tfdist" in said:
+            said += "\nInstall the same version of tfdist there, or name an interpreter that has it: --remote-python"
+        return said
+
+    def said(self) -> str:
+        """Return what is known of why hosts have ended; what Ray does not know yet it may learn in a moment."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
+            return "\n".join(self._ended.values())
+
+    def cure(self) -> str:
+        """Return nothing: Ray has started them, or says why not."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing: agents end with their connections, and with what is allotted."""
+
+    def end(self) -> None:
+        """End the process, and with it all that it has of the cluster."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(_END_SECONDS)
+        self._process.stdout.close()
+        self._errors.close()

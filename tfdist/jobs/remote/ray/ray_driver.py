@@ -1,0 +1,242 @@
+"""Ray's driver in a separate process, which protects the launcher from what Ray does to its process.
+
+    python -m tfdist.jobs.remote.ray.ray_driver
+
+It speaks over its standard streams with `cluster.Cluster`. Actors and placement group end with it, and it ends with its
+standard input.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.cluster_values import split_address
+from tfdist.errors import TfdistError
+from tfdist.jobs.plan.resource_request import NoRoomError, in_words, room, too_few
+from tfdist.jobs.remote.connecting.wire import Wire, WireError
+from tfdist.jobs.remote.ray import ray_bundle
+from tfdist.jobs.remote.serialization import FOLDER
+
+WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said
+
+_PROBE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+_SILENT_SECONDS = 3.0  # a wait that is shorter is not told
+_AGAIN_SECONDS = 10.0
+_ACTOR_SECONDS = 120.0  # a process that imports Ray has to start
+_END_SECONDS = 5.0
+_CURE = (
+    "Start one (ray start --head), or say where it is: --ray-address HOST:PORT, or ray://HOST:10001 from a machine "
+    "that is none of its nodes."
+)
+
+
+def main() -> None:
+    """Serve the launcher until it is gone."""
+    wire = Wire(os.dup(0), os.dup(1))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what Ray prints is no message
+    requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    gone = threading.Event()
+
+    def read() -> None:
+        while (message := wire.receive()) is not None:
+            requests.put(message)
+        gone.set()
+        requests.put(None)
+        time.sleep(_END_SECONDS)
+        os._exit(1)  # Ray waits for something
+
+    threading.Thread(target=read, daemon=True).start()
+    with contextlib.suppress(WireError):
+        wire.begin()
+        driver = Driver(wire, gone)
+        while (request := requests.get()) is not None:
+            try:
+                driver.do(request)
+            except TfdistError as error:
+                wire.send({"error": str(error), "room": getattr(error, "room", None)})
+            except Exception as error:  # noqa: BLE001 - who waits for the answer is told, whatever it is
+                wire.send({"error": f"Ray: {error}"})
+        driver.close()
+    os._exit(0)
+
+
+class Driver:
+    """Asks Ray for what the launcher asks for.
+
+    Args:
+        wire: to the launcher.
+        gone: that it is there no more.
+    """
+
+    def __init__(self, wire: Wire, gone: threading.Event) -> None:
+        self._wire = wire
+        self._gone = gone
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._where: list[dict[str, Any]] = []
+        self._round = 0  # how often places were asked for; what was before is nobody's
+        self._watches: list[threading.Thread] = []
+
+    def do(self, request: dict[str, Any]) -> None:
+        """Do what is asked for.
+
+        Raises:
+            TfdistError: it cannot be done.
+        """
+        if request["do"] == "connect":
+            connect(request["address"])
+            self._wire.send({"connected": True})
+        elif request["do"] == "allot":
+            self._round += 1
+            self._release()
+            self._where = self._allotted(request["count"], request["resources"], request)
+            self._wire.send({"allotted": self._where})
+        else:
+            assert request["do"] == "serve"
+            self._serve(request["agents"], request["python"], request["arguments"], request["call"])
+
+    def close(self) -> None:
+        """Give all back, when nobody asks Ray for anything any more."""
+        import ray
+
+        self._gone.set()
+        with contextlib.suppress(Exception):
+            self._release()
+            for watch in self._watches:
+                watch.join(_END_SECONDS / 2)
+            ray.shutdown()
+
+    def _release(self) -> None:
+        from ray.util import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)  # which ends its actors
+        self._group, self._actors = None, []
+
+    def _allotted(self, count: int, bundle: dict[str, float], request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return where Ray has put so many bundles; wait for room, and say for what."""
+        import ray
+        from ray.util import placement_group
+
+        begun, silent_until, told = time.monotonic(), _SILENT_SECONDS, ""
+        most = WAIT_SECONDS if request["wait_seconds"] is None else request["wait_seconds"]
+        while not self._gone.is_set():
+            nodes = {node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+            there_is = room(bundle, list(nodes.values()))
+            if request["wait_seconds"] is None and there_is < count:
+                raise NoRoomError(too_few(count, bundle, nodes), there_is)
+            if self._group is None:
+                self._group = placement_group([bundle] * count, strategy=request["packing"], name=request["name"])
+            if self._group.wait(_LOOK_SECONDS):
+                with contextlib.suppress(ray.exceptions.RayError):  # a node was lost meanwhile
+                    return self._held(bundle)
+                self._release()
+            waited, free = time.monotonic() - begun, in_words(ray.available_resources())
+            if waited > most:
+                raise NoRoomError(
+                    f"after {most:g} s there is no room yet, free is {free}. {too_few(count, bundle, nodes)}", there_is
+                )
+            text = f"waiting for room in Ray's cluster: {count} x ({in_words(bundle)}); free: {free}"
+            if waited > silent_until and text != told:
+                silent_until, told = waited + _AGAIN_SECONDS, text
+                self._wire.send({"said": f"{text} (up to {most:g} s)"})
+        raise TfdistError("the launcher is gone.")
+
+    def _held(self, bundle: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Put an actor into each bundle; return where they are."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray.cloudpickle.register_pickle_by_value(ray_bundle)
+        actor = ray.remote(ray_bundle.Place)
+        needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "memory": bundle.get("memory", 0)}
+        self._actors = [
+            actor.options(
+                **needs,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index),
+            ).remote()
+            for index in range(len(self._group.bundle_specs))
+        ]
+        return ray.get([one.where.remote() for one in self._actors], timeout=_ACTOR_SECONDS)
+
+    def _serve(
+        self,
+        agents: Mapping[str, Mapping[str, str]],
+        python: str,
+        arguments: list[str],
+        call: tuple[str, str] | None,
+    ) -> None:
+        """Run the agent of each host in the first actor there; say when one has ended."""
+        along = None
+        if call is not None:
+            code, result = map(Path, call)
+            along = (code.name, code.read_bytes(), result.name, FOLDER)
+        addresses = [where["address"] for where in self._where]
+        held = {}
+        for address, variables in agents.items():
+            serving = self._actors[addresses.index(address)]
+            held[serving.serve.remote(python, arguments, variables, along)] = address
+        self._watches = [one for one in self._watches if one.is_alive()]
+        self._watches.append(threading.Thread(target=self._watch, args=(held, self._round, call), daemon=True))
+        self._watches[-1].start()
+
+    def _watch(self, held: dict[Any, str], number: int, call: tuple[str, str] | None) -> None:
+        import ray
+
+        while held and not self._gone.is_set():
+            ended, _ = ray.wait(list(held), timeout=_LOOK_SECONDS)
+            for one in ended:
+                address, lost = held.pop(one), False
+                try:
+                    code, lines, back = ray.get(one)
+                    if call is not None and back is not None:
+                        Path(call[1]).write_bytes(back)
+                    said = "\n".join([f"the agent of host {address} has ended with {code}", *lines])
+                except ray.exceptions.RayError as error:
+                    said, lost = f"Ray has lost the actor on {address}: {str(error).strip().splitlines()[0]}", True
+                if number != self._round:
+                    return
+                with contextlib.suppress(WireError):
+                    self._wire.send({"ended": address, "said": said, "lost": lost})
+
+
+def connect(address: str) -> None:
+    """Connect to a cluster, and start none: neither now nor when Ray is asked for something after its end.
+
+    Args:
+        address: "HOST:PORT", "ray://HOST:PORT", or "auto" for that of this machine.
+    Raises:
+        TfdistError: it cannot be reached; why, and what to do.
+    """
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # Ray reads it when it is imported
+    import ray
+
+    plain = address.removeprefix("ray://")
+    if plain != "auto":
+        host, port = split_address("--ray-address", plain)
+        try:
+            socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
+        except OSError as error:
+            raise TfdistError(
+                f"nobody answers at {address} ({error.strerror or error}), where Ray's cluster is to be. {_CURE}"
+            ) from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        cure = "Install the cluster's versions here." if "mismatch" in str(error) else _CURE
+        raise TfdistError(f"Ray's cluster at {address} cannot be joined ({error}). {cure}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,498 @@
+"""The placement on several hosts, each reached by a link; and what goes to all of them: the status of a start."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__
+from tfdist.cluster.job_files import progress_file
+from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.placement.placement_protocol import Handle, Site
+from tfdist.jobs.plan.host_plan import Host, Remote, places
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.resource_request import NoRoomError
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.jobs.remote.connecting.tcp_joining import key_of_workers
+from tfdist.jobs.remote.copying.copies import ring
+from tfdist.jobs.remote.host_connector import Meeting
+from tfdist.jobs.remote.host_launchers import ENGINES
+from tfdist.jobs.remote.host_link import HostLink
+from tfdist.jobs.remote.remote_process import RemoteProcess
+from tfdist.jobs.remote.remote_steps import Recorded
+from tfdist.jobs.remote.serialization import config_to_json, passed_on
+from tfdist.monitor.status import StatusTable, WorkerStatus
+from tfdist.waiting import join_heeding_signals
+
+AGAIN_SECONDS = 30.0  # for a host that was lost, to join again where the job can go on without it
+MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
+
+
+class RemotePlacement:
+    """Starts the processes of a job on other hosts, as `placement.Placement`.
+
+    A host that was lost is reached again when the next start of the job needs it.
+
+    Args:
+        config: the request.
+        remote: its hosts.
+        job_id: of the job.
+        key: with which hosts join, if they do.
+        say: tells the user.
+        interrupted: whether to stop waiting for hosts.
+        memory: where what workers record is kept for who looks here; None: nowhere.
+        end: called when what has started the agents of all hosts hands SIGTERM on to them.
+        environ: of the agent; that of this process by default.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        remote: Remote,
+        *,
+        job_id: str,
+        key: str = "",
+        say: Callable[[str], None],
+        interrupted: Callable[[], bool] = lambda: False,
+        memory: Path | None = None,
+        end: Callable[[], None] = lambda: None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._config = config
+        self._remote = remote
+        self._job_id = job_id
+        self._key = key
+        self._say = say
+        self._interrupted = interrupted
+        self._memory = memory
+        self._end = end
+        self._terminated: set[str] = set()  # names of the hosts whose agents have got SIGTERM
+        self._recorded = None if memory is None else Recorded(memory)
+        self._engine = ENGINES[remote.engine]
+        self._environ = os.environ if environ is None else environ
+        self._links: dict[str, HostLink] = {}
+        self._reached = 0  # how often hosts were: what an agent there has left ends under another name
+        self._hosts = remote.hosts
+        self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the engine says so
+        self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}")
+        self._versions: Mapping[str, str] | None = None
+        self._known: set[str] = set()  # names of the hosts that have been reached
+        self._without: dict[str, str] = {}  # why the job goes on without a host, by its name
+        self._places: tuple[Host, ...] = ()  # of the last processes that were placed
+        self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
+
+    def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
+        """Return host and a port that is free there now for so many processes, host by host.
+
+        Raises:
+            ConfigError: the hosts have fewer places, or ports.
+            NoRoomError: so have those that are left, where one that was lost cannot be reached again.
+            TfdistError: a host cannot be reached.
+        """
+        if self._engine.allots is not None:
+            self._allot(count)
+        wanted = self._places = self._reached_places(count)
+        hosts = list(dict.fromkeys(wanted))
+        self._compare(hosts)
+        self._copy_between(hosts)
+        ports: dict[Host, list[int]] = {}
+        for host in hosts:
+            free = self._links[host.name].ask("ports", count=wanted.count(host), but=list(but))
+            ports[host] = [int(port) for _, port in free]
+        return [(host.address, ports[host].pop(0)) for host in wanted]
+
+    def site(self, host: str) -> Site:
+        """Return what a process finds on a host that was reached."""
+        report = self._link(host).report
+        assert report is not None
+        return Site(
+            directory=Path(report.directory), memory=Path(report.memory), python=report.python, agent_pid=report.pid
+        )
+
+    def start(self, spec: WorkerSpec, *, reserve: bool = False) -> Handle:
+        """Start a process; without a host, on the first one.
+
+        Args:
+            spec: what to start.
+            reserve: whether it waits in reserve, and so has to be a fork.
+        Raises:
+            TfdistError: it cannot be started.
+        """
+        more = self._variables[spec.index] if self._variables else {}
+        spec = replace(spec, environment={**spec.environment, **more})
+        return self._link(spec.host).start(spec, reserve=reserve)
+
+    def reserving(self) -> "Reserving":
+        """Return what starts processes that wait in reserve, on the same hosts."""
+        return Reserving(self)
+
+    def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
+        """End what the ended processes left running; return how many there were. A lost host ends it by itself."""
+        numbers: dict[HostLink, list[int]] = {}
+        for handle in handles:
+            assert isinstance(handle, RemoteProcess)
+            assert isinstance(handle.link, HostLink)
+            numbers.setdefault(handle.link, []).append(handle.number)
+        counts: list[int] = []
+
+        def end(link: HostLink, ended: list[int]) -> None:
+            with contextlib.suppress(TfdistError):
+                counts.append(link.ask("leftovers", handles=ended, grace_seconds=grace_seconds))
+
+        _at_once([partial(end, link, ended) for link, ended in numbers.items()])
+        return sum(counts)
+
+    def status(
+        self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
+    ) -> "RemoteStatus":
+        """Return a channel to the workers of a start.
+
+        Args:
+            number: how often the job has been started again.
+            hosts: the address of each worker's host.
+            workers: how many report.
+            chief: whether the one that reports is the chief of a job with parameter servers.
+            reserve: whether they wait until they take the place of others.
+        """
+        links = [self._link(host) for host in hosts[:workers]]
+        return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
+
+    # As `placement.worker_factory` prepares for restarts on one host
+
+    def prepare(self, pid: int) -> None:
+        """Let every host prepare for a restart."""
+        for link in self._links.values():
+            link.tell("prepare")
+
+    def tend(self, workers: int) -> None:
+        """Do nothing: hosts keep as many workers forked as they had."""
+
+    @property
+    def waiting(self) -> int:
+        """How many workers are forked where the last ones were placed; 0 unless there are as many as there."""
+        for host in dict.fromkeys(self._places):
+            link = self._links[host.name]
+            if link.is_lost or link.waiting < self._places.count(host):
+                return 0
+        return len(self._places)
+
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Do nothing: hosts wait for what they prepare, when they are to start workers."""
+
+    def close(self) -> None:
+        """End all connections, and with them all that still runs there."""
+        self._end_links()
+        self._meeting.close()
+        if self._recorded is not None:
+            self._recorded.close()
+
+    def _link(self, host: str) -> HostLink:
+        for link in self._links.values():
+            if not host or host in (link.host.address, link.host.name):
+                return link
+        raise ConfigError(f"host {host!r} is none of the job's: {', '.join(self._links)}.")
+
+    def _allot(self, count: int) -> None:
+        """Have the engine choose hosts, unless those that it has chosen before are there and are as many."""
+        if len(self._variables) == count and not any(link.is_lost for link in self._links.values()):
+            return
+        self._end_links()
+        self._hosts, self._variables = self._meeting.allot(count, interrupted=self._interrupted)
+
+    def _end_links(self) -> None:
+        _at_once([link.close for link in self._links.values()])
+        self._links.clear()
+        self._terminated.clear()
+
+    def _reached_places(self, count: int) -> tuple[Host, ...]:
+        """Return hosts with places for so many processes, all of them reached; none that was lost and stays so."""
+        if sum(host.slots for host in self._left()) < count:
+            self._without.clear()  # they are needed, so they are tried again
+        before = set(self._without)
+        while True:
+            left = self._left()
+            if self._without and (room := sum(host.slots for host in left)) < count:
+                raise NoRoomError(
+                    "\n".join(self._without.values())
+                    + f"\n{count} processes are asked for, and the other hosts have places for {room}. Places to spare "
+                    "in --hosts, or --min-workers, let a job go on.",
+                    room,
+                )
+            wanted = places(left, count, servers=self._config.parameter_servers)
+            hosts = list(dict.fromkeys(wanted))
+            unreached = self._reach(hosts, in_a_hurry=self._can_do_without(hosts, count))
+            if not unreached:
+                for name in self._without.keys() - before:
+                    self._say(f"{self._without[name]}\nThe job goes on without it.")
+                return wanted
+            if not self._engine.does_without or unreached.keys() - self._known or self._interrupted():
+                raise TfdistError("\n".join(sorted(set(unreached.values()))))
+            for name, why in unreached.items():
+                self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
+
+    def _is_reached(self, host: Host) -> bool:
+        link = self._links.get(host.name)
+        return link is not None and not link.is_lost
+
+    def _left(self) -> list[Host]:
+        return [host for host in self._hosts if host.name not in self._without]
+
+    def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
+        """Return whether the job could go on without those of these hosts that it has lost."""
+        least = count if self._config.parameter_servers else self._config.range[0]
+        lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
+        room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
+        return self._engine.does_without and room >= least
+
+    def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
+        """Connect to the hosts to which there is no connection, all at once; return why some cannot be, by name."""
+        missing = [host for host in hosts if not self._is_reached(host)]
+        if missing and self._engine.all_again:  # all end with one
+            missing = list(hosts)
+            self._end_links()
+        errors: dict[str, str] = {}
+
+        def reach(host: Host) -> None:
+            try:
+                old = self._links.get(host.name)
+                if old is not None:
+                    old.close()
+                seconds = AGAIN_SECONDS if in_a_hurry else None
+                connection = self._meeting.connection(host, interrupted=self._interrupted, join_seconds=seconds)
+                terminated = partial(self._note_sigterm, host)
+                link = HostLink(host, connection, say=self._say, recorded=self._recorded, terminated=terminated)
+                self._links[host.name] = link
+                hello = self._hello(host)
+                try:
+                    link.meet(hello, timeout_seconds=MEET_SECONDS, interrupted=self._interrupted)
+                except TfdistError:
+                    link.close()
+                    raise
+            except TfdistError as error:
+                errors[host.name] = str(error)
+            else:
+                self._known.add(host.name)
+
+        if missing:
+            self._reached += 1
+            self._meeting.begin(missing)
+            _at_once([partial(reach, host) for host in missing])
+        return errors
+
+    def _note_sigterm(self, host: Host) -> None:
+        """End the job once SIGTERM has come to all agents; one that is lost has not got it."""
+        self._terminated.add(host.name)
+        if self._terminated == self._links.keys():
+            self._terminated.clear()
+            self._say(f"SIGTERM has come to the agents of all hosts, by what has started them ({self._engine.program})")
+            self._end()
+
+    def _copy_between(self, hosts: Sequence[Host]) -> None:
+        """Let each host copy the newest states of its workers into the memory of the next one."""
+        config = self._config
+        if not (self._key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
+            return
+        links = [self._links[host.name] for host in hosts]
+        if len(links) == 1:  # one that is reached, and has no worker now
+            links += [link for link in self._links.values() if link not in links and not link.is_lost][:1]
+        if links == self._copying:
+            return
+        self._copying = links
+        key = key_of_workers(bytes.fromhex(self._key), self._job_id)
+        for sender, taker in ring(links):
+            try:
+                port = taker.ask("take copies", sender=sender.host.name, key=taker.key_for(key))
+            except TfdistError as error:
+                self._say(f"the state of host {sender.host.name} is not copied to another host's memory: {error}")
+                continue
+            at = f"{taker.host.address}:{port}"
+            sender.tell("send copies", to=at, name=sender.host.name, key=sender.key_for(key))
+
+    def _hello(self, host: Host) -> dict[str, Any]:
+        own = {name: value for name, value in self._environ.items() if name not in self._engine.of_each_host}
+        return {
+            "version": __version__,
+            "folder": os.getcwd(),
+            "address": host.address,
+            "ends_at_sigterm": self._engine.ends_at_sigterm,
+            "passes_sigterm_on": self._engine.passes_sigterm_on,
+            "ends_the_job_at_sigterm": self._engine.ends_the_job_at_sigterm,
+            "removed": self._engine.removed,
+            "job": self._job_id,
+            "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
+            "environment": passed_on(own, self._remote.passed),
+            "config": config_to_json(self._config),
+        }
+
+    def _compare(self, hosts: Sequence[Host]) -> None:
+        """Check that the hosts can work together."""
+        reports = {host: self._links[host.name].report for host in hosts}
+        first, versions = hosts[0] if hosts else None, None
+        for host, report in reports.items():
+            assert report is not None
+            if report.is_loopback and len(self._hosts) > 1 and not host.address.startswith("127."):
+                raise ConfigError(
+                    f"{host.address} is, on host {host.name}, an address by which no other host can reach it. Name "
+                    f"one: --hosts {host.name}=ADDRESS:{host.slots}"
+                )
+            versions = versions or report.versions
+            if report.versions != versions and self._versions is None:
+                assert first is not None
+                self._say(
+                    f"warning: host {host.name} has {_shown(report.versions)}, and host {first.name} "
+                    f"{_shown(versions)}; install the same versions, for equal numbers"
+                )
+        self._versions = versions
+
+
+def _shown(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" if version else f"no {name}" for name, version in versions.items())
+
+
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:  # which look whether a signal has come, and start processes
+        join_heeding_signals(thread)
+
+
+class Reserving:
+    """Starts workers in reserve, as `placement.Placement` does others.
+
+    Args:
+        placement: that of the job.
+    """
+
+    def __init__(self, placement: RemotePlacement) -> None:
+        self._placement = placement
+        self.addresses = placement.addresses
+        self.site = placement.site
+        self.end_leftovers = placement.end_leftovers
+
+    def start(self, spec: WorkerSpec) -> Handle:
+        """Start a process, which waits in reserve.
+
+        Raises:
+            TfdistError: it cannot be forked.
+        """
+        return self._placement.start(spec, reserve=True)
+
+
+class RemoteStatus:
+    """What the workers of a start report, and are told, as `StatusChannel`.
+
+    Each host has a status table as one host has; what is written there comes over the link, and what the agent asks
+    for is written there by the host. A request to halt counts once the host says that its workers have seen it.
+
+    Args:
+        number: of the start.
+        links: of each worker's host.
+        chief: whether the one that reports is a chief.
+        reserve: whether the workers wait until `take_over`.
+        memory: where a table shows what they say to who looks here, as soon as they take part; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        links: Sequence[HostLink],
+        *,
+        chief: bool,
+        reserve: bool = False,
+        memory: Path | None = None,
+    ) -> None:
+        self._number = number
+        self._links = links
+        self._requests = 0
+        self._asked = 0
+        self._took_over = 0.0  # clock time
+        for link in dict.fromkeys(links):
+            here = [worker for worker, other in enumerate(links) if other is link]
+            link.ask("open", number=number, workers=len(links), chief=chief, here=here, reserve=reserve)
+        self._memory = memory
+        self._chief = chief
+        self._table: StatusTable | None = None
+        if not reserve:
+            self._show()
+
+    def _show(self) -> None:
+        if self._memory is not None:
+            self._table = StatusTable(progress_file(self._memory, self._number), len(self._links), chief=self._chief)
+
+    def read(self, worker: int) -> WorkerStatus:
+        """Return what a worker has said until now."""
+        said = self._links[worker].status(self._number, worker, self._asked)
+        if self._table is not None:
+            self._table.show(worker, self._links[worker].shown(self._number, worker))
+        # how long it has waited in reserve is nothing that it did
+        return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
+
+    def new_warnings(self) -> list[str]:
+        """Return what workers have warned of since the last call."""
+        links = dict.fromkeys(self._links)
+        return [sentence for link in links for sentence in link.new_warnings(self._number)]
+
+    def ask_to_halt(self) -> None:
+        """Ask all workers to hold before their next step."""
+        self._requests += 1
+        self._asked = self._requests
+        self._tell("halt")
+
+    def take_back(self) -> None:
+        """Let the workers that hold go on; only while there is no target."""
+        self._asked = 0
+        self._tell("take back")
+
+    def set_target(self, step: int) -> None:
+        """Let the workers run up to and including this step, and stop before the next."""
+        self._tell("target", step)
+
+    def take_over(self) -> None:
+        """Let workers in reserve go on."""
+        self._took_over = time.monotonic()
+        self._tell("take over")
+        self._show()
+
+    def end(self) -> None:
+        """Say that the signals which workers get now mean their end, not a halt."""
+        self._tell("end")
+
+    def close(self) -> None:
+        """Let go of the tables; workers that still write to them are not harmed."""
+        for link in dict.fromkeys(self._links):
+            link.tell("close table", number=self._number)
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def _tell(self, what: str, step: int = 0) -> None:
+        for link in dict.fromkeys(self._links):
+            link.tell("table", number=self._number, what=what, step=step)
+
+
+@contextlib.contextmanager
+def remote_placement(
+    config: LaunchConfig,
+    remote: Remote,
+    *,
+    job_id: str,
+    key: str = "",
+    say: Callable[[str], None],
+    interrupted: Callable[[], bool],
+    memory: Path | None = None,
+    end: Callable[[], None] = lambda: None,
+) -> Iterator[RemotePlacement]:
+    """Yield a placement; after the block nothing of the job is left on any host that answers."""
+    placement = RemotePlacement(
+        config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory, end=end
+    )
+    try:
+        yield placement
+    finally:
+        placement.close()

@@ -1,0 +1,131 @@
+"""Serialize requests and processes as JSON for other hosts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.cluster_values import TaskId
+from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+
+FOLDER = "TFDIST_CALL_FOLDER"  # where a worker finds the function that it calls, if not where it was told
+KEY_IS_DERIVED = "derived"  # in place of the workers' key, for a host that has the key from which it follows
+
+# variables that belong to one host, or to the process that reads them
+_OF_A_HOST = (
+    "TFDIST_HOST_ID",
+    "TFDIST_HOST_NAME",
+    "TFDIST_RENDEZVOUS",
+    "TFDIST_JOIN_SECONDS",
+    "TFDIST_JOB_KEY",
+    "TFDIST_JOB_ID",
+    "TFDIST_CACHE_DIR",
+    FOLDER,
+)
+_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """What a host has said of itself.
+
+    Attributes:
+        python: the interpreter that runs there.
+        pid: of what acts for the agent there.
+        directory: where its workers record their failures.
+        memory: a directory in memory that outlives them.
+        versions: of the packages that the workers use.
+        is_loopback: whether its address means itself to everybody.
+    """
+
+    python: str
+    pid: int
+    directory: str
+    memory: str
+    versions: Mapping[str, str]
+    is_loopback: bool
+
+
+def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables that processes on other hosts get from the agent's environment.
+
+    Those that TensorFlow, Keras, tfdist and Python read, and those that are named; no other, since paths and secrets
+    of one machine mean nothing, or too much, on another.
+
+    Args:
+        environ: of the agent.
+        more: names.
+
+    Example:
+        >>> passed_on({"TF_NUM_INTEROP_THREADS": "1", "AWS_SECRET_ACCESS_KEY": "s", "A": "1"}, ("A",))
+        {'TF_NUM_INTEROP_THREADS': '1', 'A': '1'}
+    """
+    own = without_those_of_a_host(environ)
+    return {
+        name: value for name, value in environ.items() if name in more or (name.startswith(_PREFIXES) and name in own)
+    }
+
+
+def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without tfdist's own that mean something on this host, or in this process, alone.
+
+    Args:
+        environ: of the agent.
+
+    Example:
+        >>> without_those_of_a_host({"TFDIST_HOST_ID": "a", "TFDIST_STRATEGY": "ring", "A": "1"})
+        {'TFDIST_STRATEGY': 'ring', 'A': '1'}
+    """
+    return {name: value for name, value in environ.items() if name not in _OF_A_HOST}
+
+
+def config_to_json(config: LaunchConfig) -> dict[str, Any]:
+    """Return what a host needs of the request.
+
+    Example:
+        >>> config_from_json(config_to_json(LaunchConfig(target="t.py", workers=2))).workers
+        2
+    """
+    left_out = ("remote", "event_file")
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in left_out}
+
+
+def config_from_json(values: Mapping[str, Any]) -> LaunchConfig:
+    """Return the request."""
+    return LaunchConfig(**{**values, **{name: tuple(values[name]) for name in ("arguments", "exporters")}})
+
+
+def spec_to_json(spec: WorkerSpec) -> dict[str, Any]:
+    """Return a process as values.
+
+    Example:
+        >>> task = TaskId(type="worker", index=1)
+        >>> spec = WorkerSpec(index=1, task=task, argv=("a",), error_file=Path("e"))
+        >>> spec_from_json(spec_to_json(spec)) == spec
+        True
+    """
+    return {
+        **{field.name: getattr(spec, field.name) for field in fields(spec)},
+        "task": [spec.task.type, spec.task.index],
+        "environment": dict(spec.environment),
+        "error_file": str(spec.error_file),
+        "piped": sorted(spec.piped),
+    }
+
+
+def spec_from_json(values: Mapping[str, Any]) -> WorkerSpec:
+    """Return the process."""
+    kind, index = values["task"]
+    return WorkerSpec(
+        **{
+            **values,
+            "task": TaskId(type=kind, index=index),
+            "argv": tuple(values["argv"]),
+            "removed": tuple(values["removed"]),
+            "peers": tuple(values["peers"]),
+            "gpus": None if values["gpus"] is None else tuple(values["gpus"]),
+            "error_file": Path(values["error_file"]),
+            "piped": frozenset(values["piped"]),
+        }
+    )

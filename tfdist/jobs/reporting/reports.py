@@ -1,0 +1,209 @@
+"""Reports of a Ray job's workers, written to the run's folder by the chief."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist import cluster, validation
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.jobs.reporting.run_folder import OWN, SIGN, VARIABLE, Checkpoint, CheckpointConfig, Reports
+
+
+class _Reporter:
+    """What this process reports to, and the place of its next report."""
+
+    def __init__(self) -> None:
+        self.next: int | None = None
+
+    def reports(self, *, checked: bool = True) -> Reports:
+        said = os.environ.get(VARIABLE)
+        if said is None:
+            raise ConfigError(
+                "there is nowhere to report to: a function reports that Trainer.fit() calls, of a trainer with "
+                'run_config=RunConfig(storage_path="...", name="...").',
+                name="run_config",
+            )
+        told = json.loads(said)
+        folder = Path(told["folder"])
+        try:
+            run = (folder / SIGN).read_text(encoding="utf-8")
+        except OSError:
+            run = ""
+        if checked and run != told["run"]:
+            raise ConfigError(
+                f"the folder {folder}, to which this job reports, is not on this node what it is on the machine that "
+                "has started the job. Let storage_path be a folder that all of them share.",
+                name="storage_path",
+                path=folder,
+            )
+        return Reports(folder, CheckpointConfig(**told["kept"]))
+
+
+_reporter = _Reporter()
+
+
+def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
+    """Report metrics, and a checkpoint, from a function that `Trainer.fit` calls, as `ray.train.report` does.
+
+    Every worker may call it; what the chief reports counts, and nobody waits. When it returns, report and checkpoint
+    are in the folder of the run, on the disk, whatever becomes of the job. The folder of the checkpoint is copied.
+
+    Args:
+        metrics: names, and numbers, texts, bools, None, arrays and tensors, or lists and dicts of them.
+        checkpoint: a folder: a path, a `Checkpoint`, or Ray's, on the chief; None for none.
+    Raises:
+        ConfigError: nobody has said where to (``storage_path``), or that is another folder on this node; a name is
+            taken; a worker that is not the chief has a checkpoint, of which nothing would be kept.
+        ConfigTypeError: metrics or checkpoint are of another kind.
+        StorageError: it cannot be written.
+
+    Example:
+        >>> def train(config):
+        ...     for epoch in range(config["epochs"]):
+        ...         report({"epoch": epoch, "loss": 1 / (epoch + 1)})
+    """
+    plain = plain_metrics(metrics)
+    source = None if checkpoint is None else _folder_of(checkpoint)
+    here = cluster.from_environment()
+    if not here.is_chief:
+        if source is not None:
+            raise ConfigError(
+                f"worker {here.worker_index} reports a checkpoint, and the chief's is kept alone: pass None on the "
+                "others. A model whose weights lie in parts is whole after model.save() on all workers.",
+                name="checkpoint",
+                workers=(here.worker_index,),
+            )
+        return
+    write(plain, source)
+
+
+def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -> None:
+    """Write a report of the chief's.
+
+    Args:
+        metrics: plain values.
+        source: a folder that becomes its checkpoint.
+        move: whether the folder may be taken away.
+    """
+    reports = _reporter.reports()
+    if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(
+            f"the checkpoint {source} contains the folder to which it is reported, {reports.folder}.",
+            name="checkpoint",
+            path=source,
+        )
+    _reporter.next = reports.add(metrics, source, at=_reporter.next, move=move) + 1
+
+
+def here(*, checked: bool = True) -> Reports:
+    """Return the reports of this job.
+
+    Args:
+        checked: whether this node has to see their folder.
+    Raises:
+        ConfigError: there are none.
+    """
+    return _reporter.reports(checked=checked)
+
+
+def place() -> int:
+    """Return the place of the next report."""
+    if _reporter.next is None:
+        _reporter.next = len(_reporter.reports().rows())  # nobody else reports
+    return _reporter.next
+
+
+def resume_at(number: int) -> None:
+    """Let the next report have this place: training goes on where that had not been made."""
+    _reporter.next = number
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the last checkpoint that this run has reported, before a failure too: of `ray.train.get_checkpoint`.
+
+    Returns:
+        None where there is none yet.
+    Raises:
+        ConfigError: as `report`.
+
+    Example:
+        >>> def train(config):
+        ...     last = get_checkpoint()
+        ...     return None if last is None else last.path
+    """
+    found = _reporter.reports().checkpoints()
+    return found[-1][0] if found else None
+
+
+def plain_metrics(metrics: Any) -> dict[str, Any]:
+    """Return metrics as JSON has them.
+
+    Raises:
+        ConfigError: a name is taken, or none.
+        ConfigTypeError: they are something else.
+
+    Example:
+        >>> plain_metrics({"loss": np.float32(0.5), "each": np.arange(3)})
+        {'loss': 0.5, 'each': [0, 1, 2]}
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigTypeError(
+            f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.",
+            name="metrics",
+            received=validation.shown(metrics),
+        )
+    found = _plain("metrics", metrics)
+    for name in OWN:
+        if name in found:
+            raise ConfigError(
+                f"metrics has {name!r}, which is the name of what each report is given. Use another.",
+                name="metrics",
+                received=name,
+            )
+    return dict(found)
+
+
+def _plain(where: str, value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+        return value
+    if isinstance(value, Mapping):
+        for name in value:
+            validation.text(f"a name in {where}", name)
+        return {str(name): _plain(f"{where}[{name!r}]", one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(f"{where}[{number}]", one) for number, one in enumerate(value)]
+    with contextlib.suppress(Exception):  # classes may refuse in their own ways
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            return array.tolist()
+        if array.dtype.kind == "V":  # bfloat16 and the like
+            return array.astype(np.float64).tolist()
+    raise ConfigTypeError(
+        f"{where} is {validation.shown(value)} ({type(value).__name__}); it must be a number, a text, a bool, None, or "
+        "an array, a list or a dict of them.",
+        name=where,
+        received=validation.shown(value),
+    )
+
+
+def _folder_of(checkpoint: Any) -> Path:
+    path = getattr(checkpoint, "path", checkpoint)
+    kind = getattr(getattr(checkpoint, "filesystem", None), "type_name", "local")
+    if kind != "local" or not isinstance(path, str | os.PathLike):
+        raise ConfigTypeError(
+            f"checkpoint is {validation.shown(checkpoint)}; it must be a folder of this node: a path, or "
+            'Checkpoint.from_directory("...").',
+            name="checkpoint",
+            received=validation.shown(checkpoint),
+        )
+    if not os.path.isdir(path):
+        raise ConfigError(
+            f"checkpoint is {os.fspath(path)!r}, and there is no such folder.", name="checkpoint", path=path
+        )
+    return Path(path)

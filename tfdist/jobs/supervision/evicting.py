@@ -1,0 +1,155 @@
+"""Replace a worker that stays slow, as pure functions: by a standby, or by going on without it.
+
+    --standby            the second set of workers takes over, once for each place: where the new one is slow as well,
+                         it is not the process
+    --min-workers        on one host the others go on without it, if they are then faster in spite of what it did: they
+                         have its share of the batch to compute
+    neither, too often,  it stays, and that is said
+    or no state is kept
+
+Every eviction costs the time of a start. So it must be worth it, a job has at most three, and for each of them a worker
+must have been slow for twice as long as for the one before.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tfdist.jobs.supervision.halting import begun
+from tfdist.jobs.supervision.supervisor_state import Evict, Next, Phase, Purpose, State, shown
+
+if TYPE_CHECKING:
+    from tfdist.monitor.verdict.stragglers import Slow
+
+#: evictions of a job
+MOST = 3
+#: of a step, the part that must be won when a standby takes the place
+LEAST_WON = 0.2
+
+
+class Measure(StrEnum):
+    """What is done about a slow worker."""
+
+    REPLACED = "replaced"
+    LEFT_OUT = "left out"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evictions:
+    """What has been done until now.
+
+    Attributes:
+        count: how many workers were evicted.
+        replaced: the places whose process is another one by it.
+    """
+
+    count: int = 0
+    replaced: frozenset[int] = field(default_factory=frozenset)
+
+    def after(self, worker: int, measure: Measure) -> "Evictions":
+        """Return this with one more.
+
+        Example:
+            >>> Evictions(replaced=frozenset({0, 2})).after(1, Measure.LEFT_OUT).replaced == {0, 1}
+            True
+        """
+        replaced = self.replaced | {worker}
+        if measure is Measure.LEFT_OUT:  # those behind it move up
+            replaced = frozenset(one - (one > worker) for one in self.replaced - {worker})
+        return Evictions(count=self.count + 1, replaced=replaced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What there is to be done with.
+
+    Attributes:
+        workers: how many there are.
+        min_workers: with how many the job goes on.
+        has_standby: whether a second set of workers is ready to take over.
+        keeps_state: whether others can go on where these stop.
+        is_on_one_host: whether a worker fewer can be the slow one: several hosts are filled in their order again.
+    """
+
+    workers: int
+    min_workers: int
+    has_standby: bool
+    keeps_state: bool
+    is_on_one_host: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What is to be done about a slow worker.
+
+    Attributes:
+        measure: what.
+        why: why it stays; empty if it does not.
+    """
+
+    measure: Measure
+    why: str = ""
+
+
+def is_due(slow: "Slow", before: Evictions, *, patience_seconds: float) -> bool:
+    """Return whether a worker has been slow for long enough."""
+    return slow.ended - slow.began >= patience_seconds * 2**before.count
+
+
+def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
+    """Return what is done about a worker that has been slow for long enough.
+
+    Args:
+        slow: how slow it is.
+        before: what has been done until now.
+        means: what there is to be done with.
+    """
+    if not means.keeps_state:
+        return Decided(measure=Measure.KEPT, why="the script trains without tfdist.callbacks.BackupAndRestore")
+    if before.count >= MOST:
+        return Decided(measure=Measure.KEPT, why=f"the job has evicted {MOST} workers already")
+    reasons, won, left = [], f"{slow.waited:.0%} of a step", means.workers - 1
+    if means.has_standby:
+        if slow.worker in before.replaced:
+            reasons.append("its place was taken by a standby before")
+        elif slow.waited < LEAST_WON:
+            reasons.append(f"a standby would win {won}, less than {LEAST_WON:.0%}")
+        else:
+            return Decided(measure=Measure.REPLACED)
+    if left < max(1, means.min_workers):
+        reasons.append(f"{shown(left)} would be left, and --min-workers is {means.min_workers}")
+    elif not means.is_on_one_host:
+        reasons.append("on several hosts one worker fewer would not be the slow one")
+    elif (1 - slow.waited) * means.workers >= left:
+        reasons.append(f"without it the others would win {won}, and have its part of the batch to compute")
+    else:
+        return Decided(measure=Measure.LEFT_OUT)
+    return Decided(measure=Measure.KEPT, why="; ".join(reasons))
+
+
+def told(slow: "Slow", decided: Decided) -> str:
+    """Return in a sentence which worker is slow, how slow beside the median, and what is done."""
+    follows = {
+        Measure.REPLACED: "a standby takes its place",
+        Measure.LEFT_OUT: "the others go on without it",
+        Measure.KEPT: f"it stays: {decided.why}",
+    }
+    return (
+        f"worker {slow.worker} takes {1e3 * slow.seconds:.3g} ms of a step by itself, the others "
+        f"{1e3 * slow.others:.3g} ms (median), in {slow.steps} steps ({slow.part.label}); {follows[decided.measure]}"
+    )
+
+
+def may_evict(state: State) -> bool:
+    """Return whether the workers could be asked to stop now: they step, and nothing else is about to happen."""
+    return state.phase is Phase.RUNNING and state.deadline is None and state.halt is None and state.steps
+
+
+def evicted(state: State, event: Evict, now: float) -> Next:
+    """Let all stop before the same step because of a slow worker, and go on without its process."""
+    if not may_evict(state) or state.leaving or state.wanted != state.size or event.worker not in state.running:
+        return state, ()
+    if not event.is_replaced:
+        state = replace(state, leaving=frozenset({event.worker}))
+    return begun(state, Purpose.EVICT, event.text, now)

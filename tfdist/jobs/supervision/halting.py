@@ -1,0 +1,120 @@
+"""Stop workers before the same step, as pure functions of their reports.
+
+    another number is asked for     all stop before the same step and save; so many go on
+    a worker is asked to leave      likewise; the job goes on without it
+    a worker stays slow             likewise; the job goes on without it, or with another one in its place
+    a signal                        likewise, and the job ends
+
+How the step is agreed upon is in `monitor.halt`.
+"""
+
+import signal
+from dataclasses import replace
+
+from tfdist.jobs.supervision.ending import fail_together, kill
+from tfdist.jobs.supervision.supervisor_state import (
+    Action,
+    GoOn,
+    Halt,
+    Looked,
+    Next,
+    Phase,
+    Purpose,
+    Rules,
+    Say,
+    Send,
+    State,
+    Stop,
+    StopAfter,
+    Verdict,
+    shown,
+)
+from tfdist.monitor.halt import target_of
+from tfdist.monitor.status import SETTLE_SECONDS
+
+ENDED_SECONDS = 0.5  # for workers that have stopped and saved to end, before they are killed
+HALT_SECONDS = 300.0  # for all to reach their next step; less than a worker holds
+
+
+def asked(state: State, workers: int, rules: Rules) -> Next:
+    """Note how many workers are wanted; when they step, the next look sees to it."""
+    if not rules.min_workers <= workers <= rules.max_workers:
+        text = f"{shown(workers)} wanted; --min-workers is {rules.min_workers}, --max-workers {rules.max_workers}."
+        return state, (Say(text=f"{text} Nothing is changed."),)
+    return replace(state, wanted=workers), ()
+
+
+def end_after_this_step(state: State, number: int, now: float, rules: Rules) -> Next:
+    """Let workers that step save and end, because a signal asks the job to."""
+    asked_at, target = (now, None) if state.halt is None else (state.halt.asked, state.halt.target)
+    said = Say(
+        text=f"{signal.Signals(number).name}: {rules.have(state.running)} {rules.grace_seconds:g} s to stop after this "
+        "step, save and end; Ctrl-C kills now"
+    )
+    actions: tuple[Action, ...] = (said,) if state.halt else (Stop(), said)
+    halt = Halt(purpose=Purpose.END, asked=asked_at, target=target)
+    deadline = now + rules.grace_seconds
+    return replace(
+        state,
+        phase=Phase.STOPPING,
+        deadline=deadline,
+        received=number,
+        verdict=Verdict.INTERRUPTED,
+        asked_at=now,
+        halt=halt,
+    ), actions
+
+
+def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
+    """Return what follows from a look at the workers; without any action only time decides."""
+    state = replace(state, steps=event.steps, leaving=state.leaving | event.leaving)
+    if state.halt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING):
+        return _halting(state, state.halt, event, now, rules)
+    if state.phase is Phase.RUNNING and state.deadline is None and state.steps:
+        if state.leaving:
+            names = f"worker{'s' if len(state.leaving) > 1 else ''} {', '.join(map(str, sorted(state.leaving)))}"
+            return begun(state, Purpose.LEAVE, f"{names} got a signal to end", now)
+        if state.wanted != state.size:
+            return begun(state, Purpose.RESIZE, f"{shown(state.wanted)} wanted", now)
+    return state, ()
+
+
+def begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
+    """Ask all workers to stop before the same step.
+
+    Args:
+        state: in which they step.
+        purpose: what follows.
+        why: what the user is told.
+        now: the agent's clock, in seconds.
+    """
+    said = Say(text=f"{why}; all stop after this step and save")
+    return replace(state, halt=Halt(purpose=purpose, asked=now)), (Stop(), said)
+
+
+def _halting(state: State, halt: Halt, event: Looked, now: float, rules: Rules) -> Next:
+    if halt.target is not None:
+        return _saved(state, now) if event.ended_for > ENDED_SECONDS else (state, ())
+    target = target_of(event.positions) if now >= halt.asked + SETTLE_SECONDS else None
+    if target is not None:
+        return replace(state, halt=replace(halt, target=target)), (StopAfter(step=target),)
+    if halt.purpose is Purpose.END:
+        if not event.steps and state.received is not None and state.received != signal.SIGPIPE:  # fit is over
+            return replace(state, halt=None), (GoOn(), Send(workers=state.running, number=state.received))
+        return state, ()
+    if now < halt.asked + HALT_SECONDS:
+        return state, ()
+    waited = f"not all workers have come to a step in {HALT_SECONDS:g} s"
+    if halt.purpose is Purpose.RESIZE:
+        state = replace(state, halt=None, wanted=state.size)
+        return state, (GoOn(), Say(text=f"{waited}; the number of workers stays"))
+    if halt.purpose is Purpose.EVICT:
+        return replace(state, halt=None, leaving=event.leaving), (GoOn(), Say(text=f"{waited}; all workers stay"))
+    state, actions = fail_together(state, now, rules)
+    return state, (*actions, Say(text=f"{waited}; they are killed"))
+
+
+def _saved(state: State, now: float) -> Next:
+    """Kill workers that have stopped and saved: TensorFlow takes its time to end, and may wait for others."""
+    verdict = Verdict.RESTART if state.verdict is Verdict.OPEN else state.verdict
+    return kill(replace(state, verdict=verdict, halted=state.halted | state.running), now)

@@ -1,0 +1,128 @@
+"""A job as one run of MLflow: parameters, metrics, system metrics; at the end the verdict and a summary as artifacts.
+
+It speaks to the tracking server by a client of its own; a run that the script has of its own is not touched.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+from tfdist.monitor.exporters.exporter import Point, Update
+from tfdist.monitor.verdict.step_parts import Part
+from tfdist.monitor.watch.snapshot import WorkerView
+
+DEFAULT = "mlruns"
+EXPERIMENT = "tfdist"
+_MOST_PARAMETERS, _LONGEST_PARAMETER, _MOST_METRICS = 100, 500, 1000
+# of the process that exports, and that alone: a server that does not answer is tried again later by tfdist
+_OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_ALLOW_FILE_STORE": "true"}
+
+
+class MLflow:
+    """Keeps one run of a tracking server.
+
+    The name of the experiment is MLFLOW_EXPERIMENT_NAME, or tfdist.
+
+    Args:
+        where: the tracking URI; MLFLOW_TRACKING_URI by default, and without it the folder mlruns.
+    """
+
+    def __init__(self, where: str) -> None:
+        for name, value in _OWN.items():
+            os.environ.setdefault(name, value)
+        self._client = MlflowClient(tracking_uri=where or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
+        self._run = ""
+        self._told: set[str] = set()  # names of parameters
+        self._step = 0
+
+    def write(self, update: Update) -> None:
+        """Log what is new; the first time it makes the run, the last time it ends it."""
+        if not self._run:
+            self._run = self._made(update.snapshot.job)
+        parameters = [Param(name, value) for name, value in parameters_of(update.events).items()]
+        fresh = [one for one in parameters if one.key not in self._told]
+        for first in range(0, len(fresh), _MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=fresh[first : first + _MOST_PARAMETERS])
+        self._told |= {one.key for one in fresh}
+        metrics = [metric for point in update.points for metric in of_point(point)]
+        if update.points:
+            self._step = update.points[-1].step
+            metrics += of_resources(update.snapshot.workers, self._step, update.snapshot.time)
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_METRICS])
+        for event in update.alerts:
+            self._client.set_tag(self._run, f"alert.{event.get('alert')}", str(event.get("text", ""))[:500])
+        if update.is_last:
+            self._end(update)
+
+    def close(self) -> None:
+        """Do nothing: the run has ended with the last update, or stays as it is."""
+
+    def _made(self, job: str) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        for known in self._client.search_runs([number], f"tags.`tfdist.job` = '{job}'", max_results=1):
+            self._told = set(known.data.params)  # of a process before this one; parameters are written once
+            return str(known.info.run_id)
+        run = self._client.create_run(number, run_name=job[:8], tags={"tfdist.job": job})
+        return str(run.info.run_id)
+
+    def _end(self, update: Update) -> None:
+        if update.snapshot.verdict:
+            self._client.log_text(self._run, "\n".join(update.snapshot.verdict) + "\n", "verdict.txt")
+        self._client.log_text(self._run, json.dumps(update.snapshot.as_json(), indent=1) + "\n", "summary.json")
+        if update.snapshot.bound:
+            self._client.log_batch(self._run, tags=[RunTag("tfdist.bound", update.snapshot.bound)])
+        ended = [event for event in update.snapshot.events if event.get("event") == "ended"]
+        code = ended[-1].get("exit_code", 0) if ended else 0
+        self._client.set_terminated(self._run, status="FINISHED" if code == 0 else "FAILED")
+
+
+def parameters_of(events: tuple[Mapping[str, Any], ...]) -> dict[str, str]:
+    """Return the parameters of a job that its events name, as texts.
+
+    Example:
+        >>> parameters_of(({"event": "parameters", "parameters": {"workers": 2}},))
+        {'workers': '2'}
+    """
+    told = [event.get("parameters", {}) for event in events if event.get("event") == "parameters"]
+    return {name: str(value)[:_LONGEST_PARAMETER] for one in told for name, value in one.items() if value is not None}
+
+
+def of_point(point: Point) -> Iterator[Metric]:
+    """Yield the metrics of a point: means over its steps, for each worker."""
+    steps = point.steps
+    for place, worker in enumerate(steps.ranks):
+        whole = steps.step[:, place]
+        values = {f"step_seconds/{part.label}": float(steps.parts[:, place, part].mean()) for part in Part}
+        values["step_seconds/hidden_communication"] = float(steps.hidden[:, place].mean())
+        values["steps_per_second"] = len(whole) / max(float(whole.sum()), 1e-9)
+        losses = [float(loss) for loss in steps.loss[:, place] if not math.isnan(loss)]
+        if losses:
+            values["loss"] = sum(losses) / len(losses)
+        norms = [float(norm) for norm in steps.gradient_norm[:, place] if math.isfinite(norm)]
+        if norms:
+            values["gradient_norm"] = sum(norms) / len(norms)
+        for name, value in values.items():
+            yield Metric(f"{name}/worker_{worker}", value, int(1e3 * point.time), point.step)
+
+
+def of_resources(workers: tuple[WorkerView, ...], step: int, when: float) -> list[Metric]:
+    """Return the system metrics of all workers."""
+    moment = int(1e3 * (when or time.time()))
+    found = []
+    for one in workers:
+        known = {"resident_memory_bytes": one.memory, "busy_processors": one.cpu, **one.resources}
+        found += [
+            Metric(f"system/{name}/worker_{one.worker}", float(value), moment, step)
+            for name, value in known.items()
+            if value is not None
+        ]
+    return found

@@ -1,0 +1,38 @@
+"""A job's metrics for Prometheus, on one port for all its workers."""
+
+from prometheus_client import start_http_server
+
+from tfdist.monitor.exporters.exporter import Update
+from tfdist.monitor.exporters.exporter_names import address
+from tfdist.monitor.watch import prometheus_metrics
+from tfdist.monitor.watch.snapshot import Snapshot
+
+
+class Prometheus:
+    """Serves ``/metrics`` until it is closed.
+
+    Args:
+        where: the port, or an address of this machine and the port; the loopback interface and 9400 by default.
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, where: str) -> None:
+        host, port = address(where)
+        self._found: Snapshot | None = None
+        try:
+            self._server, self._thread = start_http_server(
+                port, host, registry=prometheus_metrics.registry_of(lambda: self._found)
+            )
+        except OSError as error:
+            raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
+
+    def write(self, update: Update) -> None:
+        """Show the job as it is now from here on."""
+        self._found = update.snapshot
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

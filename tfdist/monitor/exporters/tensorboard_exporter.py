@@ -1,0 +1,148 @@
+"""Scalars and histograms of the parts of steps for TensorBoard: each worker is a run, and the job is one for texts.
+
+Event files are records of protocol buffers, for which the package tensorboard has all that is needed; TensorFlow is not
+loaded.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from tfdist.monitor.exporters.exporter import Point, Update
+from tfdist.monitor.exporters.exporter_names import KINDS
+from tfdist.monitor.verdict.step_parts import Part
+from tfdist.monitor.watch.snapshot import WorkerView, sentence
+
+DEFAULT = KINDS["tensorboard"].default
+_BINS = 30
+# that every step has: their curves have all points, where a part lasts no time too
+_ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
+
+
+class TensorBoard:
+    """Writes into ``DIR/JOB/worker-N`` and ``DIR/JOB/job``.
+
+    Args:
+        where: DIR; a folder of the name tensorboard by default.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._folder = Path(where or DEFAULT)
+        self._files: dict[str, _EventFile] = {}
+        self._step = 0
+
+    def write(self, update: Update) -> None:
+        """Write what is new."""
+        job = update.snapshot.job[:8]
+        for point in update.points:
+            self._step = point.step
+            for place, worker in enumerate(point.steps.ranks):
+                self._file(job, f"worker-{worker}").add(point.step, point.time, of_steps(point, place))
+        if update.points:
+            for one in update.snapshot.workers:
+                self._file(job, f"worker-{one.worker}").add(self._step, update.snapshot.time, of_resources(one))
+        texts = [("events", sentence(event), float(event.get("time", time.time()))) for event in update.events]
+        if update.is_last and update.snapshot.verdict:
+            texts.append(("verdict", "\n".join(f"    {line}" for line in update.snapshot.verdict), time.time()))
+        for tag, text, when in texts:
+            self._file(job, "job").add(self._step, when, [_text(tag, text)])
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Close its files."""
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _file(self, job: str, run: str) -> "_EventFile":
+        if run not in self._files:
+            self._files[run] = _EventFile(self._folder / job / run)
+        return self._files[run]
+
+
+def of_steps(point: Point, place: int) -> list[Any]:
+    """Return the values of a point for the worker at this place: scalars are means, histograms are of single steps."""
+    steps, found = point.steps, []
+    for part in Part:
+        seconds = steps.parts[:, place, part]
+        # of all workers: so that each has the same curves
+        if steps.parts[:, :, part].any() or (steps.is_divided and part in _ALWAYS):
+            found += [
+                _scalar(f"step_seconds/{part.label}", seconds.mean()),
+                _histogram(f"step_seconds_histogram/{part.label}", seconds),
+            ]
+    if steps.hidden.any():
+        found.append(_scalar("step_seconds/hidden_communication", steps.hidden[:, place].mean()))
+    whole = steps.step[:, place]
+    found += [_scalar("step_seconds/step", whole.mean()), _histogram("step_seconds_histogram/step", whole)]
+    found.append(_scalar("steps_per_second", len(whole) / max(float(whole.sum()), 1e-9)))
+    losses = steps.loss[:, place]
+    if not np.isnan(losses).all():
+        found.append(_scalar("loss", np.nanmean(losses)))
+    norms = steps.gradient_norm[:, place]
+    if not np.isnan(norms).all():
+        found.append(_scalar("gradient_norm", np.nanmean(norms)))
+    return found
+
+
+def of_resources(one: WorkerView) -> list[Any]:
+    """Return what a worker uses of its machine."""
+    known = {"resident_memory_bytes": one.memory, "busy_processors": one.cpu, **one.resources}
+    return [_scalar(f"resources/{name}", value) for name, value in known.items() if value is not None]
+
+
+def _scalar(tag: str, value: Any) -> Any:
+    return Summary.Value(tag=tag, simple_value=float(value))
+
+
+def _histogram(tag: str, values: np.ndarray) -> Any:
+    counts, edges = np.histogram(values, bins=_BINS)
+    return Summary.Value(
+        tag=tag,
+        histo=HistogramProto(
+            min=values.min(),
+            max=values.max(),
+            num=len(values),
+            sum=values.sum(),
+            sum_squares=np.square(values).sum(),
+            bucket_limit=edges[1:].tolist(),
+            bucket=counts.tolist(),
+        ),
+    )
+
+
+def _text(tag: str, text: str) -> Any:
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+class _EventFile:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        path = folder / f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}"
+        self._file = open(path, "ab")  # noqa: SIM115 - closed in `close`
+        self._records = RecordWriter(self._file)
+        self._records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+
+    def add(self, step: int, when: float, values: Iterable[Any]) -> None:
+        self._records.write(Event(wall_time=when, step=step, summary=Summary(value=values)).SerializeToString())
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()

@@ -1,0 +1,147 @@
+"""Request stacks from processes of this host.
+
+py-spy reads the memory of a process, which need not take part; where it is not installed, or may not read, a process is
+asked by a signal, at which faulthandler writes its stacks into a file without Python's lock. A process that has
+no handler for it is not asked: the signal would end it.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.monitor.stacks import waits
+from tfdist.monitor.stacks.frames import Stacks, Thread, from_faulthandler, from_py_spy
+
+#: at which a process writes its stacks; `jobs.process.script_worker` and `jobs.task` listen to the same
+SIGNAL = signal.SIGRTMIN + 11
+_LOOK_SECONDS = 0.01
+_MAIN = "Current thread"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A process that can be asked.
+
+    Attributes:
+        name: in the job.
+        pid: its number.
+        file: into which it writes.
+    """
+
+    name: str
+    pid: int
+    file: Path
+
+
+def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) -> tuple[Stacks, ...]:
+    """Return where these processes stand, in their order; who does not answer has no threads and a reason.
+
+    Args:
+        targets: the processes.
+        seconds: how long to wait for all of them.
+        spies: whether py-spy is tried, which takes a moment for each.
+    """
+    deadline = time.monotonic() + seconds
+    found: dict[str, tuple[tuple[Thread, ...], str]] = {}
+    program = py_spy() if spies else None
+    if program is not None:
+        found = {name: (threads, "py-spy") for name, threads in _spied(program, targets, deadline).items()}
+    asked = [one for one in targets if one.name not in found]
+    found |= _signalled(asked, max(deadline, time.monotonic() + min(seconds, 1.0)) if found or spies else deadline)
+    return tuple(
+        Stacks(name=one.name, pid=one.pid, threads=threads, source=source, waits=waits.read(one.file))
+        for one in targets
+        for threads, source in [found[one.name]]
+    )
+
+
+def py_spy() -> str | None:
+    """Return the path of py-spy, beside the interpreter or where commands are found; None where there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def _spied(program: str, targets: Sequence[Target], deadline: float) -> dict[str, tuple[Thread, ...]]:
+    started = {
+        one.name: subprocess.Popen(
+            [program, "dump", "--json", "--pid", str(one.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for one in targets
+    }
+    found = {}
+    for name, process in started.items():
+        with process:
+            try:
+                text, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+                threads = from_py_spy(text) if process.returncode == 0 else ()
+            except (subprocess.TimeoutExpired, ValueError):
+                process.kill()
+                threads = ()
+        if threads:
+            found[name] = threads
+    return found
+
+
+def _signalled(targets: Sequence[Target], deadline: float) -> dict[str, tuple[tuple[Thread, ...], str]]:
+    found: dict[str, tuple[tuple[Thread, ...], str]] = {}
+    sizes: dict[str, int] = {}
+    for one in targets:
+        why = _why_not(one)
+        if not why:
+            try:
+                sizes[one.name] = one.file.stat().st_size
+                os.kill(one.pid, SIGNAL)
+            except OSError as error:
+                why = f"it cannot be asked ({error.strerror})"
+        if why:
+            found[one.name] = (), why
+    waiting = [one for one in targets if one.name not in found]
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        for one in list(waiting):
+            threads = _dumped(one.file, sizes[one.name])
+            why = "" if threads else _why_not(one)
+            if threads or why:  # it may end, or be stopped, meanwhile
+                found[one.name] = threads, why or "faulthandler"
+                waiting.remove(one)
+    for one in waiting:  # a thread of native code has taken the signal, and no Python thread is the current one
+        threads = _dumped(one.file, sizes[one.name], by="")
+        found[one.name] = threads, "faulthandler" if threads else "it does not answer"
+    return found
+
+
+def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
+    """Return the threads of a dump once it is complete: the main thread comes last, and nothing after it."""
+    with suppress(OSError):
+        text = file.read_bytes()[since:].decode(errors="replace")
+        time.sleep(_LOOK_SECONDS)
+        if text and file.stat().st_size == since + len(text.encode()) and by in text:
+            return from_faulthandler(text)
+    return ()
+
+
+def _why_not(one: Target) -> str:
+    """Return why a process cannot be asked by a signal; empty if it can."""
+    try:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{one.pid}/status").read_text().splitlines())
+    except (OSError, ValueError):
+        return "its process is gone"
+    state = status.get("State", "").strip()[:1]
+    if state in "ZX":
+        return "its process has ended"
+    if state in "Tt":
+        return "its process is stopped (SIGSTOP); `kill -CONT` lets it go on, and py-spy reads it as it is"
+    if not int(status.get("SigCgt", "0").strip(), 16) >> (SIGNAL - 1) & 1:
+        return "it has not come to Python yet, or does not run under `tfdist run`"
+    return ""

@@ -1,0 +1,224 @@
+"""Looks at a job of this host, again and again: its status table, its workers' rings, its events, its processes.
+
+A look only reads, so no worker waits for it. Loads no TensorFlow.
+"""
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from tfdist.cluster.job_files import MEMORY, PREFIX, event_copy, job_of, progress_file, steps_folder
+from tfdist.errors import ConfigError
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import WorkerStatus, is_in_reserve, read_all
+from tfdist.monitor.verdict.job_bound import judge
+from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
+from tfdist.monitor.verdict.verdict_text import lines
+from tfdist.monitor.watch.event_log import read_events
+from tfdist.monitor.watch.gpu_usage import Gpus
+from tfdist.monitor.watch.process_usage import Process, Usage
+from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
+
+#: steps of which a look shows the mean
+RECENT = 100
+
+_ENDED = "name its event file (tfdist run --event-file) instead"
+
+
+class Observer:
+    """Looks at one job.
+
+    Attributes:
+        job: its id.
+        timeline: the steps that the last look has seen; None without a record.
+
+    Args:
+        job: the beginning of its id, as long as only one job has it; empty for the only one that runs.
+        folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
+    Raises:
+        ConfigError: no job that runs has this id, or several have.
+    """
+
+    def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
+        self.job, self._folder = found(job, folders)
+        self.timeline: Timeline | None = None
+        self._processes: dict[int, Process] = {}
+        self._gpus = Gpus.found()
+        self._before: dict[int, tuple[float, int]] = {}
+        self._last: Snapshot | None = None
+
+    def look(self) -> Snapshot | None:
+        """Return the job as it is now; None when it has ended.
+
+        Before the first start there are no workers. Between two starts, and behind the last, they are as they were.
+        """
+        start = newest_start(self._folder)
+        said: Sequence[WorkerStatus] = ()
+        if start is not None:
+            with contextlib.suppress(OSError, ConfigError):  # it goes at this moment, or is being made
+                said = read_all(progress_file(self._folder, start))
+        if said and start is not None:
+            self._last = self._looked(start, said)
+        elif self._folder.is_dir():
+            last = self._last or Snapshot(job=self.job, start=0, time=0.0, is_running=True, workers=())
+            self.timeline = self._steps(last.start)
+            self._last = replace(last, time=time.time(), events=self._events())
+        else:
+            return None
+        return self._last
+
+    def _events(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(read_events(event_copy(self._folder), self.job))
+
+    def _steps(self, start: int) -> Timeline | None:
+        rows = read_folder(steps_folder(self._folder, start))
+        return timeline(rows) if rows else None
+
+    def _looked(self, start: int, said: Sequence[WorkerStatus]) -> Snapshot:
+        self.timeline = whole = self._steps(start)
+        recent = None if whole is None else whole.last(RECENT)
+        verdict = None if whole is None else judge(whole)
+        events = self._events()
+        views = tuple(self._view(worker, one, recent) for worker, one in enumerate(said))
+        flops, utilization = of_model(events, start, views[0].steps_per_second if views else None)
+        return Snapshot(
+            job=self.job,
+            start=start,
+            time=time.time(),
+            is_running=True,
+            workers=views,
+            model_flops_per_second=flops,
+            model_flops_utilization=utilization,
+            verdict=() if verdict is None else lines(verdict),
+            bound="" if verdict is None else verdict.bound.name.lower(),
+            events=events,
+        )
+
+    def _view(self, worker: int, said: WorkerStatus, recent: Timeline | None) -> WorkerView:
+        parts, hidden, loss, rate = recorded(recent, worker)
+        usage = self._usage(said.pid)
+        return WorkerView(
+            worker=worker,
+            pid=said.pid,
+            activity=Activity(said.activity).name.lower(),
+            step=said.ended,
+            steps_per_second=rate or self._rate(worker, said),
+            loss=loss,
+            gradient_norm=last_norm(recent, worker),
+            parts=parts,
+            hidden=hidden,
+            memory=usage.memory,
+            cpu=usage.cpu,
+            saved=said.saved,
+            resumed=said.resumed or 0,
+            resources={**usage.others, **({} if self._gpus is None else self._gpus.used_by(said.pid))},
+        )
+
+    def _rate(self, worker: int, said: WorkerStatus) -> float | None:
+        now, before = time.monotonic(), self._before.get(worker)
+        self._before[worker] = now, said.ended
+        if before is not None and said.ended > before[1]:
+            return (said.ended - before[1]) / max(now - before[0], 1e-9)
+        return 1.0 / said.step_seconds if said.step_seconds else None
+
+    def _usage(self, pid: int) -> Usage:
+        if not pid:
+            return Usage()
+        if pid not in self._processes:
+            try:
+                self._processes[pid] = Process(pid)
+            except psutil.Error:  # it has ended
+                return Usage()
+        return self._processes[pid].look()
+
+
+def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], float, float | None, float | None]:
+    """Return mean seconds of parts, hidden communication, the last loss, and steps per second, of a worker's record."""
+    if recent is None or worker not in recent.ranks or not len(recent.steps):
+        return {}, 0.0, None, None
+    place = recent.ranks.index(worker)
+    means = recent.parts[:, place].mean(axis=0)
+    loss = float(recent.loss[-1, place])
+    rate = 1.0 / float(recent.step[:, place].mean())
+    parts = {part.label: float(means[part]) for part in Part}
+    return parts, float(recent.hidden[:, place].mean()), None if math.isnan(loss) else loss, rate
+
+
+def of_model(
+    events: Sequence[Mapping[str, Any]], start: int, steps_per_second: float | None
+) -> tuple[float | None, float | None]:
+    """Return the FLOP/s of the model that is trained, and the part of the devices' peak that this is; None if unknown.
+
+    Example:
+        >>> of_model([{"event": "model", "start": 0, "flops_per_step": 3e9, "peak_flops": 1e12}], 0, 50.0)
+        (150000000000.0, 0.15)
+    """
+    told = [one for one in events if one["event"] == "model" and one.get("start") == start and "flops_per_step" in one]
+    if not told or steps_per_second is None:
+        return None, None
+    flops = float(told[-1]["flops_per_step"]) * steps_per_second
+    peak = told[-1].get("peak_flops")
+    return flops, None if peak is None else flops / float(peak)
+
+
+def last_norm(recent: Timeline | None, worker: int) -> float | None:
+    """Return the last norm of the gradient that a worker has measured in these steps, or None."""
+    if recent is None or worker not in recent.ranks:
+        return None
+    norms = recent.gradient_norm[:, recent.ranks.index(worker)]
+    norms = norms[~np.isnan(norms)]
+    return float(norms[-1]) if len(norms) else None
+
+
+def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
+    """Return the id and the directory of a job that runs here.
+
+    Raises:
+        ConfigError: no job that runs has an id like it, or several have.
+    """
+    places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
+    jobs: dict[str, Path] = {}
+    for place in places:
+        for path in place.glob(f"{PREFIX}*/"):
+            name = job_of(path)
+            if name not in jobs or _known_from(path) > _known_from(jobs[name]):
+                jobs[name] = path
+    fitting = sorted(one for one in jobs if one.startswith(job))
+    if len(fitting) == 1:
+        return fitting[0], jobs[fitting[0]]
+    if not jobs:
+        raise ConfigError(
+            f"JOB is {job!r}, and no job of tfdist runs on this machine. If it has ended: {_ENDED}.",
+            name="JOB",
+            received=job,
+        )
+    what = "no job has an id like it" if not fitting else "more than one job has an id like it"
+    known = f"These run: {', '.join(sorted(jobs))}. Give the beginning of one's id."
+    raise ConfigError(f"JOB is {job!r}; {what}. {known} If it has ended: {_ENDED}.", name="JOB", received=job)
+
+
+def _known_from(folder: Path) -> int:
+    """Return how much a directory of a job tells: a host of a job has a part of it, without events."""
+    return 2 if event_copy(folder).exists() else int(any(folder.glob("progress-*")))
+
+
+def newest_start(folder: Path) -> int | None:
+    """Return the number of the newest start of a job that has a status table; None where none has.
+
+    One whose workers wait in reserve counts only where there is no other: that of the workers whose place it takes has
+    just gone.
+    """
+    numbers: dict[bool, list[int]] = {True: [], False: []}
+    for path in folder.glob("progress-*"):
+        with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made
+            numbers[is_in_reserve(path)].append(int(path.name.rpartition("-")[2]))
+    return max(numbers[False] or numbers[True], default=None)

@@ -1,0 +1,181 @@
+"""The page of a job on the loopback interface, and its metrics for Prometheus: read-only, and of this machine alone.
+
+    /            the page, which asks for nothing from elsewhere
+    /snapshot    what is known now, as JSON
+    /history     curves of the steps that were recorded before
+    /events      the same as server-sent events, one for each look, until the job ends
+    /metrics     in the text format of Prometheus
+
+However many look, the job is looked at once in each interval.
+"""
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import Any, Self
+
+from tfdist.errors import ConfigError
+from tfdist.monitor.verdict.step_parts import Timeline
+from tfdist.monitor.watch.history import history
+from tfdist.monitor.watch.snapshot import Snapshot
+from tfdist.waiting import LOOK_SECONDS
+
+_LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+_PATIENCE_SECONDS = 60.0  # for a request that comes slowly, and for a client that takes an answer slowly
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+
+
+class Page:
+    """Serves the page of a job, in threads of its own, until it is closed.
+
+    Args:
+        look: an object whose `look()` returns the job as it is now, or None when it has ended, and whose `timeline` is
+            what it has seen of steps; `observing.Observer`, or `event_log.Past`.
+        every: seconds between two looks.
+        port: of the loopback interface; 0 for any that is free.
+    Raises:
+        ConfigError: the port is taken.
+    """
+
+    def __init__(self, look: Any, *, every: float = 1.0, port: int = 0) -> None:
+        self._look: Callable[[], Snapshot | None] = look.look
+        self._recorded: Callable[[], Timeline | None] = lambda: look.timeline
+        self._every = every
+        self._lock = threading.Lock()
+        self._seen: Snapshot | None = None
+        self._at = float("-inf")
+        self._ended = threading.Event()
+        self._closed = threading.Event()
+        handler = type("Handler", (_Handler,), {"page": self})
+        try:
+            self._server = _Server(("127.0.0.1", port), handler)
+        except OSError as error:
+            raise ConfigError(
+                f"--port is {port}, which cannot be listened on ({error}). Name another, or none.",
+                name="--port",
+                received=port,
+            ) from error
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="page", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it."""
+        self._closed.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def wait(self) -> None:
+        """Wait until the job has ended."""
+        while self.snapshot() is not None:
+            # a longer wait may miss Ctrl-C, which a thread that answers can have taken
+            self._ended.wait(min(self._every, LOOK_SECONDS))
+
+    def snapshot(self) -> Snapshot | None:
+        """Return what is known of the job, not older than an interval; None when it has ended."""
+        with self._lock:
+            if not self._ended.is_set() and time.monotonic() - self._at >= self._every:
+                self._seen, self._at = self._look(), time.monotonic()
+                if self._seen is None:
+                    self._ended.set()
+            return self._seen
+
+    def history(self) -> dict[str, Any]:
+        """Return curves of the steps that were recorded until now."""
+        self.snapshot()
+        return history(self._recorded())
+
+    def snapshots(self, send: Callable[[Snapshot], None]) -> None:
+        """Send each look, until the job or the page ends; of a job that has ended there is one."""
+        while (found := self.snapshot()) is not None and not self._closed.is_set():
+            send(found)
+            self._closed.wait(self._every if found.is_running else None)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has gone, whatever it was doing."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    page: Page
+    protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer one request."""
+        # a page of elsewhere whose name leads here has that name
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _LOCAL.fullmatch(hosts[0].strip()):
+            self._text(HTTPStatus.FORBIDDEN, "text/plain", "this page is for 127.0.0.1 alone\n")
+        elif self.path == "/":
+            html = resources.files("tfdist.monitor.watch").joinpath("page.html").read_text(encoding="utf-8")
+            self._text(HTTPStatus.OK, "text/html; charset=utf-8", html)
+        elif self.path == "/events":
+            self._events()
+        elif self.path in ("/snapshot", "/history", "/metrics"):
+            found = self.page.snapshot()
+            if found is None:
+                self._text(HTTPStatus.GONE, "text/plain", "the job has ended\n")
+            elif self.path == "/snapshot":
+                self._text(HTTPStatus.OK, "application/json", json.dumps(found.as_json()))
+            elif self.path == "/history":
+                self._text(HTTPStatus.OK, "application/json", json.dumps(self.page.history()))
+            else:
+                self._metrics(found)
+        else:
+            self._text(HTTPStatus.NOT_FOUND, "text/plain", "there are /, /snapshot, /history, /events and /metrics\n")
+
+    def _metrics(self, found: Snapshot) -> None:
+        try:
+            from tfdist.monitor.watch import prometheus_metrics
+        except ImportError:
+            cure = "prometheus_client is missing: pip install 'tfdist[monitor]'\n"
+            self._text(HTTPStatus.NOT_IMPLEMENTED, "text/plain", cure)
+            return
+        self._text(HTTPStatus.OK, prometheus_metrics.CONTENT_TYPE, prometheus_metrics.text(found))
+
+    def _events(self) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+
+        def send(found: Snapshot) -> None:
+            self.wfile.write(f"data: {json.dumps(found.as_json())}\n\n".encode())
+            self.wfile.flush()
+
+        self.page.snapshots(send)
+        self.wfile.write(b"event: end\ndata: {}\n\n")
+
+    def _text(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's
+        """Say nothing: the terminal is the user's."""

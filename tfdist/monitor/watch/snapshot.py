@@ -1,0 +1,157 @@
+"""The known state of a job at one moment, as values and as JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tfdist.monitor.verdict.step_parts import Part
+
+#: labels of the parts of a step, in order
+LABELS = tuple(part.label for part in Part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """What is known of a worker.
+
+    Attributes:
+        worker: its number.
+        pid: of its process; 0 when it has said nothing.
+        activity: what it does.
+        step: how many steps it has ended since it was started.
+        steps_per_second: over the time between two looks, or that the last step took; None when none has ended.
+        loss: of its own examples in the last step that was recorded; None where that is not known.
+        gradient_norm: the last one that was measured of what this worker has of the gradient; infinite where it was no
+            number, None where that is not known.
+        parts: mean seconds of each part of a step, by its label; empty without a record.
+        hidden: seconds of communication beside the backward pass.
+        memory: resident bytes of the process; None when it is gone.
+        cpu: processors that it keeps busy; None when it is not known.
+        saved: number of steps in its newest backup, or None.
+        resumed: number of steps in the backup from which it went on; 0 where it began anew.
+        resources: what else it uses of the machine, by the name of the metric without ``tfdist_``, unit last.
+    """
+
+    worker: int
+    pid: int = 0
+    activity: str = ""
+    step: int = 0
+    steps_per_second: float | None = None
+    loss: float | None = None
+    gradient_norm: float | None = None
+    parts: Mapping[str, float]
+    hidden: float = 0.0
+    memory: int | None = None
+    cpu: float | None = None
+    saved: int | None = None
+    resumed: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What is known of a job.
+
+    Attributes:
+        job: its id.
+        start: how often its workers had been started again.
+        time: seconds since 1970.
+        is_running: whether it still runs.
+        workers: in order.
+        verdict: in five lines; empty without a record.
+        bound: by what the job is bound, a word; empty without a record.
+        model_flops_per_second: of the whole job; None where nobody has counted.
+        model_flops_utilization: the part of the peak of its devices that this is; None where that is not known.
+        events: what has happened to it, the newest last, as the event file has it.
+    """
+
+    job: str
+    start: int
+    time: float
+    is_running: bool
+    workers: tuple[WorkerView, ...]
+    verdict: tuple[str, ...] = ()
+    bound: str = ""
+    model_flops_per_second: float | None = None
+    model_flops_utilization: float | None = None
+    events: tuple[Mapping[str, Any], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as what JSON can hold; a loss or a norm that is no finite number is null there.
+
+        Example:
+            >>> Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()).as_json()["job"]
+            'a1'
+        """
+        made = asdict(self)
+        for one in made["workers"]:
+            one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}
+            one["gpus"] = gpus(one["resources"])
+        made["events"] = [{**event, "sentence": sentence(event)} for event in self.events]
+        return made
+
+
+def gpus(resources: Mapping[str, float]) -> str:
+    """Return what a worker does on its GPUs, in words; empty where it computes on none, or nobody knows.
+
+    Args:
+        resources: of a worker, see `WorkerView`.
+
+    Example:
+        >>> gpus({"gpus": 2.0, "gpu_memory_bytes": 3 << 30, "gpu_kernel_resident_ratio": 0.6, "gpu_power_watts": 250.0})
+        '2 GPUs, 3072 MiB, a kernel resident for 60% of the time, 250 W'
+    """
+    count = int(resources.get("gpus", 0))
+    if not count:
+        return ""
+    found = ["1 GPU" if count == 1 else f"{count} GPUs", f"{resources['gpu_memory_bytes'] / (1 << 20):.0f} MiB"]
+    if (ratio := resources.get("gpu_kernel_resident_ratio")) is not None:
+        found.append(f"a kernel resident for {ratio:.0%} of the time")
+    if (watts := resources.get("gpu_power_watts")) is not None:
+        found.append(f"{watts:.0f} W")
+    return ", ".join(
+        [*found, *(f"slowed by {why}" for why in ("power", "heat") if resources.get(f"gpu_slowed_by_{why}"))]
+    )
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """Return an event in words.
+
+    Example:
+        >>> sentence({"event": "failed", "worker": 1, "text": "killed by SIGKILL (signal 9)"})
+        'worker 1 failed: killed by SIGKILL (signal 9)'
+    """
+    kind = event.get("event")
+    if kind == "failed":
+        who = event.get("task") or ("the workers" if event.get("worker") is None else f"worker {event['worker']}")
+        return f"{who} failed: {event.get('text', '')}"
+    if kind == "stepping":
+        lost = f", {event['lost']} steps repeated" if event.get("lost") else ""
+        after = f" {event['seconds']:.1f} s later" if event.get("seconds") else ""
+        return f"all {event.get('workers')} step{after}{lost}"
+    if kind == "verdict":
+        who = "" if event.get("worker") is None else f": worker {event['worker']}, {event.get('part')}"
+        return f"bound by {event.get('bound')}{who}"
+    if kind == "stacks":
+        return f"stacks were taken: {event.get('text', '')}"
+    if kind == "warning":
+        return f"warning: {event.get('text', '')}"
+    if kind == "alert":
+        return f"alert: {event.get('text', event.get('alert'))}"
+    if kind == "model":
+        return f"the model needs {float(event.get('flops_per_step', 0)) / 1e9:.4g} GFLOP for a step"
+    if kind == "straggler":
+        return str(event.get("text", "a worker stays slow"))
+    if kind == "ended":
+        return f"ended with code {event.get('exit_code')} after {event.get('restarts')} restarts"
+    if kind == "started":
+        return f"{event.get('workers')} started"
+    if kind == "halted":
+        return f"all stopped before the same step ({event.get('purpose')}); {event.get('workers')} go on"
+    return str(kind)
+
+
+def newest(events: Sequence[Mapping[str, Any]], count: int = 8) -> list[Mapping[str, Any]]:
+    """Return the last events that a page shows."""
+    return list(events)[-count:]

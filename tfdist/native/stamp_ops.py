@@ -1,0 +1,98 @@
+"""The ops that stamp a step and note what is under way: compiled, or None, with the reason in the log."""
+
+import ctypes
+import os
+import threading
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.native import library
+from tfdist.native.build_target import observe
+from tfdist.native.loading import load_or_none, module_of
+from tfdist.native.ops import is_wanted
+
+_OPS = ("begin", "loss", "end", "norm")
+_alone = threading.Lock()
+
+#: of what may be under way; as in stamps/ops.cc
+SLOTS = 4096
+
+
+class StampOps:
+    """The library; `stamp_ops` returns the one of this process.
+
+    Attributes:
+        ops: the module of the ops.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.ops = module_of(path, ["tfdist_stamp", "tfdist_note", *(f"tfdist_stamp_{name}" for name in _OPS)])
+        self._library = ctypes.CDLL(str(path))
+        for name, *arguments in (
+            ("stamps_make", *[ctypes.c_size_t] * 2),
+            ("stamps_read", ctypes.c_int64, ctypes.c_void_p),
+            ("notes_read", ctypes.c_size_t, ctypes.c_void_p),
+        ):
+            function = getattr(self._library, f"tfdist_{name}")
+            function.restype, function.argtypes = ctypes.c_int64, arguments
+
+    def make(self, rows: int, width: int) -> int:
+        """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever."""
+        return int(self._library.tfdist_stamps_make(rows, width))
+
+    def read(self, number: int, into: np.ndarray) -> int:
+        """Copy a ring, once the rows of steps that have ended are whole, and return how many have ended.
+
+        It waits for a second at most. Steps do not wait for it. A row that is overwritten meanwhile is all zeros.
+
+        Args:
+            number: from `make`.
+            into: float64, shape (rows, width).
+        """
+        return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
+
+    def under_way(self, count: int) -> list[int]:
+        """Return what the ops `tfdist_note` have said last of each of the first so many slots: 1 or 0.
+
+        Args:
+            count: at most `SLOTS`.
+        """
+        into = np.zeros([count], np.int64)
+        self._library.tfdist_notes_read(count, into.ctypes.data)
+        return list(map(int, into))
+
+
+def stamp_ops() -> StampOps | None:
+    """Return the library, compiled by the first process that asks; None with TFDIST_NATIVE=0, or if it cannot be had.
+
+    Why it cannot is said in one warning.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+
+    Example:
+        >>> stamp_ops().make(1024, 26)  # doctest: +SKIP
+        0
+    """
+    if not is_wanted():
+        return None
+    with _alone:
+        return _loaded()
+
+
+def stamp_ops_if_kept() -> StampOps | None:
+    """Return the library if it was compiled before; None where `stamp_ops` would compile it first.
+
+    Raises:
+        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
+    """
+    if not is_wanted() or library.find(library.STAMPS, observe(), os.environ) is None:
+        return None
+    return stamp_ops()
+
+
+@cache
+def _loaded() -> StampOps | None:
+    return load_or_none(library.STAMPS, StampOps, instead="Steps are stamped by TensorFlow's operations")

@@ -1,0 +1,241 @@
+"""Layers that compute with a part of a weight, for Keras layers whose computation is known.
+
+Activations that come in and go out are alike on all members of an axis, so any layer may stand before and behind. With
+x an activation, W_i a part and y the result:
+
+    columns, the dim that stays     y = gathered(entering(x) W_i)
+    rows, the dim that is summed    y = summed(cut(x) W_i)
+    filters of a convolution        y = gathered(entering(x) * W_i)
+    a table by its rows             y = summed(rows that this member has, zeros in the place of others)
+    a table by its columns          y = gathered(what is looked up in W_i)
+
+Between columns and rows the activation stays in parts where `kept` says so: neither is it gathered nor cut. Summands
+become parts of the sequence where it says so.
+
+Whatever else there is (weights cut along two axes, a class of the user's, adapters and quantized weights, the stateless
+steps in which Keras gives weights other values) gathers the weight, as any layer does.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import sparse_rows
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.parallel.compute import keep_sharded
+from tfdist.parallel.compute.activations import Along
+from tfdist.parallel.compute.vocabulary import Logits
+from tfdist.parallel.weight_sharding import Sharding
+
+#: the dim of an activation that is its sequence
+SEQUENCE = 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a dense layer computes with a part of its kernel.
+
+    Attributes:
+        along: the axis.
+        dim: of the result, by columns, or of what it is given, by rows: the one in parts, counted from the last one.
+        rank: of the activation with that dim, if the layer has but one.
+        by_columns: whether each member has a part of the result, or a summand.
+    """
+
+    along: Along
+    dim: int
+    rank: int | None
+    by_columns: bool
+
+
+def way_of(layer: Any) -> Way | None:
+    """Return how a Dense or EinsumDense layer computes with its part, or None where it does not."""
+    if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or not _is_adapted(layer):
+        return None
+    found = _cut_once(keras_layers.kernel_of(layer))
+    if found is None:
+        return None
+    _, along, dim = found
+    if isinstance(layer, keras.layers.Dense):
+        return Way(along, -1, None, by_columns=dim == 1)
+    given, result = layer.equation.replace(" ", "").split("->")
+    given, weights = given.split(",")
+    if "." in layer.equation or (weights[dim] in given and weights[dim] in result):
+        return None  # of a dim that stays, each example has a part of its own of the weight
+    by_columns = weights[dim] in result
+    labels = result if by_columns else given
+    return Way(along, labels.index(weights[dim]) - len(labels), len(labels), by_columns=by_columns)
+
+
+def rows_of(layer: Any) -> Along | None:
+    """Return the axis along which an embedding's table is cut by its rows, or None where it is not."""
+    if not isinstance(layer, keras.layers.Embedding) or not _is_adapted(layer):
+        return None
+    found = _cut_once(keras_layers.table_of(layer))
+    return found[1] if found is not None and found[2] == 0 else None
+
+
+def _is_adapted(layer: Any) -> bool:
+    call = vars(layer).get("call")
+    return isinstance(call, functools.partial) and call.func in CALLS.values()
+
+
+def _cut_once(weight: Any) -> tuple[Sharding, Along, int] | None:
+    """Return how a weight lies, what travels for it and the dim that is cut; None unless that is one dim."""
+    sharding = (
+        None if weight is None or keras_variables.is_replaced(weight) else sharded_variable.own_sharding_of(weight)
+    )
+    if not isinstance(sharding, Sharding) or len(sharding.axes) != 1:
+        return None
+    sharding.require_collectives()
+    dim = next(dim for dim, axis in enumerate(sharding.layout) if axis is not None)
+    return sharding, Along(sharding.mesh_axes, sharding.axes[0], f"activations of {sharding.label}"), dim
+
+
+def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(sharded_variable.part_of(weight).read_value(), dtype)
+
+
+def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Return what a dense layer does, which multiplies by its part of the kernel."""
+    if way.by_columns:
+        part = multiply(inputs if keep_sharded.is_entered(layer) else _entering(way.along, inputs))
+        return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
+    mine = inputs if keep_sharded.takes_part(layer) else way.along.cut(inputs, inputs.shape.rank + way.dim)
+    if not keep_sharded.is_scattering(layer):
+        return _finished(layer, way.along.summed(multiply(mine)))
+    part = way.along.scattered(multiply(mine), SEQUENCE)
+    bias = None if layer.bias is None else tf.cast(keras.ops.convert_to_tensor(layer.bias), part.dtype)
+    return _finished(layer, part, None if bias is None else way.along.entering(bias))
+
+
+def _entering(along: Along, inputs: Any) -> Any:
+    if isinstance(inputs, tf.SparseTensor):
+        return inputs.with_values(along.entering(inputs.values))
+    return along.entering(inputs)
+
+
+def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
+    """Return the outputs with the layer's bias, or with what is given in its place, and its activation."""
+    bias = layer.bias if bias is None else bias
+    if bias is not None:
+        outputs = keras.ops.add(outputs, bias)
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor:
+    """Return the outputs of which this process has a part along a dim."""
+    bias = layer.bias
+    own = None if bias is None else _part_of_bias(bias, part, along, dim)
+    is_last = keep_sharded.is_last(layer) and dim == part.shape.rank - 1 and part.shape[-1] is not None
+    if keep_sharded.gives_part(layer) or is_last:
+        if bias is not None and own is None:
+            behind = part.shape.rank - dim  # a bias is added to the last dims, and may have 1 element for all
+            is_there = len(bias.shape) >= behind and bias.shape[-behind] > 1
+            whole = tf.cast(keras.ops.convert_to_tensor(bias), part.dtype)
+            own = along.cut(whole, len(bias.shape) - behind) if is_there else along.entering(whole)
+        if not is_last:
+            return _finished(layer, part, own)
+        logits = part if own is None else keras.ops.add(part, own)
+        outputs = along.gathered_late(logits, dim, Logits(logits, along))
+        return outputs if layer.activation is None else layer.activation(outputs)
+    if own is None:
+        return _finished(layer, along.gathered(part, dim))
+    outputs = along.gathered(keras.ops.add(part, own), dim)
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _part_of_bias(bias: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor | None:
+    """Return this process's part of a bias that is cut as the outputs are, or None where it is not."""
+    found = _cut_once(bias)
+    behind = part.shape.rank - dim
+    if found is None or found[1].axis != along.axis or len(bias.shape) - found[2] != behind:
+        return None
+    return _own_part(bias, part.dtype)
+
+
+def _dense(layer: keras.layers.Dense, inputs: Any, training: Any = None) -> Any:
+    way = way_of(layer)
+    is_known = isinstance(inputs, tf.Tensor) or (isinstance(inputs, tf.SparseTensor) and way and way.by_columns)
+    if way is None or not is_known or inputs.shape.rank is None:
+        return keras_layers.own_call(keras.layers.Dense, layer, inputs, training=training)
+    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+    return _computed(layer, way, inputs, lambda given: keras.ops.matmul(given, kernel))
+
+
+def _einsum_dense(layer: keras.layers.EinsumDense, inputs: Any, training: Any = None) -> Any:
+    way = way_of(layer)
+    if way is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
+        return keras_layers.own_call(keras.layers.EinsumDense, layer, inputs, training=training)
+    kernel = _own_part(keras_layers.kernel_of(layer), inputs.dtype)
+    return _computed(layer, way, inputs, lambda given: keras.ops.einsum(layer.equation, given, kernel))
+
+
+def _convolution(layer: Any, inputs: Any) -> Any:
+    weight = keras_layers.kernel_of(layer)
+    found = _cut_once(weight)
+    is_plain = isinstance(inputs, tf.Tensor) and layer.groups == 1 and layer.padding != "causal"
+    if found is None or not is_plain or found[2] != len(weight.shape) - 1:
+        return keras_layers.own_call(type(layer), layer, inputs)
+    along, channels = found[1], 1 if layer.data_format == "channels_first" else layer.rank + 1
+    part = layer.convolution_op(along.entering(inputs), _own_part(weight, inputs.dtype))
+    outputs = along.gathered(part, channels)
+    if layer.use_bias:
+        shape = [1] * (layer.rank + 2)
+        shape[channels] = layer.filters
+        outputs = keras.ops.add(outputs, keras.ops.reshape(layer.bias, shape))
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _dropout(layer: keras.layers.Dropout, inputs: Any, training: Any = False) -> Any:
+    place = keep_sharded.place_between(layer)
+    if place is None or not training or layer.rate == 0:
+        return keras_layers.own_call(keras.layers.Dropout, layer, inputs, training=training)
+    along, dim = place
+    dim += inputs.shape.rank
+    shape = [along.size if one == dim else 1 for one in range(inputs.shape.rank)] * tf.shape(inputs)
+    # drawn whole, as one device does, so that masks are those of one device
+    mask = keras.random.dropout(tf.ones(shape, inputs.dtype), layer.rate, seed=layer.seed_generator)
+    return inputs * along.cut(mask, dim)
+
+
+def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
+    weight = keras_layers.table_of(layer)
+    found = _cut_once(weight)
+    if found is None or not isinstance(inputs, tf.Tensor) or inputs.shape.rank is None:
+        return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
+    sharding, along, dim = found
+    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    ids = tf.where(ids < 0, ids + sharding.shape[0], ids)  # Keras counts them from the end
+    if dim == 1:
+        found_rows = along.gathered(sharded_variable.rows_of_part(weight, ids), ids.shape.rank)
+    else:
+        begin, end = sharding.bounds[0]
+        is_mine = (ids >= begin) & (ids < end)
+        places = tf.where(is_mine, ids - begin, tf.zeros_like(ids))
+        if [kind for _, kind in sparse_rows.parts(ids)] == [sparse_rows.RowKind.DISTINCT]:
+            places = sparse_rows.marked(places, sparse_rows.RowKind.DISTINCT)  # the others' rows are zeros
+        rows = sharded_variable.rows_of_part(weight, places)
+        summands = tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows))
+        found_rows = (
+            along.scattered(summands, SEQUENCE) if keep_sharded.is_scattering(layer) else along.summed(summands)
+        )
+    return keras.ops.cast(found_rows, layer.compute_dtype)
+
+
+#: how layers of a class compute
+CALLS: dict[Any, Callable[..., Any]] = {
+    keras.layers.Dense: _dense,
+    keras.layers.EinsumDense: _einsum_dense,
+    keras.layers.Embedding: _embedding,
+    keras.layers.Conv1D: _convolution,
+    keras.layers.Conv2D: _convolution,
+    keras.layers.Conv3D: _convolution,
+    keras.layers.Dropout: _dropout,
+}

@@ -1,0 +1,316 @@
+"""Sequence parallelism for models with a known graph, where layouts ask for it.
+
+    layer by rows, attention, table by rows     scattered: the part of the sum
+    normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient comes in summands
+    layer by columns, attention                 of collected(part), whose gradient is scattered
+    any other layer                             of the whole, gathered(part); a part of its result is cut out
+
+So between two layers that are computed in parts as many bytes travel as without, and what lies between takes 1 / m of
+the memory on each of m members. Masks of dropout are those of one device, of which each has its part.
+
+Source: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
+from tfdist.parallel.compute import attention, chains, keep_sharded
+from tfdist.parallel.compute.activations import Along
+from tfdist.parallel.compute.partial_layers import SEQUENCE, rows_of, way_of
+from tfdist.parallel.sequence_outputs import WHOLE, OutputLayouts
+
+_NORMALIZATIONS = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
+_NUMBERS = (int, float, bool, str, type(None))
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where the activations of a strategy's models lie.
+
+    Attributes:
+        layouts: by the paths of layers.
+        along: given an axis and a label, returns what travels along the axis for the replica that is traced; None
+            where none is.
+    """
+
+    layouts: OutputLayouts
+    along: Callable[[str, str], Along | None]
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """An activation.
+
+    Attributes:
+        tensor: the whole, or this member's part.
+        along: the axis along which members have other parts; None: it is whole.
+    """
+
+    tensor: Any
+    along: Along | None = None
+
+
+def call(model: Any, placing: Placing, *inputs: Any, **options: Any) -> Any:
+    """Compute as a Sequential or functional model does, with activations in parts where that is known to be right."""
+    graph = graphs.graph_of(model)
+    flat = keras.tree.flatten(inputs)
+    is_plain = all(isinstance(one, tf.Tensor) and graphs.mask_of(one) is None for one in flat) and len(inputs) == 1
+    training = options.pop("training", None)
+    is_plain = is_plain and all(one is None for one in options.values())
+    with keep_sharded.keeping(chains.found(model)):
+        if graph is None or not placing.layouts.may_cut or not is_plain:
+            return keras_layers.own_call(type(model), model, *inputs, training=training, **options)
+        given = [_Lying(one) for one in graphs.standardized(graph, inputs[0])]
+        outputs = _Graph(graph, placing, training).run(given)
+        return graphs.packed(graph, [_whole(one) for one in outputs])
+
+
+def layers_of(models: Sequence[Any]) -> list[Any]:
+    """Return the layers of which results may lie in parts: those in the graphs of models."""
+    found = [graphs.graph_of(model) for model in models]
+    every = [one.operation for graph in found if graph is not None for one in graphs.calls(graph)]
+    return [one for one in every if isinstance(one, keras.layers.Layer)]
+
+
+class _Graph:
+    """One pass through a graph.
+
+    Args:
+        graph: of a model.
+        placing: of the strategy.
+        training: whether the model trains; None asks its call.
+        name: of it in the graph around it, for messages; the same on all members.
+    """
+
+    def __init__(self, graph: Any, placing: Placing, training: bool | None, name: str = "") -> None:
+        self._graph = graph
+        self._placing = placing
+        self._training = training
+        self._name = name
+        self._lying: dict[int, _Lying] = {}
+        self._wholes: dict[int, tf.Tensor] = {}
+        self._collected: dict[int, tf.Tensor] = {}
+
+    def run(self, given: Sequence[_Lying]) -> list[_Lying]:
+        """Return what the graph returns, given what stands for each of its inputs."""
+        self._lying = {id(tensor): one for tensor, one in zip(self._graph.inputs, given, strict=True)}
+        results = {id(tensor) for tensor in self._graph.outputs}
+        for number, one in enumerate(graphs.calls(self._graph)):
+            made = self._computed(one, f"{self._name}{number} {type(one.operation).__name__}", results)
+            self._lying |= {id(tensor): value for tensor, value in zip(one.makes, made, strict=True)}
+        return [self._lying[id(tensor)] for tensor in self._graph.outputs]
+
+    def _computed(self, one: graphs.Call, label: str, results: set[int]) -> list[_Lying]:
+        layer = one.operation
+        along = self._along(one, f"activations of {label}")
+        nested = _nested(one)
+        if nested is not None:
+            with keep_sharded.keeping(chains.found(layer)):
+                inside = _Graph(nested, self._placing, self._training, f"{label} ")
+                (value,) = inside.run([self._lying[id(one.takes[0])]])
+        elif keep_sharded.place_between(layer) is not None:
+            return self._with_wholes(one)
+        elif along is not None and _is_by_itself(one):
+            return [_Lying(self._by_itself(one, along), along)]
+        else:
+            scattering = along is not None and self._scatters(one, along)
+            is_entered = self._is_entered(one, along)
+            arguments = self._arguments(one, self._entered if is_entered else self._whole, along)
+            entered = (layer,) if is_entered else ()
+            with keep_sharded.keeping(
+                keep_sharded.Kept(entered=entered, scattering=_summing(layer) if scattering else ())
+            ):
+                made = one.run(*arguments, training=self._training)
+            if scattering:
+                return [_Lying(made[0], along)]
+            if len(made) != 1:
+                return [_Lying(tensor) for tensor in made]
+            value = _Lying(made[0])
+        is_last = id(one.makes[0]) in results
+        if (
+            along is None
+            or value.along is not None
+            or is_last
+            or keep_sharded.gives_part(layer)
+            or not _may_cut(value.tensor)
+        ):
+            return [value]
+        return [_Lying(along.cut(value.tensor, SEQUENCE), along)]
+
+    def _along(self, one: graphs.Call, label: str) -> Along | None:
+        """Return along which axis what a call returns is to lie in parts, or None: whole."""
+        layer = one.operation
+        asked = self._placing.layouts.of(layer.path or layer.name) if isinstance(layer, keras.layers.Layer) else None
+        if asked is None:
+            taken = [self._lying[id(tensor)].along for tensor in one.takes]
+            asked = next((along.axis for along in taken if along is not None), WHOLE)
+        if asked == WHOLE or len(one.makes) != 1 or getattr(layer, "activity_regularizer", None) is not None:
+            return None
+        length = _length(one.makes[0])
+        along = None if length is None else self._placing.along(asked, label)
+        return along if along is not None and length is not None and length % along.size == 0 else None
+
+    def _is_entered(self, one: graphs.Call, along: Along | None) -> bool:
+        """Return whether each member makes something else of what a layer takes, which has not entered yet."""
+        layer = one.operation
+        if not isinstance(layer, keras_layers.ATTENTIONS):
+            way = way_of(layer)
+            taken = self._lying[id(one.takes[0])].along if way is not None and len(one.takes) == 1 else None
+            return way is not None and way.by_columns and taken is not None and taken.axis == way.along.axis
+        by_heads = _heads_of(one)
+        taken_along = [self._lying[id(tensor)].along for tensor in one.takes]
+        axes = {other.axis for other in (*taken_along, along) if other is not None}
+        return by_heads is not None and axes == {by_heads.axis}
+
+    def _scatters(self, one: graphs.Call, along: Along) -> bool:
+        """Return whether a layer may add up its summands to parts."""
+        layer = one.operation
+        if isinstance(layer, keras_layers.ATTENTIONS):
+            by_heads = _heads_of(one)
+            back = keras_layers.projection_back_of(layer)
+            return by_heads is not None and by_heads.axis == along.axis and _finishes_parts(back, one.makes[0])
+        rows = rows_of(layer)
+        if rows is not None:
+            return rows.axis == along.axis and not layer.mask_zero
+        way = way_of(layer)
+        is_by_rows = way is not None and not way.by_columns and way.along.axis == along.axis
+        return is_by_rows and _finishes_parts(layer, one.makes[0])
+
+    def _by_itself(self, one: graphs.Call, along: Along) -> Any:
+        """Return this member's part of what a call returns that looks at each place of the sequence alone."""
+        layer, length = one.operation, _length(one.makes[0])
+        rank = len(one.makes[0].shape)
+        arguments, named = self._arguments(one, self._part, along)
+        own = {id(leaf) for leaf in keras.tree.flatten((arguments, named)) if isinstance(leaf, _Part)}
+
+        def plain(leaf: Any) -> Any:
+            if id(leaf) in own:
+                return leaf.tensor
+            dim = SEQUENCE - rank + np.ndim(leaf)
+            is_cut = not isinstance(leaf, _NUMBERS) and dim >= 0 and np.shape(leaf)[dim] == length
+            return along.cut(tf.convert_to_tensor(leaf), dim) if is_cut else leaf
+
+        arguments, named = keras.tree.map_structure(plain, (arguments, named))
+        between = ((layer, along, SEQUENCE - rank),) if type(layer) is keras.layers.Dropout else ()
+        weights = list(getattr(layer, "trainable_weights", ()))
+        values = [(one, along.entering(tf.convert_to_tensor(keras_variables.value_of(one)))) for one in weights]
+        with keep_sharded.keeping(keep_sharded.Kept(between=between)), _given(values):
+            return one.run(arguments, named, training=self._training)[0]
+
+    def _with_wholes(self, one: graphs.Call) -> list[_Lying]:
+        return [_Lying(made) for made in one.run(*self._arguments(one, self._whole, None), training=self._training)]
+
+    def _arguments(
+        self, one: graphs.Call, give: Callable[[Any, Along | None], Any], along: Along | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return one.arguments({id(tensor): give(tensor, along) for tensor in one.takes})
+
+    def _whole(self, tensor: Any, along: Along | None) -> tf.Tensor:
+        del along
+        if id(tensor) not in self._wholes:
+            self._wholes[id(tensor)] = _whole(self._lying[id(tensor)])
+        return self._wholes[id(tensor)]
+
+    def _entered(self, tensor: Any, along: Along | None) -> tf.Tensor:
+        """Return the whole, of which each member makes something else."""
+        if id(tensor) not in self._collected:
+            value = self._lying[id(tensor)]
+            entering = value.along or along
+            assert entering is not None
+            do = entering.entering if value.along is None else functools.partial(entering.collected, dim=SEQUENCE)
+            self._collected[id(tensor)] = do(value.tensor)
+        return self._collected[id(tensor)]
+
+    def _part(self, tensor: Any, along: Along | None) -> "_Part":
+        value = self._lying[id(tensor)]
+        assert along is not None
+        if value.along is not None and value.along.axis == along.axis:
+            return _Part(value.tensor)
+        return _Part(along.cut(self._whole(tensor, None), SEQUENCE))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Marks an argument that is a part."""
+
+    tensor: Any
+
+
+def _whole(value: _Lying) -> Any:
+    return value.tensor if value.along is None else value.along.gathered(value.tensor, SEQUENCE)
+
+
+def _given(values: Sequence[tuple[Any, Any]]) -> Any:
+    """Return a context in which weights have other values; without any, one that changes nothing, as seeds need."""
+    if not values:
+        return contextlib.nullcontext()
+    return keras.StatelessScope(state_mapping=list(values), initialize_variables=False)
+
+
+def _length(tensor: Any) -> int | None:
+    """Return how long the sequence is, if it is one and that is known."""
+    shape = tensor.shape
+    return shape[SEQUENCE] if len(shape) > SEQUENCE + 1 else None
+
+
+def _may_cut(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and graphs.mask_of(tensor) is None
+
+
+def _nested(one: graphs.Call) -> Any:
+    """Return the graph of a model in a model, if it computes by `call`, of one tensor one other; else None."""
+    own = vars(one.operation).get("call") if isinstance(one.operation, keras.Model) else None
+    if not isinstance(own, functools.partial) or own.func is not call:
+        return None
+    arguments, named = one.arguments({id(tensor): tensor for tensor in one.takes})
+    graph = graphs.graph_of(one.operation)
+    is_simple = graph is not None and len(arguments) == 1 and arguments[0] is one.takes[0]
+    if graph is None or not is_simple or any(value is not None for value in named.values()):
+        return None
+    is_same = len(graph.inputs) == len(graph.outputs) == 1 and len(graph.inputs[0].shape) == len(one.takes[0].shape)
+    return graph if is_same and one.operation.activity_regularizer is None else None
+
+
+def _heads_of(one: graphs.Call) -> Along | None:
+    arguments, named = one.arguments({id(tensor): tensor for tensor in one.takes})
+    found: Along | None = attention.along_of(one.operation, *arguments, **named)
+    return found
+
+
+def _summing(layer: Any) -> tuple[Any, ...]:
+    """Return the layer that adds up summands in the end."""
+    return (keras_layers.projection_back_of(layer),) if isinstance(layer, keras_layers.ATTENTIONS) else (layer,)
+
+
+def _finishes_parts(layer: Any, result: Any) -> bool:
+    """Return whether a layer's bias and activation look at each place of the sequence alone, and alike."""
+    behind = len(result.shape) - SEQUENCE
+    has_none = layer.bias is None or len(layer.bias.shape) < behind or layer.bias.shape[-behind] == 1
+    return has_none and chains.is_elementwise(layer.activation) and layer.activity_regularizer is None
+
+
+def _is_by_itself(one: graphs.Call) -> bool:
+    """Return whether each place of the sequence of what a call returns is of that place alone, without a mask."""
+    layer, result = one.operation, one.makes[0]
+    if any(len(tensor.shape) != len(result.shape) or _length(tensor) != _length(result) for tensor in one.takes):
+        return False
+    leaves = keras.tree.flatten(one.arguments({id(tensor): tensor for tensor in one.takes}))
+    taken = {id(tensor) for tensor in one.takes}
+    if not all(isinstance(leaf, (*_NUMBERS, np.ndarray, tf.Tensor)) for leaf in leaves if id(leaf) not in taken):
+        return False
+    if any(keras_variables.is_replaced(weight) for weight in getattr(layer, "weights", ())):
+        return False
+    if type(layer) in _NORMALIZATIONS:
+        axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+        return [axis % len(result.shape) for axis in axes] == [len(result.shape) - 1]
+    return type(layer) in graphs.ARITHMETIC or chains.may_pass(layer)

@@ -1,0 +1,485 @@
+"""The profile of a model, measured on the device that is here: layers in turns, the whole in a row, as in `fit`."""
+
+import functools
+import inspect
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs, nested_models
+from tfdist.errors import UnsupportedError
+from tfdist.measurement import machine
+from tfdist.parallel.partition import dividing
+from tfdist.planner.layer_profile import LayerProfile, Profile
+
+__all__ = ["profile", "require_graph", "step_seconds"]
+
+_FEWEST, _MOST = 5, 30  # rounds
+_STEPS = 4  # calls in a row, at least
+_BLOCK = 1 / 24  # of the time for layers, that calls in a row take at a time
+LOSS = "(loss)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """One call at one batch size: what is timed, and what is counted."""
+
+    forward: Callable[[], Any]
+    both: Callable[[], Any]
+    output_bytes: float
+    gradient_bytes: float
+    kept_bytes: float
+
+
+def require_graph(model: keras.Model) -> graphs.Functional:
+    """Return the graph of layers by which a model computes.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    graph = graphs.graph_of(model)
+    if graph is None:
+        raise UnsupportedError(
+            f"{model.name!r} is a {type(model).__name__}, and no Sequential or functional model that is built: it has "
+            "no graph of layers that could be cut. Make it with keras.Sequential([keras.Input(...), ...]), or "
+            "keras.Model(inputs, outputs) of layers; blocks of your own may be layers in it."
+        )
+    return graph
+
+
+def profile(
+    model: keras.Model,
+    batch: Any,
+    *,
+    batch_sizes: Iterable[int] = (),
+    in_fit: Callable[[Any, int], float] | None = None,
+    seconds: float = 6.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Return what each layer of a model costs on this device.
+
+    Weights, the optimizer and metrics are as before when it returns.
+
+    Args:
+        model: Sequential or functional, built, compiled for its loss and its optimizer to count.
+        batch: of `fit`, over all devices: a tuple (x, y) or (x, y, sample_weight) of arrays, or x.
+        batch_sizes: with which layers are measured as well; the whole batch always is.
+        in_fit: trains so many steps with a batch, and returns the seconds of one; None: nothing is fixed in a step.
+        seconds: that layers are measured for, over and over, at least five times; the whole model about as long again.
+        clock: returns seconds. Where TensorFlow has one thread of a processor, `time.process_time` has nothing of what
+            other processes do meanwhile.
+    Raises:
+        UnsupportedError: the model has no graph of layers.
+        ConfigError: the batch has no example.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")])
+        >>> profile(model, tf.ones([4, 3])).layers[0].parameter_bytes
+        32
+    """
+    graph = require_graph(model)
+    flat = nested_models.flattened(graph)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
+    rows = rows_of(batch)
+    sizes = sorted({rows, *(validation.integer("a batch size", one, minimum=1) for one in batch_sizes)})
+    kept = [(variable, variable.numpy()) for variable in _variables(model)]
+    try:
+        at = [_prepared(model, graph, flat, _rows((x, y, weight), size)) for size in sizes]
+        # all in turns, so that what else the machine does meanwhile is in all of them
+        timed = [_nothing(), *(function for one in at for function in one.functions)]
+        call_seconds, *medians = _medians(timed, seconds, clock)
+        found = iter(max(one - call_seconds, 0.0) for one in medians)
+        layers = [_profiled(flat, one, [next(found) for _ in one.functions]) for one in at]
+        fit = None if in_fit is None else functools.partial(in_fit, (x, y, weight))
+        wholes, beside = _in_rows([one.whole for one in at], fit, _BLOCK * seconds, clock)
+        update, slots = _update(model, call_seconds, clock)
+        adding = _adding_seconds(at[-1].whole()[1], clock)
+        fixed = 0.0
+        if beside is not None:  # a step's update finds gradients in the caches, and may take less than one by itself
+            rest = max(beside + call_seconds, 0.0)
+            update = min(update, rest)
+            fixed = rest - update
+        return Profile(
+            model=model.name,
+            batch=rows,
+            batch_sizes=tuple(sizes),
+            layers=tuple(_merged(of_sizes) for of_sizes in zip(*layers, strict=True)),
+            whole_seconds=tuple(max(statistics.median(times) - call_seconds, 0.0) for times in wholes),
+            repeated_seconds=tuple(max(one - call_seconds, 0.0) for one in wholes[-1]),
+            update_seconds=update,
+            adding_seconds=max(adding - call_seconds, 0.0),
+            fixed_seconds=fixed,
+            call_seconds=call_seconds,
+            slot_bytes=slots,
+            machine=machine.describe(),
+        )
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def rows_of(batch: Any) -> int:
+    """Return the examples of a batch.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
+    rows = int(keras.tree.flatten(x)[0].shape[0])
+    return validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
+
+
+def step_seconds(
+    model: keras.Model,
+    batch: Any,
+    steps: int,
+    *,
+    fit: Callable[..., Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Train some steps with one batch, and return the seconds of one: the median.
+
+    The first call of the training function, which sets up, is not counted; those after it may make ready what comes
+    later, or meet Python's garbage collection, and a mean of few would have that. A call that has several steps
+    (``steps_per_execution``) is as many.
+
+    Args:
+        model: compiled.
+        batch: a tuple (x, y) or (x, y, sample_weight), None for what there is not.
+        steps: calls of the training function that are counted, at least 1.
+        fit: what is called with the model, where it is not the model's own.
+        clock: returns seconds.
+    """
+    ends = _Ends(clock)
+    batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
+    train = model.fit if fit is None else functools.partial(fit, model)
+    each = int(model.steps_per_execution)
+    train(batches, steps_per_epoch=(steps + 1) * each, epochs=1, callbacks=[ends], shuffle=False, verbose=0)
+    return statistics.median((later - sooner) / each for sooner, later in itertools.pairwise(ends.seconds))
+
+
+class _Ends(keras.callbacks.Callback):
+    """When each call of the training function has ended."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self.seconds: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time."""
+        self.seconds.append(self._clock())
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    metrics = [variable for metric in keras_model.metrics(model) for variable in metric.variables]
+    return [*keras_variables.persistent_variables(model), *metrics]
+
+
+def _rows(values: Any, size: int) -> Any:
+    """Return so many rows of each array, from the first on, again from the first one where there are not enough."""
+
+    def of(value: Any) -> Any:
+        if value is None:
+            return None
+        tensor = tf.convert_to_tensor(value)
+        return tf.gather(tensor, tf.range(size) % tf.shape(tensor)[0])
+
+    return keras.tree.map_structure(of, values, none_is_leaf=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A model at one batch size: its calls, the loss at the end, and the whole."""
+
+    size: int
+    calls: list[_Measured]
+    whole: Callable[[], Any]
+
+    @property
+    def functions(self) -> list[Callable[[], Any]]:
+        """What is timed in turns: each call's two."""
+        return [function for one in self.calls for function in (one.forward, one.both)]
+
+
+def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.Flat, data: Any) -> _Prepared:
+    x, y, weight = data
+    size = int(keras.tree.flatten(x)[0].shape[0])
+    inputs = zip(graph.inputs, graphs.standardized(graph, x), strict=True)
+    values = {id(tensor): value for tensor, value in inputs}
+    measured: list[_Measured] = []
+    differentiated: set[int] = set()  # values that depend on weights; training takes no gradient of others
+    for call in flat.calls:
+        args, kwargs = call.arguments(values)
+        one, results = _measured(call.operation, args, kwargs, differentiated)
+        values.update({id(tensor): value for tensor, value in zip(call.makes, results, strict=True)})
+        taken = [id(values[id(tensor)]) for tensor in call.takes]
+        if getattr(call.operation, "trainable_variables", ()) or not differentiated.isdisjoint(taken):
+            differentiated.update(map(id, results))
+        measured.append(one)
+    outputs = tuple(values[id(output)] for output in flat.outputs)
+    y_pred = model(x, training=False)  # for its structure
+    measured.append(_measured(lambda *flat: _loss(model, x, y, flat, y_pred, weight), outputs, {}, differentiated)[0])
+    return _Prepared(size=size, calls=measured, whole=_whole(model, x, y, weight))
+
+
+def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """Return the median of each function's seconds."""
+    for function in functions:
+        function()  # the first call sets up
+    first = sum(_seconds(function, clock) for function in functions)
+    count = _times(seconds, first, _FEWEST)
+    rounds = [[_seconds(function, clock) for function in functions] for _ in range(count)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def _in_rows(
+    wholes: Sequence[Callable[[], Any]],
+    fit: Callable[[int], float] | None,
+    seconds: float,
+    clock: Callable[[], float],
+) -> tuple[list[list[float]], float | None]:
+    """Return the seconds of each call of some functions, each called in a row, and by how much a step is longer.
+
+    What a function needs is in the caches when it has just run, as in training; in turns with others it is not.
+
+    Args:
+        wholes: the functions.
+        fit: trains so many steps, each of which does what the last function does, and returns the seconds of one.
+        seconds: that a row takes, about.
+        clock: returns seconds.
+    """
+    for whole in wholes:
+        whole()  # the first call sets up
+    counts = [_times(seconds, _seconds(one, clock), _STEPS) for one in wholes]
+    found: list[list[float]] = [[] for _ in wholes]
+    beside: list[float] = []
+    for _ in range(_FEWEST):
+        rows = [_row(whole, count, clock) for whole, count in zip(wholes, counts, strict=True)]
+        for all_of_it, row in zip(found, rows, strict=True):
+            all_of_it += row
+        if fit is not None:
+            beside.append(fit(counts[-1]) - statistics.median(rows[-1]))
+    return found, statistics.median(beside) if beside else None
+
+
+def _times(seconds: float, each: float, fewest: int) -> int:
+    """Return how often something is measured that takes so long each time, to fill some seconds."""
+    return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
+
+
+def _profiled(flat: nested_models.Flat, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
+    """Return the layers at one batch size, each with one time."""
+    calls, size = flat.calls, prepared.size
+    makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}
+    seen: set[int] = set()
+    layers = []
+    for place, one in enumerate(prepared.calls):
+        times: dict[str, Any] = {"forward_seconds": (seconds[2 * place],)}
+        times["backward_seconds"] = (max(seconds[2 * place + 1] - seconds[2 * place], 0.0),)
+        if place == len(calls):
+            taken = _places(makers, flat.outputs)
+            layers.append(LayerProfile(name=LOSS, may_begin_stage=False, inputs=taken, **times))
+            continue
+        layer = calls[place].operation
+        is_layer = isinstance(layer, keras.layers.Layer)
+        layers.append(
+            LayerProfile(
+                name=calls[place].name,
+                kind=type(layer).__name__,
+                may_begin_stage=is_layer and id(layer) not in seen,
+                inputs=_places(makers, calls[place].takes),
+                parameter_bytes=_bytes_of(layer.trainable_variables) if is_layer else 0,
+                state_bytes=_bytes_of(layer.non_trainable_variables) if is_layer else 0,
+                output_bytes=one.output_bytes / size,
+                gradient_bytes=one.gradient_bytes / size,
+                kept_bytes=one.kept_bytes / size,
+                divides=dividing.divides(layer, calls),
+                joins=dividing.joins(calls, place),
+                **times,
+            )
+        )
+        seen.add(id(layer))
+    return layers
+
+
+def _places(makers: dict[int, int], tensors: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(sorted({makers[id(one)] for one in tensors if id(one) in makers}))
+
+
+def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) -> tuple[_Measured, list[Any]]:
+    """Return what is timed of one call, and what it returns.
+
+    Args:
+        operation: what is called.
+        args: with what.
+        kwargs: the same, with names.
+        differentiated: the identities of tensors of which its backward pass takes the gradient, among others.
+    """
+    if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
+        kwargs = {**kwargs, "training": True}
+    flat = keras.tree.flatten((args, kwargs))
+    places = [place for place, one in enumerate(flat) if tf.is_tensor(one)]
+    given = [flat[place] for place in places]
+    has_gradient = [one.dtype.is_floating and id(one) in differentiated for one in given]
+    variables = [one.value for one in getattr(operation, "trainable_variables", ())]
+    counted: dict[str, int] = {}
+
+    def run(tensors: Sequence[Any]) -> list[Any]:
+        now = list(flat)
+        for place, tensor in zip(places, tensors, strict=True):
+            now[place] = tensor
+        again, named = keras.tree.pack_sequence_as((args, kwargs), now)
+        with tf.name_scope("layer"):  # a name that may stand inside a model may not stand outside of any
+            found = operation(*again, **named)
+        return [tf.convert_to_tensor(one) for one in keras.tree.flatten(found)]
+
+    forward = tf.function(lambda *tensors: run(tensors), autograph=False)
+    results = list(forward(*given))
+    floats = [place for place, one in enumerate(results) if one.dtype.is_floating]
+    cotangents = [tf.ones_like(results[place]) for place in floats]
+
+    def both(tensors: Sequence[Any], back: Sequence[Any]) -> Any:
+        watched = list(itertools.compress(tensors, has_gradient))
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            found = run(tensors)
+        made = len(tf.compat.v1.get_default_graph().get_operations())
+        gradients = tape.gradient([found[place] for place in floats], [*watched, *variables], output_gradients=back)
+        counted["kept"] = _kept_bytes(tf.compat.v1.get_default_graph(), made, found)
+        return found, [tf.convert_to_tensor(one) for one in gradients if one is not None]
+
+    backward = tf.function(both, autograph=False)
+    backward.get_concrete_function(given, cotangents)
+    output = sum(_size(one) for one in results)
+    return _Measured(
+        forward=lambda: forward(*given),
+        both=lambda: backward(given, cotangents),
+        output_bytes=output,
+        gradient_bytes=sum(_size(results[place]) for place in floats),
+        kept_bytes=max(counted["kept"], output),
+    ), results
+
+
+def _kept_bytes(graph: Any, made: int, results: Sequence[Any]) -> int:
+    """Return the bytes of what a layer makes in its forward pass, the first operations, and needs in its backward pass.
+
+    What it is given and its weights are not its own; its results are, whoever needs them.
+    """
+    operations = graph.get_operations()
+    own = {id(one) for one in operations[:made] if one.type not in ("Placeholder", "Const", "ReadVariableOp")}
+    needed = {one.ref(): one for later in operations[made:] for one in later.inputs if id(one.op) in own}
+    needed.update({one.ref(): one for one in results})
+    return sum(_size(one) for one in needed.values())
+
+
+def _size(tensor: Any) -> int:
+    count = tensor.shape.num_elements()
+    return 0 if count is None or tensor.dtype.size is None else int(count * tensor.dtype.size)
+
+
+def _bytes_of(variables: Iterable[Any]) -> int:
+    return sum(_size(tf.convert_to_tensor(one)) for one in variables)
+
+
+def _loss(model: keras.Model, x: Any, y: Any, flat: Sequence[Any], like: Any, weight: Any) -> Any:
+    if y is None or not model.compiled:
+        return tf.add_n([tf.reduce_sum(tf.cast(one, tf.float32)) for one in flat])
+    return model.compute_loss(x, y, keras.tree.pack_sequence_as(like, list(flat)), weight)
+
+
+def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]:
+    """Return the forward and backward pass of the whole model."""
+    variables = [one.value for one in model.trainable_variables]
+
+    @tf.function(autograph=False, jit_compile=bool(getattr(model, "jit_compile", False)))
+    def step(x: Any, y: Any, weight: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = _loss(model, x, y, keras.tree.flatten(predicted), predicted, weight)
+        return loss, [one for one in tape.gradient(loss, variables) if one is not None]
+
+    return lambda: step(x, y, weight)
+
+
+def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
+    """Return the seconds in which an optimizer such as the model's updates all weights, and the bytes of its slots."""
+    given = getattr(model, "optimizer", None)
+    if given is None or not model.trainable_variables:
+        return 0.0, 0
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(given))
+        optimizer.build(model.trainable_variables)
+    gradients = [tf.zeros(one.shape, one.dtype) for one in model.trainable_variables]
+
+    @tf.function(autograph=False)
+    def update(gradients: Any) -> None:
+        strategy.run(lambda given: optimizer.apply(given, model.trainable_variables), args=(gradients,))
+
+    seconds = _in_a_row(lambda: update(gradients), 2 * _FEWEST, clock)
+    slots = [one for one in optimizer.variables if len(one.shape)]
+    return max(seconds - call_seconds, 0.0), _bytes_of(slots)
+
+
+def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> float:
+    """Return the seconds of adding gradients to others; rows of tables stay apart, and are not added."""
+    dense = [one for one in gradients if isinstance(one, tf.Tensor)]
+    if not dense:
+        return 0.0
+    add = tf.function(lambda sums: [total + one for total, one in zip(sums, dense, strict=True)], autograph=False)
+    sums = [tf.zeros_like(one) for one in dense]
+    return _in_a_row(lambda: add(sums), 2 * _FEWEST, clock)
+
+
+def _nothing() -> Callable[[], Any]:
+    """Return a compiled function that does next to nothing, called with what it takes."""
+    function = tf.function(lambda one: one + 1.0, autograph=False)
+    one = tf.constant(1.0)
+    return lambda: function(one)
+
+
+def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
+    began = clock()
+    function()
+    tf.test.experimental.sync_devices()
+    return clock() - began
+
+
+def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """Return the median seconds of a function that is called in a row."""
+    return statistics.median(_row(function, count, clock))
+
+
+def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
+    """Return the seconds of each of so many calls in a row, as steps are; one before them is not counted."""
+    return [_seconds(function, clock) for _ in range(count + 1)][1:]
+
+
+def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
+    """Return one layer with the times of all batch sizes; the bytes of an example are those of the largest."""
+    largest = of_sizes[-1]
+    return LayerProfile(
+        name=largest.name,
+        kind=largest.kind,
+        may_begin_stage=largest.may_begin_stage,
+        inputs=largest.inputs,
+        parameter_bytes=largest.parameter_bytes,
+        state_bytes=largest.state_bytes,
+        output_bytes=largest.output_bytes,
+        gradient_bytes=largest.gradient_bytes,
+        kept_bytes=largest.kept_bytes,
+        divides=largest.divides,
+        joins=largest.joins,
+        forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
+        backward_seconds=tuple(one.backward_seconds[0] for one in of_sizes),
+    )

@@ -1,0 +1,319 @@
+"""Placement of a pipeline's weights: whole on the stages that compute with them; slots may be cut."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.traced import TracedCollective
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.sharding.variable_parts import Stretch
+from tfdist.parallel.axes import Axes
+from tfdist.parallel.weight_sharding import Sharding
+
+
+class StageSharding:
+    """Which stages have a weight; see `compat.tensorflow.meshes.sharded.Sharding`, of which this is one.
+
+    Args:
+        axes: of the mesh.
+        along: carries tensors between the stages.
+        is_first_replica: whether this process is the first among those of its stage.
+        shape: of the weight.
+        path: of the weight, for messages.
+        replicas: carries tensors between the processes of this stage, where slots are sharded over them; else None.
+        within: how this process's part lies in what a stage has of it; None: a process of a stage has the whole.
+    """
+
+    #: within the bounds: all
+    elements: tuple[int, int] | None = None
+
+    def __init__(
+        self,
+        axes: Axes,
+        along: TracedCollective,
+        *,
+        is_first_replica: bool,
+        shape: Sequence[int],
+        path: str,
+        replicas: TracedCollective | None = None,
+        within: Sharding | None = None,
+    ) -> None:
+        self.mesh_axes = axes
+        self.shape = tuple(int(size) for size in shape)
+        self.path = path
+        #: what collectives call it, which must be the same on all processes
+        self.label = path
+        #: the stages that have it, in rising order; None until the model is cut
+        self.holders: tuple[int, ...] | None = None
+        #: of this process, where it lies; None: where all that the process has lies
+        self.device: str | None = None
+        self._along = along
+        self._is_first_replica = is_first_replica
+        self._replicas = replicas
+        self._within = within
+        place = axes.mesh.coordinates(axes.rank)
+        self._is_first_of_copies = within is not None or place.get(MODEL, 0) == 0
+
+    @property
+    def within(self) -> Sharding | None:
+        """How this process's part lies in what its stage has; None: it has all of it."""
+        return self._within if self.is_held else None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this process keeps all that it had before it was known which stages have it."""
+        return self.is_held and self.device is None
+
+    def kept(self, part: tf.Tensor) -> tf.Tensor:
+        """Return what this process keeps of what it had before it was known which stages have it."""
+        return part if self.is_held else tf.reshape(part, [-1])[:0]
+
+    @cached_property
+    def of_slots(self) -> "StageSharding | SlotSharding":
+        """How what an optimizer keeps of it lies."""
+        return self if self._replicas is None else SlotSharding(self, self._replicas)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known which stages have it."""
+        return self.holders is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has it; all have until that is known."""
+        return self.holders is None or self._along.rank in self.holders
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a process that has some of it has less than the whole."""
+        return self._within is not None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts here in what is added up over stages, where several have it."""
+        return self.holders is None or self._along.rank == self.holders[0]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no process before this one has the same of it."""
+        return self.is_first_in_replica and self._is_first_replica
+
+    @property
+    def is_first_in_replica(self) -> bool:
+        """Whether no process of the same replica before this one has the same of it."""
+        return self.is_held and self.counts and self._is_first_of_copies
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which processes have different parts, or different weights."""
+        return (PIPELINE, *(() if self._within is None else self._within.axes))
+
+    @property
+    def layout(self) -> tuple[str | None, ...]:
+        """Of what a stage has."""
+        return (None,) * len(self.shape) if self._within is None else self._within.layout
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of what a process at this place of a stage has that computes with the weight."""
+        return self.shape if self._within is None else self._within.local_shape
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what this process has."""
+        return self.held_shape if self.is_held else (0,)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Of what this process has, in the whole."""
+        return tuple((0, size) for size in self.local_shape) if self.within is None else self.within.bounds
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """Return the weight, given what stands for what the stage has; every process has to ask."""
+        return self.told(variable.read_value())
+
+    def whole(self, part: tf.Tensor) -> tf.Tensor:
+        """Return the weight of which this process has a part; every process has to ask."""
+        return self.told(part if self.within is None else self.within.whole(part))
+
+    def told(self, value: tf.Tensor) -> tf.Tensor:
+        """Return the weight, which the first stage that has it tells the others, given what this stage has."""
+        if self.holders is None or len(self.holders) == self._along.size:
+            return value
+
+        @tf.custom_gradient
+        def told(value: tf.Tensor) -> Any:
+            own = value if self.is_held else tf.zeros(self.shape, value.dtype)
+            return self._told(own), self._refuse
+
+        return told(value)
+
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the weight of which this process has one part."""
+        (part,) = parts
+        return self.whole(part)
+
+    def cut(self, whole: Any) -> Any:
+        """Return what this process has of a tensor or an array of the weight's shape."""
+        if self.is_held:
+            return whole if self.within is None else self.within.cut(whole)
+        return whole.reshape(-1)[:0] if hasattr(whole, "reshape") else tf.reshape(whole, [-1])[:0]
+
+    def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Return what this process has of numbers of which any stretch can be made."""
+        if self.within is not None:
+            return self.within.drawn(stretch)
+        numbers = stretch(0, math.prod(self.shape) if self.is_held else 1)
+        return tf.reshape(numbers if self.is_held else numbers[:0], self.local_shape)
+
+    def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
+        """Return the sums over stages, and over the processes of a stage that have different parts."""
+        return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "stages")
+
+    def _told(self, value: tf.Tensor) -> tf.Tensor:
+        assert self.holders is not None
+        return self.mesh_axes.broadcast(value, PIPELINE, self.holders[0], self.label)
+
+    def _refuse(self, gradient: tf.Tensor) -> tf.Tensor:
+        del gradient
+        raise UnsupportedError(
+            f"a gradient is taken through the weight {self.path!r} outside of fit, and it lies on a stage of a "
+            "pipeline. Train by model.fit, evaluate and predict."
+        )
+
+
+class SlotSharding:
+    """A slot of which each replica of a stage has a stretch, see `training.sharding.parts`.
+
+    What a weight is updated with lies so, too. Until it is known which stages have the weight, a slot is whole.
+
+    Args:
+        weight: how the weight lies.
+        replicas: carries tensors between the processes of this stage.
+    """
+
+    layout = ("elements",)
+    is_cut = True
+    #: all that the process has lies there
+    device = None
+
+    def __init__(self, weight: StageSharding, replicas: TracedCollective) -> None:
+        self.shape = weight.shape
+        self.mesh_axes = weight.mesh_axes
+        #: of a process that has the weight
+        self.stretch = Stretch(weight.held_shape, replicas.rank, replicas.size)
+        self._weight = weight
+        self._replicas = replicas
+
+    @property
+    def path(self) -> str:
+        """Of the weight."""
+        return self._weight.path
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known which stages have it."""
+        return self._weight.is_settled
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has some of it."""
+        return self._weight.is_held
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts here in what is added up over stages, where several have it."""
+        return self._weight.counts
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no process before this one has the same elements."""
+        return self._weight.is_first_in_replica
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which processes have different elements."""
+        return (DATA, *self._weight.axes)
+
+    @property
+    def within(self) -> Sharding | None:
+        """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
+        return None if self.is_settled else self._weight.within
+
+    #: a stretch is less
+    is_kept = False
+
+    def kept(self, part: tf.Tensor) -> tf.Tensor:
+        """Return what this process keeps of what it had before it was known which stages have it."""
+        return self.stretch.of(part) if self.is_held else tf.reshape(part, [-1])[:0]
+
+    @property
+    def of_slots(self) -> "SlotSharding":
+        """How what an optimizer keeps of it lies."""
+        return self
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what this process has."""
+        if not self.is_settled:
+            return self._weight.local_shape
+        return self.stretch.shape if self.is_held else (0,)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Of what this process and the other replicas have, in the whole; where that is the whole, of its elements."""
+        if self._weight.within is not None:
+            return self._weight.within.bounds
+        return (self.stretch.bounds if self.is_held else (0, 0),)
+
+    @property
+    def elements(self) -> tuple[int, int] | None:
+        """Which elements this process has of those within the bounds; None: all."""
+        return None if self._weight.within is None else self.stretch.bounds
+
+    def read(self, variable: Any) -> tf.Tensor:
+        """Return the whole; every process has to ask."""
+        if not self.is_settled:
+            return self._weight.read(variable)
+        return self.whole(variable.read_value())
+
+    def whole(self, part: tf.Tensor) -> tf.Tensor:
+        """Return the whole: replicas of a stage put it together, and the first stage that has it tells the others."""
+        if self.is_settled and self.is_held:
+            what = f"the gathering of slots of {self._weight.label}"
+            rows = self.mesh_axes.all_gather(self.stretch.padded(part), DATA, 0, what)
+            part = self.stretch.joined(tf.reshape(rows, [self._replicas.size, self.stretch.width]))
+        return self._weight.whole(part)
+
+    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole of which this process has one part."""
+        (part,) = parts
+        return self.whole(part)
+
+    def cut(self, whole: Any) -> Any:
+        """Return what this process has of a tensor or an array of the whole's shape."""
+        part = self._weight.cut(whole)
+        if not self.is_settled or not self.is_held:
+            return part
+        begin, end = self.stretch.bounds
+        return (part.reshape(-1) if hasattr(part, "reshape") else tf.reshape(part, [-1]))[begin:end]
+
+    def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Return what this process has of numbers of which any stretch can be made."""
+        part = self._weight.drawn(stretch)
+        return self.kept(part) if self.is_settled else part
+
+    def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
+        """Return the sums over the replicas of a stage, and over stages."""
+        return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "parts")
+
+
+#: the axis of a mesh along which the processes of a stage have parts of its weights
+MODEL = "model"
+#: the axis of a mesh along which replicas of a stage lie
+DATA = "data"
+#: the axis of a mesh along which stages lie
+PIPELINE = "pipeline"

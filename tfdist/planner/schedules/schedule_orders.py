@@ -1,0 +1,165 @@
+"""The schedules by name; each is a function of the numbers of stages, micro-batches and chunks.
+
+Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019;
+D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; D. Narayanan et al.,
+"Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021 (1F1B with a flush,
+interleaved); Y. Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2023 (eager 1F1B); C.-C. Chen,
+C.-L. Yang, H.-Y. Cheng, "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU Platform"
+(SpecTrain), 2018.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.planner.schedules.schedule_table import Schedule, Work
+
+
+def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return GPipe: all forward passes, then all backward passes, the last micro-batch first.
+
+    With several parts of the model on each stage all micro-batches go through the first ones, then through the second
+    ones (J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022).
+    """
+    forwards = tuple(Work("forward", m, c) for c in range(chunks) for m in range(microbatches))
+    backwards = tuple(work._replace(kind="backward") for work in reversed(forwards))
+    return Schedule(
+        name="gpipe",
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        orders=(forwards + backwards,) * stages,
+        live=(microbatches * chunks,) * stages,
+    )
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """Return 1F1B with a flush: stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward.
+
+    As long as GPipe, with the activations of at most K - s micro-batches.
+    """
+    return _flushed("1f1b", stages, microbatches, [stages - 1 - stage for stage in range(stages)])
+
+
+def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
+    """Return eager 1F1B: twice as many forward passes ahead, 2 (K - 1 - s), so that what is sent has time to travel.
+
+    In 1F1B a stage needs each gradient at the moment at which the next stage has it: whatever a message takes, or a
+    pass takes longer than the others, all stages wait. Here it is there a forward pass earlier. As long as 1F1B where
+    sending takes no time, with the activations of at most 2 (K - 1 - s) + 1 micro-batches.
+    """
+    return _flushed("eager-1f1b", stages, microbatches, [2 * (stages - 1 - stage) for stage in range(stages)])
+
+
+def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Return interleaved 1F1B: each stage has several parts of the model, and bubbles are as many times shorter.
+
+    Micro-batches go through the first parts in groups as large as the number of stages, then through the second ones.
+
+    Raises:
+        ConfigError: the number of micro-batches is no multiple of that of stages.
+    """
+    if microbatches % stages:
+        raise ConfigError(
+            f"microbatches is {microbatches} and stages is {stages}; interleaved micro-batches go in groups of as many "
+            f"as there are stages. Take a multiple of {stages}.",
+            name="microbatches",
+            received=microbatches,
+        )
+    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
+    forwards = [Work("forward", m, c) for group in groups for c in range(chunks) for m in group]
+    backwards = [Work("backward", m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+    total = microbatches * chunks
+    ahead = [min(total, 2 * (stages - 1 - stage) + (chunks - 1) * stages) for stage in range(stages)]
+    ahead = [min(total, stages - 1 - stage) for stage in range(stages)] if chunks == 1 else ahead
+    return Schedule(
+        name="interleaved",
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        orders=tuple(_alternating(forwards, backwards, first) for first in ahead),
+        live=tuple(min(total, first + 1) for first in ahead),
+    )
+
+
+def pipedream(stages: int, microbatches: int) -> Schedule:
+    """Return PipeDream: the order of 1F1B, an update after each backward pass, which uses its forward pass's weights.
+
+    The gradient of micro-batch m on stage s is of weights that are K - 1 - s updates old.
+    """
+    order = one_f_one_b(stages, microbatches)
+    return replace(order, name="pipedream", updates_each=True, weights="stashed")
+
+
+def spectrain(stages: int, microbatches: int) -> Schedule:
+    """Return SpecTrain: the order of PipeDream with weights that are predicted as they will be, and no stash."""
+    order = one_f_one_b(stages, microbatches)
+    return replace(order, name="spectrain", updates_each=True, weights="predicted")
+
+
+_MADE: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "eager-1f1b": eager_one_f_one_b,
+        "interleaved": interleaved,
+        "pipedream": pipedream,
+        "spectrain": spectrain,
+    }
+)
+#: the names of the schedules
+NAMES = tuple(_MADE)
+
+
+def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Return a schedule by its name.
+
+    Args:
+        name: one of `NAMES`.
+        stages: number of stages, K.
+        microbatches: into how many parts a batch is cut, M.
+        chunks: parts of the model on each stage; more than one is for "gpipe" and "interleaved".
+    Raises:
+        ConfigError: there is no such schedule, or it is not made for these numbers.
+
+    Example:
+        >>> [" ".join(map(str, order)) for order in named("gpipe", stages=2, microbatches=2).orders]
+        ['F0 F1 B1 B0', 'F0 F1 B1 B0']
+    """
+    validation.one_of("schedule", name, NAMES)
+    validation.integer("stages", stages, minimum=1)
+    validation.integer("microbatches", microbatches, minimum=1)
+    validation.integer("chunks", chunks, minimum=1)
+    if name in ("gpipe", "interleaved"):
+        return _MADE[name](stages, microbatches, chunks)
+    if chunks > 1:
+        raise ConfigError(
+            f"chunks is {chunks} and schedule is {name!r}; a stage with several parts of the model is what "
+            "'interleaved' and 'gpipe' are for. Leave chunks out, or choose one of these.",
+            name="chunks",
+            received=chunks,
+        )
+    return _MADE[name](stages, microbatches)
+
+
+def _flushed(name: str, stages: int, microbatches: int, ahead: list[int]) -> Schedule:
+    """Return a schedule of one forward and one backward pass in turns, after so many forward passes on each stage."""
+    forwards = [Work("forward", m) for m in range(microbatches)]
+    backwards = [Work("backward", m) for m in range(microbatches)]
+    return Schedule(
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        orders=tuple(_alternating(forwards, backwards, first) for first in ahead),
+        live=tuple(min(microbatches, first + 1) for first in ahead),
+    )
+
+
+def _alternating(forwards: list[Work], backwards: list[Work], ahead: int) -> tuple[Work, ...]:
+    """Return the first forwards, then a forward and a backward in turns, then the backwards that are left."""
+    order, left = list(forwards[:ahead]), list(backwards)
+    for forward in forwards[ahead:]:
+        order += [forward, left.pop(0)]
+    return (*order, *left)

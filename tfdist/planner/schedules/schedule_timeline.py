@@ -1,0 +1,162 @@
+"""Simulate a schedule: each stage begins as soon as its inputs are there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.planner.schedules.schedule_table import Kind, Schedule, Work
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One piece of work and when it is done.
+
+    Attributes:
+        stage: who does it.
+        work: what.
+        begin: when it begins.
+        end: when it ends.
+    """
+
+    stage: int
+    work: Work
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The slots of a schedule.
+
+    Attributes:
+        schedule: whose.
+        slots: in the order of their beginning.
+    """
+
+    schedule: Schedule
+    slots: tuple[Slot, ...]
+
+    @property
+    def length(self) -> float:
+        """When the last work ends."""
+        return max(slot.end for slot in self.slots)
+
+    @property
+    def bubble(self) -> float:
+        """The part of all stages' time in which they have nothing to do."""
+        busy = sum(slot.end - slot.begin for slot in self.slots)
+        return 1.0 - busy / (self.schedule.stages * self.length)
+
+    def order(self, stage: int) -> list[Work]:
+        """Return the work of a stage in the order in which it begins."""
+        return [slot.work for slot in self.slots if slot.stage == stage]
+
+    def live(self, stage: int) -> int:
+        """Return of how many forward passes a stage has the activations at the worst moment."""
+        return most_live(self.order(stage))
+
+
+def most_live(order: Sequence[Work]) -> int:
+    """Return how many forward passes of an order wait for their backward passes at the worst moment."""
+    held = most = 0
+    for work in order:
+        held += 1 if work.kind == "forward" else -1
+        most = max(most, held)
+    return most
+
+
+def timeline(
+    schedule: Schedule, *, forward: float | Sequence[float] = 1.0, backward: float | Sequence[float] = 2.0
+) -> Timeline:
+    """Return when each stage does what.
+
+    Args:
+        schedule: the schedule.
+        forward: time of a forward pass through a part of the model: one for all, or one for each part.
+        backward: time of a backward pass.
+    Raises:
+        ConfigError: stages wait for each other for ever.
+
+    Example:
+        >>> from tfdist.planner.schedules.schedule_orders import named
+        >>> timeline(named("gpipe", stages=2, microbatches=3)).length
+        12.0
+    """
+    times: dict[Kind, list[float]] = {
+        "forward": _of_each("forward", forward, schedule.parts),
+        "backward": _of_each("backward", backward, schedule.parts),
+    }
+    ends: dict[tuple[int, Work], float] = {}
+    free, place = [0.0] * schedule.stages, [0] * schedule.stages
+    slots: list[Slot] = []
+    total = sum(map(len, schedule.orders))
+    while len(slots) < total:
+        moved = False
+        for stage, order in enumerate(schedule.orders):
+            while place[stage] < len(order):
+                work = order[place[stage]]
+                needed = list(schedule.needs(stage, work))
+                if not all(one in ends for one in needed):
+                    break
+                begin = max([free[stage], *(ends[one] for one in needed)])
+                end = begin + times[work.kind][schedule.part(stage, work)]
+                ends[stage, work], free[stage] = end, end
+                slots.append(Slot(stage, work, begin, end))
+                place[stage] += 1
+                moved = True
+        if not moved:
+            raise ConfigError(
+                f"the schedule {schedule.name!r} never ends: {stuck(schedule, place, ends)}", name=schedule.name
+            )
+    return Timeline(schedule, tuple(sorted(slots, key=lambda slot: (slot.begin, slot.stage))))
+
+
+def in_one_order(schedule: Schedule) -> list[Work]:
+    """Return the work of all stages in one order, in which all that a work needs comes before it.
+
+    It is that of one stage with all parts of the model: the chunk of a work is its part.
+
+    Example:
+        >>> from tfdist.planner.schedules.schedule_orders import named
+        >>> " ".join(map(str, in_one_order(named("gpipe", stages=2, microbatches=1))))
+        'F0 F0.1 B0.1 B0'
+    """
+    slots = timeline(schedule).slots
+    return [slot.work._replace(chunk=schedule.part(slot.stage, slot.work)) for slot in slots]
+
+
+def bubble(schedule: Schedule) -> float:
+    """Return the part of the time in which stages have nothing to do, where each part takes equally long.
+
+    GPipe and 1F1B: (K - 1) / (M + K - 1). Interleaved with v chunks: (K - 1) / (v M + K - 1).
+
+    Example:
+        >>> from tfdist.planner.schedules.schedule_orders import named
+        >>> bubble(named("interleaved", stages=3, microbatches=3, chunks=2))
+        0.25
+    """
+    return round(timeline(schedule).bubble, 12) if schedule.stages > 1 else 0.0
+
+
+def stuck(schedule: Schedule, place: Sequence[int], ends: Mapping[tuple[int, Work], float]) -> str:
+    """Return in words who waits for what."""
+    words = []
+    for stage, order in enumerate(schedule.orders):
+        if place[stage] < len(order):
+            work = order[place[stage]]
+            missing = [(s, w) for s, w in schedule.needs(stage, work) if (s, w) not in ends]
+            waits = ", ".join(f"{one} of stage {s}" for s, one in missing)
+            words.append(f"stage {stage} waits before {work} for {waits}")
+    return "; ".join(words)
+
+
+def _of_each(name: str, given: float | Sequence[float], parts: int) -> list[float]:
+    times = [given] * parts if isinstance(given, (int, float)) else list(given)
+    if len(times) != parts:
+        raise ConfigError(
+            f"{name} has {len(times)} times, and the model has {parts} parts; give one for each.",
+            name=name,
+            received=len(times),
+        )
+    return [float(validation.number(name, time, above=0)) for time in times]

@@ -1,0 +1,305 @@
+"""The cost of a stage of consecutive layers, as a pure function. Loads no TensorFlow."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tfdist import validation
+from tfdist.planner import layer_parts as lying
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.layer_profile import Profile
+from tfdist.planner.planner_link import Link
+
+__all__ = ["SCHEDULES", "Memory", "Setting", "Stage"]
+
+#: the schedules whose time and memory are known
+SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "pipedream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Consecutive layers on devices of one kind, which share the micro-batches.
+
+    Attributes:
+        begin, end: the places of the first layer, and of the one behind the last.
+        devices: how many have these layers.
+        kind: the place of their kind among those that there are.
+    """
+
+    begin: int
+    end: int
+    devices: int = 1
+    kind: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on a device of a stage.
+
+    Attributes:
+        weights: with the versions that PipeDream keeps.
+        gradients: of all weights that are trained.
+        optimizer: its slots.
+        activations: of all micro-batches that are under way there, and what came in with them.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest term."""
+        return max(("weights", "gradients", "optimizer", "activations"), key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What stages are made for.
+
+    Attributes:
+        profile: of the model.
+        link: between devices.
+        kinds: of devices.
+        schedule: one of `SCHEDULES`.
+        microbatches: of a step: of each pipeline if ``replicas`` is given, else of all together.
+        replicas: the devices of every stage: so many pipelines side by side, each with a share of the batch. None:
+            stages may have different numbers, and their devices take turns with the micro-batches.
+        shards: over how many devices the optimizer's slots are shared out.
+        parts: how many devices stand for one, each with the same rows and its part of the weights: the model axis.
+        saves_memory: whether every layer lies in parts that can, not those alone that make a micro-batch faster.
+    """
+
+    profile: Profile
+    link: Link
+    kinds: tuple[DeviceKind, ...]
+    schedule: str = "1f1b"
+    microbatches: int = 1
+    replicas: int | None = None
+    shards: int = 1
+    parts: int = 1
+    saves_memory: bool = False
+
+    def __post_init__(self) -> None:
+        validation.one_of("schedule", self.schedule, SCHEDULES)
+        validation.integer("microbatches", self.microbatches, minimum=1)
+        validation.integer("parts", self.parts, minimum=1)
+
+    @property
+    def flushes(self) -> bool:
+        """Whether weights are updated once in a step, when the pipeline is empty."""
+        return self.schedule != "pipedream"
+
+    @property
+    def microbatch(self) -> float:
+        """Examples of a micro-batch."""
+        return self.profile.batch / (self.microbatches * (self.replicas or 1))
+
+    @cached_property
+    def _forward(self) -> list[float]:
+        return _sums([one for one, _ in self._seconds])
+
+    @cached_property
+    def _backward(self) -> list[float]:
+        return _sums([one for _, one in self._seconds])
+
+    @cached_property
+    def _seconds(self) -> list[tuple[float, float]]:
+        return self.profile.seconds(self.microbatch)
+
+    @property
+    def _alone(self) -> Profile:
+        """What a process takes while those of the other stages wait for it, as far as that is known."""
+        alone = self.profile.alone if self.parts == 1 and self.replicas in (None, 1) else None
+        return alone or self.profile
+
+    @cached_property
+    def _of_first(self) -> list[float]:
+        """The sums of what layers take of the first micro-batch, for which the others wait."""
+        return _sums([sum(pair) for pair in self._alone.seconds(self.microbatch)])
+
+    @cached_property
+    def _lying(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
+        return {}
+
+    def in_parts(self, stage: Stage) -> tuple[bool, ...]:
+        """Return for each layer of a stage whether its weights lie in parts."""
+        return self._laid(stage)[0]
+
+    def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
+        """Return which layers of a stage lie in parts, and the seconds of a micro-batch."""
+        if stage not in self._lying:
+            given = self._costs(stage.kind)[stage.begin : stage.end]
+            chosen = tuple(one.part is not None for one in given) if self.saves_memory else lying.least(given)
+            self._lying[stage] = chosen, lying.seconds(given, chosen)
+        return self._lying[stage]
+
+    def _costs(self, kind: int) -> list[lying.Costs]:
+        if kind not in self._costs_of:
+            times = [sum(one) / self.kinds[kind].speed for one in self._seconds]
+            self._costs_of[kind] = lying.costs(self.profile.layers, times, self.parts, self.link, self.microbatch)
+        return self._costs_of[kind]
+
+    @cached_property
+    def _costs_of(self) -> dict[int, list[lying.Costs]]:
+        return {}
+
+    def held_bytes(self, stage: Stage) -> float:
+        """Return the bytes of weights that a device of a stage has."""
+        if self.parts == 1:
+            return self._parameters[stage.end] - self._parameters[stage.begin]
+        layers = zip(self.profile.layers[stage.begin : stage.end], self.in_parts(stage), strict=True)
+        return sum(one.parameter_bytes / (self.parts if in_parts else 1) for one, in_parts in layers)
+
+    @cached_property
+    def _parameters(self) -> list[float]:
+        return _sums([one.parameter_bytes for one in self.profile.layers])
+
+    @cached_property
+    def _states(self) -> list[float]:
+        return _sums([one.state_bytes for one in self.profile.layers])
+
+    @cached_property
+    def _kept(self) -> list[float]:
+        return _sums([one.kept_bytes for one in self.profile.layers])
+
+    @cached_property
+    def crossing(self) -> list[tuple[float, float]]:
+        """Bytes of an example that travel to the layers from each place on, and those of gradients that come back.
+
+        Every tensor counts that is made before the place and used from it on, so also one that skips a stage.
+        """
+        layers = self.profile.layers
+        last = list(range(len(layers)))
+        for place, one in enumerate(layers):
+            for source in one.inputs:
+                last[source] = max(last[source], place)
+        found = [(0.0, 0.0)]
+        for cut in range(1, len(layers)):
+            over = [layers[source] for source in range(cut) if last[source] >= cut]
+            found.append((sum(one.output_bytes for one in over), sum(one.gradient_bytes for one in over)))
+        return found
+
+    def begins(self) -> list[int]:
+        """Return the places at which a stage may begin."""
+        return [0, *(place for place, one in enumerate(self.profile.layers) if place and one.may_begin_stage)]
+
+    def compute_seconds(self, stage: Stage) -> float:
+        """Return the seconds of a micro-batch on a device, forward and backward."""
+        if self.parts > 1:
+            return self._laid(stage)[1]
+        forward = self._forward[stage.end] - self._forward[stage.begin]
+        backward = self._backward[stage.end] - self._backward[stage.begin]
+        return (forward + backward) / self.kinds[stage.kind].speed
+
+    def first_seconds(self, stage: Stage) -> float:
+        """Return the seconds of the first micro-batch on a device, while other stages wait for it.
+
+        Processes of one host then have it to themselves, so where they were measured at once and alone, it is the
+        latter that counts.
+        """
+        if self.parts > 1:
+            return self.compute_seconds(stage)
+        passes = self._of_first[stage.end] - self._of_first[stage.begin]
+        return passes / self.kinds[stage.kind].speed
+
+    def passing_before(self, place: int) -> float:
+        """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""
+        return self._of_first[place] / self.parts
+
+    def sending_seconds(self, begin: int) -> tuple[float, float]:
+        """Return the seconds of what travels to a stage for a micro-batch, and of what comes back."""
+        there, back = self.crossing[begin] if begin else (0.0, 0.0)
+        return self.link.send_seconds(there * self.microbatch), self.link.send_seconds(back * self.microbatch)
+
+    def reduction_seconds(self, stage: Stage) -> float:
+        """Return the seconds in which the devices of a stage add up gradients, that nothing hides.
+
+        Without micro-batches they travel while the backward pass goes on, all but the last layer's; with them, only in
+        the last micro-batch's. Between processes of one host nothing is hidden.
+        """
+        size = self.held_bytes(stage)
+        needed = self.link.all_reduce_seconds(size, stage.devices)
+        if self.link.is_local or not needed:
+            return needed
+        backward = (self._backward[stage.end] - self._backward[stage.begin]) / self.kinds[stage.kind].speed / self.parts
+        layers = self.profile.layers[stage.begin : stage.end]
+        first = next((one.parameter_bytes for one in layers if one.parameter_bytes), 0)  # ready when nothing is left
+        return max(needed - backward, self.link.all_reduce_seconds(first, stage.devices))
+
+    def fixed_seconds(self, stages: int) -> float:
+        """Return what is fixed in a step with so many stages.
+
+        Where gradients are added up it is what tfdist's step has. A pipeline's has no more than Keras' own, which is
+        measured alone.
+        """
+        return (self.profile if stages == 1 else self._alone).fixed_seconds
+
+    def update_seconds(self, stage: Stage) -> float:
+        """Return the seconds of the optimizer on a device of a stage."""
+        return self.profile.update_seconds * self._held(stage) / self.shards / self.kinds[stage.kind].speed
+
+    def adding_seconds(self, stage: Stage) -> float:
+        """Return the seconds in which a micro-batch's gradients are added to those of the ones before it."""
+        if not self.flushes or self.microbatches == 1:
+            return 0.0
+        return self.profile.adding_seconds * self._held(stage) / self.kinds[stage.kind].speed
+
+    def _held(self, stage: Stage) -> float:
+        """Return the part of all weights that a device of a stage has."""
+        whole = self.profile.parameter_bytes
+        return self.held_bytes(stage) / whole if whole else 0.0
+
+    def under_way(self, stage: Stage, devices_from_here: int) -> int:
+        """Return for how many micro-batches a device of a stage keeps activations.
+
+        Args:
+            stage: which.
+            devices_from_here: of this stage and of those behind it.
+        """
+        share = math.ceil(self.microbatches / (1 if self.replicas else stage.devices))
+        ahead = math.ceil(devices_from_here / stage.devices)
+        if self.schedule == "gpipe":
+            return share
+        if self.schedule == "eager-1f1b":
+            return min(share, 2 * ahead - 1)
+        return min(share, ahead) if self.flushes else ahead
+
+    def most_under_way(self, stage: Stage) -> float:
+        """Return for how many micro-batches a device of a stage has memory; below 0 if for none, and no weights."""
+        free = self.kinds[stage.kind].memory_bytes
+        if free == math.inf:
+            return math.inf
+        none, one = self._memory(stage, 0), self._memory(stage, 1)
+        each = one.total - none.total
+        return (
+            math.floor((free - none.total) / each * (1 + 1e-12))
+            if each
+            else math.inf * (1 if free >= none.total else -1)
+        )
+
+    def memory(self, stage: Stage, devices_from_here: int) -> Memory:
+        """Return the bytes on a device of a stage, given the devices of this stage and of those behind it."""
+        return self._memory(stage, self.under_way(stage, devices_from_here))
+
+    def _memory(self, stage: Stage, live: int) -> Memory:
+        weights = self.held_bytes(stage)
+        states = self._states[stage.end] - self._states[stage.begin]
+        whole = self.profile.parameter_bytes
+        slots = self.profile.slot_bytes * (weights / whole if whole else 0.0) / self.shards
+        comes_in = self.crossing[stage.begin][0] if stage.begin else 0.0
+        kept = (self._kept[stage.end] - self._kept[stage.begin] + comes_in) * self.microbatch
+        versions = 1 if self.flushes else live
+        return Memory(weights=weights * versions + states, gradients=weights, optimizer=slots, activations=kept * live)
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    return list(itertools.accumulate(values, initial=0.0))

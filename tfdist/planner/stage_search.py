@@ -1,0 +1,215 @@
+"""The stages with the shortest step, or the lowest price, that fit into memory: exact, by dynamic programming.
+
+Loads no TensorFlow. From the last layer to the first, for each place and each set of devices that the layers from there
+on use, what can still be the best is kept: a triple of the slowest pace, the passing and the end (see `predict`), of
+which no other one is below in all three. A step is a sum of functions that rise in each of them, so the best is among
+these, whatever lies before.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfdist import validation
+from tfdist.planner import step_time
+from tfdist.planner.stage_cost import Setting, Stage
+from tfdist.planner.step_time import Parts
+
+__all__ = ["OBJECTIVES", "best_stages", "cost"]
+
+#: what is made small: the time of a step, or the price of the devices in that time
+OBJECTIVES = ("time", "price")
+_HOUR = 3600.0
+_ROUNDING = 1e-12  # sums in another order may differ by it
+
+
+class _Kept(NamedTuple):
+    """Stages from a place on, and what they add up to."""
+
+    pace: float
+    passing: float
+    end: float
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """A stage that may be there, and with how many devices from it on it fits into memory."""
+
+    stage: Stage
+    adds: Parts
+    most_under_way: float
+
+
+class _Search:
+    """The search in one setting.
+
+    Args:
+        setting: what stages are for.
+        limits_memory: whether they have to fit.
+        uses_all: whether every device has to have a stage.
+    """
+
+    def __init__(self, setting: Setting, *, limits_memory: bool, uses_all: bool) -> None:
+        self._setting = setting
+        self._limits_memory = limits_memory
+        self._everything = tuple(one.count for one in setting.kinds) if uses_all else None
+        self._layers = len(setting.profile.layers)
+        self._begins = setting.begins()
+        self._turns = setting.microbatches - 1 if setting.flushes else setting.microbatches
+        self._choices = {begin: self._choices_from(begin) for begin in self._begins}
+
+    def fronts(self, objective: str) -> list[tuple[Stage, ...]]:
+        """Return what can have the lowest cost, for each set of devices that are used."""
+        slowest = {used: front[0] for used, front in self._all(None).items()}
+        if objective == "price":  # a slow step may be cheap: no bound on the time alone holds
+            least = min((one.pace for one in slowest.values()), default=0.0)
+            return [one.stages for front in self._all((least, math.inf)).values() for one in front]
+        times = [step_time.step_seconds(self._setting, self._parts(one.stages)) for one in slowest.values()]
+        if not times:
+            return []
+        least = min(one.pace for one in slowest.values())
+        return [one.stages for front in self._all((least, min(times))).values() for one in front]
+
+    def _parts(self, stages: Sequence[Stage]) -> list[Parts]:
+        return [step_time.parts(self._setting, stage) for stage in stages]
+
+    def _choices_from(self, begin: int) -> list[_Choice]:
+        """Return the stages from a place on that fit into memory, if nothing is under way behind them."""
+        setting, found = self._setting, []
+        for end in [*(place for place in self._begins if place > begin), self._layers]:
+            any_fits = False
+            for kind, one in enumerate(setting.kinds):
+                for devices in range(1, one.count + 1) if setting.replicas is None else [setting.replicas]:
+                    stage = Stage(begin=begin, end=end, devices=devices, kind=kind)
+                    most = setting.most_under_way(stage) if self._limits_memory else math.inf
+                    if devices <= one.count and most >= setting.under_way(stage, devices):
+                        any_fits = True
+                        found.append(_Choice(stage=stage, adds=step_time.parts(setting, stage), most_under_way=most))
+            if not any_fits and setting.parts == 1:
+                break  # a longer stage needs more still; of one with parts more layers may lie in parts
+        return found
+
+    def _all(self, bound: tuple[float, float] | None) -> dict[tuple[int, ...], list[_Kept]]:
+        """Return for each set of used devices what is kept of all layers.
+
+        Args:
+            bound: the smallest pace that there is, and the seconds that some stages reach, so that what needs more is
+                dropped; None: of all stages, one with the smallest pace is kept.
+        """
+        setting = self._setting
+        found: dict[int, dict[tuple[int, ...], list[_Kept]]] = {
+            self._layers: {(0,) * len(setting.kinds): [_Kept(0.0, 0.0, 0.0, ())]}
+        }
+        least, most = bound or (0.0, math.inf)
+        fastest = max(one.speed for one in setting.kinds)
+        for begin in reversed(self._begins):
+            here = found[begin] = {}
+            before = setting.passing_before(begin) / fastest if setting.flushes else 0.0
+            for choice in self._choices[begin]:
+                stage, adds = choice.stage, choice.adds
+                for used, behind in found[stage.end].items():
+                    total = used[stage.kind] + stage.devices
+                    if total > setting.kinds[stage.kind].count:
+                        continue
+                    if setting.under_way(stage, sum(used) + stage.devices) > choice.most_under_way:
+                        continue
+                    now = (*used[: stage.kind], total, *used[stage.kind + 1 :])
+                    if begin == 0 and self._everything not in (None, now):
+                        continue
+                    front = here.setdefault(now, [])
+                    for one in behind:
+                        pace, passing = max(adds.pace, one.pace, least), adds.passing + one.passing
+                        end = max(adds.end, one.end)
+                        if (self._turns * pace + passing + before + end) * (1 - _ROUNDING) > most:
+                            continue
+                        kept = _Kept(pace, passing, end, (stage, *one.stages))
+                        if bound is None:
+                            front[:] = [min([*front, kept], key=lambda one: (one.pace, _order(one.stages)))]
+                        else:
+                            _keep(front, kept)
+        return {used: front for used, front in found[0].items() if front}
+
+
+def best_stages(
+    setting: Setting,
+    *,
+    objective: str = "time",
+    limits_memory: bool = True,
+    uses_all: bool = True,
+) -> tuple[Stage, ...] | None:
+    """Return the stages with the lowest cost; of equal ones the fewest, whose stages begin earliest.
+
+    Args:
+        setting: what they are for.
+        objective: one of `OBJECTIVES`.
+        limits_memory: whether devices have no more memory than their kind says.
+        uses_all: whether every device has to have a stage.
+    Returns:
+        The stages, or None if none fit.
+    Raises:
+        ConfigError: the objective is none.
+
+    Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019. Theirs makes the
+    slowest stage short, which is a step without a flush; this one the whole step, with memory, on unlike devices.
+    """
+    validation.one_of("objective", objective, OBJECTIVES)
+    search = _Search(setting, limits_memory=limits_memory, uses_all=uses_all)
+    found = search.fronts(objective)
+    return min(found, key=lambda stages: (cost(setting, stages, objective), _order(stages)), default=None)
+
+
+def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
+    """Return what is made small: the seconds of a step, or the price of the devices of the stages meanwhile."""
+    seconds = step_time.predict(setting, stages).seconds
+    if objective == "time":
+        return seconds
+    return seconds / _HOUR * sum(one.devices * setting.kinds[one.kind].price for one in stages)
+
+
+def every(setting: Setting) -> Iterator[tuple[Stage, ...]]:
+    """Yield all ways to make stages, whether they fit or not: what `best_stages` is compared with in tests.
+
+    There are as many as layers, devices and kinds make them; for a dozen layers.
+    """
+    layers = len(setting.profile.layers)
+    inner = setting.begins()[1:]
+    devices = [
+        (kind, count)
+        for kind, one in enumerate(setting.kinds)
+        for count in range(1, one.count + 1)
+        if setting.replicas in (None, count)
+    ]
+    for number in range(len(inner) + 1):
+        for cuts in itertools.combinations(inner, number):
+            ends = [*cuts, layers]
+            for chosen in itertools.product(devices, repeat=number + 1):
+                totals = [0] * len(setting.kinds)
+                for kind, count in chosen:
+                    totals[kind] += count
+                if all(total <= one.count for total, one in zip(totals, setting.kinds, strict=True)):
+                    yield tuple(
+                        Stage(begin=begin, end=end, devices=count, kind=kind)
+                        for begin, end, (kind, count) in zip([0, *cuts], ends, chosen, strict=True)
+                    )
+
+
+def _order(stages: Sequence[Stage]) -> tuple[int, list[tuple[int, int, int]]]:
+    return len(stages), [(one.begin, one.kind, one.devices) for one in stages]
+
+
+def _keep(front: list[_Kept], one: _Kept) -> None:
+    """Add what no other one is below, and drop what is not below it; of equals the first in order stays."""
+    for other in front:
+        if other.pace <= one.pace and other.passing <= one.passing and other.end <= one.end:
+            if other[:3] == one[:3] and _order(one.stages) < _order(other.stages):
+                break
+            return
+    front[:] = [
+        other
+        for other in front
+        if not (one.pace <= other.pace and one.passing <= other.passing and one.end <= other.end)
+    ]
+    front.append(one)

@@ -1,0 +1,143 @@
+"""Predict the step time of given stages, with its terms. Loads no TensorFlow.
+
+With a flush, the first micro-batch goes through all stages, the others follow at the pace of the slowest, and then
+gradients are added up and weights updated:
+
+    step = sum_s (f_s + x_s) + (M - 1) max_s max(c_s + a_s, x_s) + max_s (r_s + u_s)
+
+c_s: forward and backward pass of a micro-batch in stage s; f_s: that of the first one, for which processes of one host
+have it to themselves, else as c_s; a_s: its gradients, added to those of the ones before; x_s: what travels to it and
+back; r_s: the part of the reduction that nothing hides; u_s: the update. Where stages are alike the first two terms are
+(M + K - 1) c, but for a and f. Without a flush (PipeDream) a step of M micro-batches is M times the slowest of
+c_s + u_s, x_s and r_s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfdist.planner.stage_cost import Memory, Setting, Stage
+
+__all__ = ["Parts", "Prediction", "parts", "predict", "step_seconds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a stage adds to a step.
+
+    Attributes:
+        pace: the seconds between two micro-batches that it needs.
+        passing: the seconds that the first micro-batch needs here and on the way.
+        end: the seconds after the last one.
+    """
+
+    pace: float
+    passing: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A step with given stages.
+
+    Attributes:
+        seconds: of the step; the sum of the five terms and of what is fixed.
+        compute: of the stage that computes longest, adding up gradients included.
+        bubble: in which that stage waits for others.
+        communication: that nothing hides, between stages.
+        reduction: that nothing hides, of gradients between the devices of a stage.
+        update: of the optimizer.
+        fixed: of a step beside all of that.
+        memory: on a device of each stage.
+    """
+
+    seconds: float
+    compute: float
+    bubble: float
+    communication: float
+    reduction: float
+    update: float
+    fixed: float
+    memory: tuple[Memory, ...]
+
+    @property
+    def bubble_part(self) -> float:
+        """The bubble as a part of the time of computing and waiting; (K - 1) / (M + K - 1) where stages are alike."""
+        return self.bubble / (self.compute + self.bubble) if self.compute else 0.0
+
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        names = ("compute", "bubble", "communication", "reduction", "update", "fixed")
+        return max(names, key=lambda name: float(getattr(self, name)))
+
+
+def parts(setting: Setting, stage: Stage) -> Parts:
+    """Return what a stage adds to a step."""
+    turns = 1 if setting.replicas else stage.devices
+    compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
+    there, back = setting.sending_seconds(stage.begin)
+    reduction, update = setting.reduction_seconds(stage), setting.update_seconds(stage)
+    line, way = max(there, back), there + back
+    if setting.link.is_local:  # the processors that compute also copy
+        compute, first, line, way = compute + way, first + way, 0.0, 0.0
+    if setting.flushes:
+        adding = setting.adding_seconds(stage)
+        return Parts(pace=max((compute + adding) / turns, line), passing=first + way, end=reduction + update)
+    return Parts(pace=max((compute + update) / turns, line, reduction), passing=0.0, end=0.0)
+
+
+def step_seconds(setting: Setting, found: Sequence[Parts]) -> float:
+    """Return the seconds of a step, given what its stages add."""
+    turns = setting.microbatches - 1 if setting.flushes else setting.microbatches
+    return turns * max(one.pace for one in found) + sum(one.passing for one in found) + max(one.end for one in found)
+
+
+def predict(setting: Setting, stages: Sequence[Stage]) -> Prediction:
+    """Return how long a step takes with these stages, and for what.
+
+    Args:
+        setting: what they are for.
+        stages: in order; together they have all layers.
+
+    Example:
+        >>> from tfdist.planner.device_kinds import DeviceKind
+        >>> from tfdist.planner.planner_link import Link
+        >>> from tfdist.planner.layer_profile import LayerProfile, Profile
+        >>> layers = tuple(LayerProfile(name=n, forward_seconds=(1.0,), backward_seconds=(2.0,)) for n in "ab")
+        >>> profile = Profile(model="m", batch=4, batch_sizes=(4,), layers=layers, whole_seconds=(6.0,))
+        >>> line = Link(latency_seconds=0.0, bytes_per_second=1e9)
+        >>> setting = Setting(profile=profile, link=line, kinds=(DeviceKind(count=2),), microbatches=4, replicas=1)
+        >>> found = predict(setting, [Stage(begin=0, end=1), Stage(begin=1, end=2)])
+        >>> found.seconds, found.bubble_part
+        (3.75, 0.2)
+    """
+    found = [parts(setting, stage) for stage in stages]
+    total = step_seconds(setting, found)
+    each = [setting.compute_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
+    if setting.flushes:
+        added = [setting.adding_seconds(one) / (1 if setting.replicas else one.devices) for one in stages]
+        longest = max(range(len(stages)), key=lambda place: each[place] + added[place])
+        first = [setting.first_seconds(one) for one in stages]
+        own = first[longest] / (1 if setting.replicas else stages[longest].devices)
+        compute = own + (setting.microbatches - 1) * (each[longest] + added[longest])
+        bubble = max(sum(first) - own, 0.0)
+        last = stages[max(range(len(stages)), key=lambda place: found[place].end)]
+        reduction, update = setting.reduction_seconds(last), setting.update_seconds(last)
+    else:
+        slow = max(range(len(stages)), key=lambda place: found[place].pace)
+        turns = setting.microbatches / (1 if setting.replicas else stages[slow].devices)
+        compute, update, bubble = setting.microbatches * each[slow], turns * setting.update_seconds(stages[slow]), 0.0
+        reduces = found[slow].pace == setting.reduction_seconds(stages[slow])
+        reduction = max(total - compute - update, 0.0) if reduces else 0.0
+    fixed = setting.fixed_seconds(len(stages))
+    behind = [sum(one.devices for one in stages[place:]) for place in range(len(stages))]
+    return Prediction(
+        seconds=total + fixed,
+        compute=compute,
+        bubble=bubble,
+        communication=max(total - compute - bubble - reduction - update, 0.0),
+        reduction=reduction,
+        update=update,
+        fixed=fixed,
+        memory=tuple(setting.memory(one, count) for one, count in zip(stages, behind, strict=True)),
+    )

@@ -1,0 +1,213 @@
+"""A process that has imported TensorFlow and waits, so that a new worker is forked from it in milliseconds.
+
+The agent's side; the process is `forking`. A forked worker is a child of the agent, as one that the agent has started:
+it is waited for, signalled and ended alike. Linux only.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tfdist
+from tfdist.errors import TfdistError
+from tfdist.processes import forking
+
+REPLY_SECONDS = 10.0  # for a fork, which takes hundredths of a second
+_END_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Idle:
+    """A worker that waits to be told what to run."""
+
+    pid: int
+    channel: socket.socket
+
+    def end(self) -> None:
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)  # a child of ours that nobody has waited for: the number is still its own
+            os.waitpid(self.pid, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkServer:
+    """The process, and workers that wait for something to run.
+
+    Attributes:
+        process: its handle. To the guardian it is a process of the job, if its environment has TFDIST_JOB_ID.
+        channel: to it.
+        idle: the workers that wait.
+
+    Example:
+        >>> with contextlib.closing(ForkServer.start(os.environ, folder="/home/me")) as server:     # doctest: +SKIP
+        ...     if server.is_ready:
+        ...         pid = server.spawn(spec.argv, spec.environ(os.environ), stdin=0, stdout=1, stderr=2)
+    """
+
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+    idle: list[_Idle] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls,
+        environment: Mapping[str, str],
+        *,
+        folder: str | os.PathLike[str],
+        modules: Sequence[str] = tfdist.PRELOADED,
+        stderr: int = subprocess.DEVNULL,
+    ) -> "ForkServer":
+        """Start the process, which is ready some seconds later.
+
+        Args:
+            environment: complete; what modules read when they are imported must be in it as the workers will have it.
+            folder: what the workers have first in `sys.path`: that of their script, so that they and this process
+                find the same modules.
+            modules: what is imported, as far as it is there.
+            stderr: where the process complains.
+        Raises:
+            TfdistError: the system cannot start it, or is no Linux.
+        """
+        if sys.platform != "linux":
+            raise TfdistError(f"this system is {sys.platform}; workers can be forked from a process on Linux only.")
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, forking.__file__, str(theirs.fileno()), os.fspath(folder), *modules]
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the keyboard's Ctrl-C is not for it
+            )
+        except OSError as error:
+            ours.close()
+            raise TfdistError(f"no process can be started ({error}). Free memory or processes.") from error
+        finally:
+            theirs.close()
+        return cls(process=process, channel=ours)
+
+    @property
+    def pid(self) -> int:
+        """Its process, which leads a session of its own."""
+        return self.process.pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its process and those of the workers that wait, each of which leads a session of its own."""
+        return (self.pid, *(worker.pid for worker in self.idle))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported everything, and has not ended; asking costs microseconds."""
+        try:  # its word that it waits for a request is left where it is
+            self.channel.settimeout(0.0)  # MSG_DONTWAIT would not do: Python waits for as long as the timeout is before
+            return bool(self.channel.recv(1, socket.MSG_PEEK)) and self.process.poll() is None
+        except OSError:
+            return False
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until it is ready; return whether it is."""
+        select.select([self.channel], [], [], timeout_seconds)
+        return self.is_ready
+
+    def spawn(
+        self, argv: Sequence[str], environment: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
+    ) -> int:
+        """Fork a worker that runs what ``argv`` would, in a session of its own.
+
+        Its parent is this process, and of this process the main thread: that has to live as long as the worker.
+
+        Args:
+            argv: a command, of which the first word, the interpreter, is not looked at, and the second is a file.
+            environment: complete.
+            stdin: descriptor that it gets as standard input; the caller keeps its own, as of the other two.
+            stdout: likewise standard output.
+            stderr: likewise standard error.
+        Returns:
+            The process.
+        Raises:
+            TfdistError: it cannot, for whatever reason; it is of no use any more. Start the worker without it.
+        """
+        request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
+        while True:
+            worker = self.idle.pop() if self.idle else self._fork()
+            try:
+                with worker.channel:
+                    worker.channel.settimeout(REPLY_SECONDS)
+                    header = forking.NUMBER.pack(len(request))
+                    socket.send_fds(worker.channel, [header], [stdin, stdout, stderr])
+                    worker.channel.sendall(request)
+            except OSError:  # it was killed while it had nothing to do
+                worker.end()
+            else:
+                return worker.pid
+
+    def prepare(self, count: int) -> None:
+        """Fork so many workers that wait for `spawn`, which then takes a millisecond.
+
+        Raises:
+            TfdistError: as `spawn`.
+        """
+        while len(self.idle) < count:
+            self.idle.append(self._fork())
+
+    def _fork(self) -> _Idle:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, adopting():
+                self.channel.settimeout(REPLY_SECONDS)
+                self._read(len(forking.READY))
+                socket.send_fds(self.channel, [forking.READY], [theirs.fileno()])
+                (answer,) = forking.NUMBER.unpack(self._read(forking.NUMBER.size))
+        except OSError as error:
+            ours.close()
+            self.close()
+            raise TfdistError(f"the process that forks workers does not answer ({error}).") from error
+        if answer < 0:
+            ours.close()
+            raise TfdistError(f"no worker can be forked ({os.strerror(-answer)}). Free memory or processes.")
+        return _Idle(pid=int(answer), channel=ours)
+
+    def _read(self, size: int) -> bytes:
+        raw = b""
+        while len(raw) < size:
+            more = self.channel.recv(size - len(raw))
+            if not more:
+                raise ConnectionResetError("it has ended")
+            raw += more
+        return raw
+
+    def close(self) -> None:
+        """End the process, and the workers that wait; those that `spawn` has returned stay."""
+        while self.idle:
+            self.idle.pop().end()
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()  # it holds nothing
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_SECONDS)
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Make orphans below this process its children, for the time of the block: other orphans are not its business."""
+    control = ctypes.CDLL(None, use_errno=True).prctl
+    if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER is not possible")
+    try:
+        yield
+    finally:
+        control(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -1,0 +1,289 @@
+"""A pool of worker processes that run the same function together, under a deadline.
+
+Processes are started when the first call needs them and kept for the next. A call in which a worker ends, or does not
+answer in time, ends them all; the next call starts new ones.
+
+Example:
+    >>> with WorkerPool(lambda: [dict(os.environ)] * 2) as pool:      # doctest: +SKIP
+    ...     replies = pool.call("os:getpid", {}, timeout_seconds=30)
+    >>> [reply.status for reply in replies]                           # doctest: +SKIP
+    ['returned', 'returned']
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from tfdist.processes.pool import pool_channel
+from tfdist.processes.worker_failure import how_it_ended
+
+# When a worker has failed, its peers may wait for it for ever: this long they may still report failures of their own.
+_AFTER_FAILURE_SECONDS = 5.0
+_EXIT_SECONDS = 2.0
+_STACKS_SECONDS = 0.5
+_LOG_BYTES = 12_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What one worker did with a call.
+
+    Attributes:
+        worker: its index.
+        status: "returned", "raised", "exited" (the process ended) or "silent" (no answer in time).
+        value: what the function returned, a JSON value.
+        types: names of the raised exception's class and its bases, most derived first.
+        message: the exception's message, or how the process ended.
+        detail: the traceback; for "exited" and "silent" the end of what the process printed.
+        seconds: from the start of the call.
+    """
+
+    worker: int
+    status: Literal["returned", "raised", "exited", "silent"]
+    value: Any = None
+    types: tuple[str, ...] = ()
+    message: str = ""
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    requests: int
+    replies: int
+    log: IO[bytes]
+    mailbox: pool_channel.Mailbox = field(default_factory=pool_channel.Mailbox)
+
+    def printed(self) -> str:
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
+
+
+class WorkerPool:
+    """Worker processes that call the same function together.
+
+    Args:
+        environments: returns the environment of each worker; called at every start, so that ports are fresh.
+        start: starts a process, as `started` does, which is what does it by default.
+
+    The processes have a directory of their own for temporary files, which goes with them: they are ended at once, with
+    no time to tidy up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
+    """
+
+    def __init__(self, environments: Callable[[], Sequence[Mapping[str, str]]], start: "Start | None" = None) -> None:
+        self._environments = environments
+        self._started = start or started
+        self._processes: list[_Process] = []
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._closed = False
+        # `close` may come from another thread than a call: it kills, the call notices and lets go of the pipes
+        self._calling = threading.RLock()
+        self._starting = threading.RLock()
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether processes are there."""
+        return bool(self._processes)
+
+    def call(self, target: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> tuple[Reply, ...]:
+        """Run ``module:function`` with keyword arguments on every worker at once and return what each did.
+
+        Args:
+            target: importable in the worker, such as ``"mypackage.steps:train"``.
+            arguments: JSON values.
+            timeout_seconds: a worker that has not answered by then is "silent"; so is one that has not answered 5 s
+                after another one failed.
+        Returns:
+            One reply per worker, in their order. If any is "exited" or "silent", all processes have been ended.
+
+        Example:
+            >>> pool.call("os:getpid", {}, timeout_seconds=30)         # doctest: +SKIP
+        """
+        with self._calling:
+            started = time.monotonic()
+            self._start()
+            for process in self._processes:
+                with contextlib.suppress(BrokenPipeError):  # it has ended since the last call: seen as such below
+                    pool_channel.write(process.requests, {"target": target, "arguments": dict(arguments)})
+            answers = _collect(self._processes, started, started + timeout_seconds)
+            replies = _replies(self._processes, answers, time.monotonic() - started)
+            if any(reply.status in ("exited", "silent") for reply in replies):
+                self.end()
+            return replies
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the processes where they are for the time of the ``with`` block, so that they use no processor.
+
+        They do not notice that this process dies meanwhile, unless the kernel tells them.
+        """
+        for process in self._processes:
+            process.popen.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                process.popen.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the processes; the next call starts new ones."""
+        with self._calling:
+            processes, self._processes = self._processes, []
+            for process in processes:
+                os.close(process.requests)  # the worker exits by itself
+            for process in processes:
+                try:
+                    process.popen.wait(_EXIT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.popen.kill()
+                    process.popen.wait()
+                os.close(process.replies)
+                process.log.close()
+            if self._scratch is not None:
+                self._scratch.cleanup()
+                self._scratch = None
+
+    def close(self) -> None:
+        """End the processes for good; a call under way in another thread returns with "exited"."""
+        with self._starting:
+            self._closed = True
+            for process in self._processes:
+                process.popen.kill()
+        self.end()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._closed:
+                raise RuntimeError("the pool is closed; make a new one.")
+            if self._processes:
+                return
+            try:
+                self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-pool-", ignore_cleanup_errors=True)
+                for environment in self._environments():
+                    self._processes.append(_connected(self._started, {**environment, "TMPDIR": self._scratch.name}))
+            except BaseException:
+                self.end()
+                raise
+
+
+def started(
+    environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes], *, inside: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
+    """Start a worker process in a session of its own: Ctrl-C in a terminal is for the parent, which ends its workers.
+
+    Args:
+        environment: complete.
+        requests: descriptor where it reads requests; it ends when that is closed.
+        replies: descriptor where it writes what became of them.
+        log: gets what it prints.
+        inside: a command that becomes the one it is given, such as ``ip netns exec NAME``.
+    """
+    return subprocess.Popen(
+        [*inside, sys.executable, "-m", "tfdist.processes.pool.pool_worker", str(requests), str(replies)],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(requests, replies),
+        start_new_session=True,
+    )
+
+
+Start = Callable[[Mapping[str, str], int, int, IO[bytes]], "subprocess.Popen[bytes]"]
+
+
+def _connected(start: Start, environment: Mapping[str, str]) -> _Process:
+    package_parent = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH", "")]))
+    log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (the process writes to it as long as it lives)
+    read_requests, requests = os.pipe()
+    replies, write_replies = os.pipe()
+    try:
+        popen = start({**environment, "PYTHONPATH": path}, read_requests, write_replies, log)
+    except BaseException:
+        for descriptor in (requests, replies):
+            os.close(descriptor)
+        log.close()
+        raise
+    finally:
+        os.close(read_requests)
+        os.close(write_replies)
+    return _Process(popen, requests, replies, log)
+
+
+def _collect(processes: list[_Process], started: float, deadline: float) -> dict[int, tuple[Any, float]]:
+    """Return (message, or None for a process that ended; seconds) for each worker that answered in time."""
+    answers: dict[int, tuple[Any, float]] = {}
+    with selectors.DefaultSelector() as selector:
+        for index, process in enumerate(processes):
+            selector.register(process.replies, selectors.EVENT_READ, index)
+        while len(answers) < len(processes) and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                index = key.data
+                data = os.read(key.fd, 2**16)
+                messages = processes[index].mailbox.put(data)
+                if data and not messages:
+                    continue
+                message = messages[0] if messages else None
+                answers[index] = (message, time.monotonic() - started)
+                selector.unregister(key.fd)
+                if message is None or "error" in message:
+                    deadline = min(deadline, time.monotonic() + _AFTER_FAILURE_SECONDS)
+    return answers
+
+
+def _replies(processes: list[_Process], answers: dict[int, tuple[Any, float]], seconds: float) -> tuple[Reply, ...]:
+    silent = [process for index, process in enumerate(processes) if index not in answers]
+    for process in silent:
+        process.popen.send_signal(signal.SIGUSR1)  # prints its stacks
+    if silent:
+        time.sleep(_STACKS_SECONDS)
+    replies = []
+    for index, process in enumerate(processes):
+        message, at = answers.get(index, (None, seconds))
+        if index not in answers:
+            text = f"no answer after {seconds:.0f} s"
+            replies.append(Reply(worker=index, status="silent", message=text, detail=process.printed(), seconds=at))
+        elif message is None:
+            ended = _ending(process.popen)
+            replies.append(Reply(worker=index, status="exited", message=ended, detail=process.printed(), seconds=at))
+        elif "error" in message:
+            error = message["error"]
+            replies.append(
+                Reply(
+                    worker=index,
+                    status="raised",
+                    types=tuple(error["types"]),
+                    message=error["message"],
+                    detail=error["traceback"],
+                    seconds=at,
+                )
+            )
+        else:
+            replies.append(Reply(worker=index, status="returned", value=message["value"], seconds=at))
+    return tuple(replies)
+
+
+def _ending(popen: subprocess.Popen[bytes]) -> str:
+    try:
+        code = popen.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "the process closed its pipe"
+    return f"the process ended: {how_it_ended(code)}"

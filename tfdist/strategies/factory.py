@@ -1,0 +1,196 @@
+"""Strategies by name, and the strategy that the environment asks for."""
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import strategies, validation
+from tfdist.cluster import strategy_table
+from tfdist.cluster.mesh import Mesh
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import ConfigError
+from tfdist.strategies import distribution_strategy, threads
+from tfdist.strategies.shardable import stage_from
+
+__all__ = ["create", "from_environment", "use_logical_cpus"]
+
+
+def create(name: str, **options: Any) -> tf.distribute.Strategy:
+    """Return a new strategy by its registered name.
+
+    Args:
+        name: a name that `tfdist run --strategy` takes, such as ``"mirrored"``.
+        **options: what the strategy's class takes.
+
+    Raises:
+        ConfigError: no strategy has that name, or it takes no such option.
+
+    Example:
+        >>> create("mirrored", devices=["CPU:0"]).num_replicas_in_sync
+        1
+    """
+    strategy_class = getattr(strategies, strategy_table.get(name).class_name)
+    try:
+        return strategy_class(**options)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            known = ", ".join(list(inspect.signature(strategy_class).parameters))
+            raise ConfigError(
+                f"strategy {name!r} was given {options!r}: {error}. It takes {known}; leave the others out.",
+                name=name,
+                received=options,
+            ) from error
+        raise
+
+
+def from_environment(
+    environ: Mapping[str, str] | None = None, *, loss_reduction: str = "detect", layout_map: Any = None
+) -> tf.distribute.Strategy:
+    """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
+
+    ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, a
+    `keras.distribution.ModelParallel` that is set gets model-parallel, several others get
+    multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
+    this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
+    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter, or the
+    replicas of a pipeline's stages, shard. For
+    the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
+    default); where the cluster has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and
+    ``TFDIST_LOCAL_SERVERS`` servers on this host. For model-parallel and pipeline ``TFDIST_MESH`` has the mesh, such as
+    ``batch=2,model=2`` or ``data=2,pipeline=2,model=2``, and ``TFDIST_LAYOUTS`` may be "auto".
+
+    Args:
+        environ: variables to read, `os.environ` by default.
+        loss_reduction: "detect", "mean" or "sum", as the strategies' classes take it.
+        layout_map: of `ModelParallelStrategy` and `PipelineStrategy`; under others weights are whole. None takes
+            ``TFDIST_LAYOUTS``, or, for the first, that of a `keras.distribution.ModelParallel` that was given to
+            `keras.distribution.set_distribution`.
+    Raises:
+        ConfigError: the variables are malformed or contradict each other.
+
+    Example:
+        >>> type(from_environment({})).__name__
+        'MirroredStrategy'
+    """
+    environ = os.environ if environ is None else environ
+    cluster = clusters.from_environment(environ)
+    name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster, is_split=distribution_strategy.is_split())
+    entry = strategy_table.get(name)
+    if entry.processes == "chief":
+        return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
+    if entry.processes == "one" and cluster.num_workers > 1:
+        raise ConfigError(
+            f"strategy {name!r} runs in one process, and {cluster.source} gives {cluster.num_workers} workers. Start "
+            "one, with --replicas-per-worker for its devices, or choose 'multi-worker'.",
+            name=name,
+            received=cluster.num_workers,
+        )
+    given = environ.get("TFDIST_REPLICAS_PER_WORKER")
+    replicas = (
+        None
+        if given is None
+        else validation.parse_integer(
+            "TFDIST_REPLICAS_PER_WORKER", given, minimum=1, hint="Unset it to take every device, or write a number: 2."
+        )
+    )
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if replicas is not None and not gpus:
+        use_logical_cpus(replicas)
+    if entry.processes == "one":
+        kind = "GPU" if gpus else "CPU"
+        devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
+        return create(name, devices=devices, loss_reduction=loss_reduction)
+    options: dict[str, Any] = {}
+    if name == "model-parallel":
+        options |= distribution_strategy.options_of_model_parallel(layout_map, environ, cluster)
+    if entry.collectives and environ.get(strategy_table.COLLECTIVES_VARIABLE):
+        options["collectives"] = environ[strategy_table.COLLECTIVES_VARIABLE]
+    if name == "sharded-data-parallel":
+        options["stage"] = stage_from(environ)
+    if name == "pipeline":
+        options |= _options_of_a_pipeline(environ, layout_map)
+    return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
+
+
+def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the environment says of staleness, and of tasks where a chief has to start its own."""
+    options: dict[str, Any] = {}
+    given = environ.get("TFDIST_MAX_STALENESS", "").strip().lower()
+    if given and given != "none":
+        options["max_staleness"] = validation.parse_integer("TFDIST_MAX_STALENESS", given, minimum=0)
+    for variable, option in (
+        ("TFDIST_REPLICAS_PER_WORKER", "local_workers"),
+        ("TFDIST_LOCAL_SERVERS", "local_servers"),
+    ):
+        if environ.get(variable):
+            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
+    return options
+
+
+def _options_of_a_pipeline(environ: Mapping[str, str], layout_map: Any) -> dict[str, Any]:
+    """Return what the environment says of stages and parts of them, of micro-batches and of their order."""
+    options: dict[str, Any] = {}
+    mesh = environ.get(strategy_table.MESH_VARIABLE)
+    if mesh and "model" in Mesh.parse(mesh, name=strategy_table.MESH_VARIABLE).names:  # else weights are whole
+        options["layout_map"] = (
+            environ.get(strategy_table.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
+        )
+    if environ.get(strategy_table.SCHEDULE_VARIABLE):
+        options["schedule"] = environ[strategy_table.SCHEDULE_VARIABLE]
+    if environ.get(strategy_table.STAGE_VARIABLE):
+        options["shard_optimizer"] = stage_from(environ)
+    if environ.get(strategy_table.STAGES_VARIABLE):
+        options["stages"] = tuple(name.strip() for name in environ[strategy_table.STAGES_VARIABLE].split(","))
+    for variable, option in (
+        (strategy_table.MICROBATCHES_VARIABLE, "microbatches"),
+        (strategy_table.CHUNKS_VARIABLE, "chunks"),
+    ):
+        if environ.get(variable):
+            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
+    return options
+
+
+def _implied_by(cluster: clusters.Cluster, *, is_split: bool) -> str:
+    if cluster.source == "horovodrun":
+        return "ring"
+    if cluster.parameter_servers:
+        return "parameter-server"
+    if is_split:
+        return "model-parallel"
+    return "multi-worker" if cluster.num_workers > 1 else "mirrored"
+
+
+def use_logical_cpus(count: int) -> None:
+    """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
+
+    For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. Where there are
+    no more cores than devices, TensorFlow gets a thread more than devices (`tfdist.strategies.threads`), unless you
+    have said how many.
+
+    Args:
+        count: number of devices, at least 1.
+    Raises:
+        ConfigError: TensorFlow has started in this process with another number; it cannot be changed then.
+
+    Example:
+        >>> use_logical_cpus(2)                                # doctest: +SKIP
+        >>> strategy = tfdist.strategies.MirroredStrategy()    # doctest: +SKIP
+    """
+    count = validation.integer("count", count, minimum=1)
+    threads.ensure_inter_op(count)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError:
+        present = len(tf_strategies.local_devices(("CPU",)))
+        if present != count:
+            raise ConfigError(
+                f"use_logical_cpus({count}): TensorFlow has started in this process with {present} CPU device(s), "
+                "which cannot be changed any more. Call it before the first TensorFlow operation.",
+                name="use_logical_cpus",
+                received=count,
+            ) from None

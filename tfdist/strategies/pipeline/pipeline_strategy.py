@@ -1,0 +1,414 @@
+"""Pipelines: a model cut into stages over processes, batches into micro-batches, in the order of a schedule."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.cluster.mesh import Mesh
+from tfdist.collectives import buckets
+from tfdist.collectives.backends.local_collective import LocalCollective
+from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers import agreement
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras.symbolic import graphs
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.gradients.sharding.sharded_slots import UPDATES
+from tfdist.monitor.process_clock import step_clock
+from tfdist.parallel import mesh_groups
+from tfdist.parallel.axes import Axes
+from tfdist.parallel.compute import adapting, sequence_parallel
+from tfdist.parallel.initial import InitialParts
+from tfdist.parallel.pipeline import model_blocks
+from tfdist.parallel.pipeline.division import Division
+from tfdist.parallel.pipeline.slots import StageSlots
+from tfdist.parallel.pipeline.stage import Pipe, StageStep
+from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE, StageSharding
+from tfdist.parallel.weight_sharding import Sharding
+from tfdist.planner import schedules
+from tfdist.planner.schedules import Schedule
+from tfdist.strategies import mesh_jobs, threads
+from tfdist.strategies.pipeline import stage_placement
+from tfdist.training.strategy_mixin import KerasTraining
+
+__all__ = ["PipelineStrategy"]
+
+_log = logging.getLogger("tfdist")
+
+
+class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
+    """A model cut into stages over processes, or over the devices of one; the numbers of one device.
+
+    Plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
+    Sequential or functional model, or one that names its blocks. A stage holds the weights of its layers, and the
+    optimizer's variables of these, and no others. A batch is cut into micro-batches; what a stage makes of one it sends
+    to the stages that take it, also over several stages. Gradients are added up over micro-batches, and reduced over
+    the processes of a stage; then every stage updates its weights once. So weights, losses and metrics are those of one
+    device, whatever the schedule, but for those without a flush. A single process has all stages, each on a device of
+    its own.
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
+        stages: a number of stages, between which the model is balanced by its shapes; the names of the layers that
+            begin the second and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from
+            the mesh; or a function that returns names, given the model and the number of parts.
+        layout_map: how the weights of a stage lie along the axis "model" of the mesh, see `ModelParallelStrategy`:
+            layouts by patterns, "auto", or "auto:dense,dense_1" for the weights of these layers alone.
+        microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
+            compute one after the other.
+        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or
+            "spectrain", which do so after each micro-batch, by gradients of older weights; or a function of your own
+            that returns a `tfdist.planner.schedules.Schedule`, given stages, micro-batches and chunks.
+        chunks: parts of the model on each stage, of "interleaved".
+        mesh: a text such as ``"data=2,pipeline=2"`` or ``"data=2,pipeline=2,model=2"``, a dictionary or a
+            `tfdist.cluster.mesh.Mesh`; None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
+            replicas as the processes are times the stages. Processes along "model", the last axis, have the same rows,
+            and each its part of the weights of their stage.
+        recompute: whether a backward pass computes its forward pass again, with the same random numbers, so that a
+            stage keeps no more of a micro-batch than it was sent.
+        replicas_per_worker: where one process has all stages, the number of its devices, each of which has one; else
+            1. None: as many as there are stages.
+        timeout_seconds: see `MultiWorkerMirroredStrategy`.
+        collectives: "native" or "auto": the native engine.
+        bucket_bytes: see `MultiWorkerMirroredStrategy`.
+        shard_optimizer: None, or 1: each of the D replicas of a stage has 1 / D of the optimizer's slots of the stage's
+            weights, updates that part of the weights, and is given the others'.
+        loss_reduction: what a loss function of yours that returns one number is: "mean" or "sum" over examples.
+
+    Raises:
+        ConfigError: processes, mesh and stages do not fit together; in `fit`: the model cannot be cut so.
+        UnsupportedError: other collectives; in `fit`: a model, a step, a layer or an optimizer that cannot be computed
+            in stages or micro-batches. The message says what to do instead.
+
+    Example:
+        >>> strategy = PipelineStrategy(stages=2, microbatches=8)                # doctest: +SKIP
+        >>> with strategy.scope():                                                # doctest: +SKIP
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1024), keras.layers.Dense(2)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                                        # doctest: +SKIP
+
+    Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019; D.
+    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021. There a
+    stage talks to its neighbours alone; here a tensor goes straight to each stage that takes it.
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        stages: Any = "auto",
+        layout_map: Any = None,
+        microbatches: int = 8,
+        schedule: str | Callable[..., Schedule] = "1f1b",
+        chunks: int = 1,
+        mesh: Any = None,
+        recompute: bool = False,
+        replicas_per_worker: int | None = None,
+        timeout_seconds: float = 1800.0,
+        collectives: str | None = None,
+        bucket_bytes: int | str = buckets.DEFAULT_BYTES,
+        shard_optimizer: int | None = None,
+        loss_reduction: str = "detect",
+    ) -> None:
+        stage_placement.require_slots_alone(shard_optimizer)
+        cluster = clusters.from_environment() if cluster is None else cluster
+        places = 1 if cluster.num_workers > 1 else replicas_per_worker or threads.devices_to_come()
+        self._mesh = stage_placement.mesh_of(mesh, stages, chunks, cluster, places)
+        devices = stage_placement.devices_of(self._mesh, cluster, replicas_per_worker)
+        self._chunks = validation.integer("chunks", chunks, minimum=1)
+        self._microbatches = validation.integer("microbatches", microbatches, minimum=1)
+        self._stages = "auto" if isinstance(stages, int) else stages
+        self._schedule = _made_by(schedule, self._mesh.size_of(PIPELINE), self._chunks)
+        found = self._schedule(self._microbatches)
+        self._layouts = stage_placement.layouts_of(self._mesh, layout_map, cluster)
+        self._told: str | None = None
+        if self._copies > 1 and found.updates_each:
+            raise UnsupportedError(
+                f"the schedule {found.name!r} computes with values of weights that it keeps, whole, and the mesh "
+                f"{self._mesh} has parts of them. Choose '1f1b', or leave {MODEL} out of the mesh.",
+                name="mesh",
+                received=str(self._mesh),
+            )
+        if devices and found.updates_each:
+            raise UnsupportedError(
+                f"the schedule {found.name!r} updates weights after each micro-batch, on each stage by itself, and the "
+                "stages on devices of one process have one optimizer, which counts its updates. Start a process for "
+                f"each stage (tfdist run -n {found.stages}), or choose '1f1b'.",
+                name="schedule",
+                received=found.name,
+            )
+        self._told_of_statistics = False
+        engine = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
+        if engine not in ("auto", "native"):
+            raise UnsupportedError(
+                f"collectives is {engine!r}; stages send to each other in any order, which the native engine alone "
+                "carries. Leave collectives out, or choose 'native'.",
+                name="collectives",
+                received=engine,
+            )
+        self._job = mesh_jobs.join(
+            cluster,
+            None,
+            1,
+            "native" if cluster.num_workers > 1 else "auto",
+            timeout_seconds=timeout_seconds,
+            bucket_bytes=bucket_bytes,
+            loss_reduction=loss_reduction,
+        )
+        self.loss_reduction = loss_reduction
+        self._workers, chosen = self._job.workers, self._job.bucket_bytes
+        tf_strategies.claim_collective_keys(self, within_worker=True)
+        everybody = TracedCollective(self._workers.collective, bucket_bytes=chosen)
+        processes = Mesh(((PIPELINE, 1),)) if devices else self._mesh
+        ends = {axis: mesh_groups.along(self._workers.collective, processes, [axis]) for axis in processes.names}
+        between, others = ends[PIPELINE], ends.get(DATA, LocalCollective())
+        along = TracedCollective(between, bucket_bytes=chosen)
+        # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
+        replicas = TracedCollective(others, bucket_bytes=chosen, replica=1)
+        traced = {PIPELINE: along, DATA: replicas}
+        if MODEL in ends:  # what layers of other stages do there is another function
+            traced[MODEL] = TracedCollective(ends[MODEL], bucket_bytes=chosen, replica=2)
+        self._axes = Axes(
+            processes,
+            self._workers.index,
+            {axis: traced[axis] for axis in ends},
+            self._workers.waiting,
+            late=Late(may_wait=False),  # parts of the model are functions, in which nothing can be replaced
+        )
+        if shard_optimizer and others.size > 1:
+            self._sharding = StageSlots(self._workers, replicas)
+        self._pipe = Pipe(
+            workers=self._workers,
+            everybody=everybody,
+            traced=along,
+            between=between,
+            stage=between.rank,
+            stages=between.size,
+            replica=others.rank,
+            replicas=others.size,
+            copies=self._copies,
+            copy=processes.coordinates(self._workers.index).get(MODEL, 0),
+            schedule=self._schedule,
+            microbatches=self._microbatches,
+            recompute=recompute,
+            devices=devices,
+        )
+        extended = PipelineReplicas(
+            self,
+            staged=self._staged,
+            shards_slots_of=lambda optimizer: UPDATES in vars(optimizer) if optimizer is not None else False,
+            between=[replicas],
+            examples=[others.rank],
+            everybody=everybody,
+            late=self._axes.late,
+            parts_of_initial=InitialParts(everybody, self._workers.waiting),
+            devices=self._job.devices,
+            collective=replicas,
+            waiting=self._workers.waiting,
+            traced=agreement.Signatures(self._workers).require_alike,
+        )
+        tf.distribute.Strategy.__init__(self, extended)
+
+    @property
+    def mesh(self) -> Mesh:
+        """How the processes lie."""
+        return self._mesh
+
+    @property
+    def stage(self) -> int:
+        """The number of this process's stage, from 0; of a process that has all of them, 0."""
+        return self._pipe.stage
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether weights may lie on other processes, or on other devices of this one."""
+        return self._mesh.size_of(PIPELINE) > 1 or self._sharding is not None or self._copies > 1
+
+    @property
+    def _copies(self) -> int:
+        """How many processes of a stage have the same part of a batch."""
+        return stage_placement.size_of(self._mesh, MODEL)
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are."""
+        return self._pipe.replica, self._pipe.replicas
+
+    def division_of(self, model: keras.Model) -> Division:
+        """Return how a model is cut, which is decided once; see `Division.stages`."""
+        own = vars(model)  # which ends with the model, as its graph does
+        if own.get("_tfdist_division", (None, None))[0] is not self:
+            with self.scope():  # blocks that a model names may get their weights
+                division = Division(model, self._mesh.size_of(PIPELINE) * self._chunks, self._stages)
+            own["_tfdist_division"] = (self, division)
+            if self._workers.is_chief and division.stages:
+                _log.warning("tfdist: the parts of %s begin with %s", model.name, ", ".join(division.stages))
+            if self._workers.is_chief and len(division.calls) < division.parts:
+                _log.warning(
+                    "The model %r has %d calls of layers, and is cut into %d parts: the last ones compute the loss, or "
+                    "nothing. Take fewer stages, or fewer chunks.",
+                    model.name,
+                    len(division.calls),
+                    division.parts,
+                )
+        found: Division = own["_tfdist_division"][1]
+        return found
+
+    def before_build(self, model: Any) -> None:
+        """Give each weight of a model to the stages that compute with it, before its slots are made."""
+        if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
+            self._settle(model)
+
+    def ready(self, model: Any) -> None:
+        """Look whether a model can be computed in stages, and give each weight to its stages.
+
+        Raises:
+            UnsupportedError: it cannot.
+        """
+        self._require_possible(model)
+        if self._copies > 1:
+            every = keras_model.layers(model)
+            adapting.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
+            if all(layer.built for layer in every):
+                self._layouts.require_all_matched()
+                self._tell_proposal(model)
+        if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
+            self._settle(model)
+
+    def _tell_proposal(self, model: Any) -> None:
+        """Say which layouts "auto" stands for."""
+        proposal = self._layouts.proposal(weight.path for weight in model.weights)
+        if proposal not in (None, self._told) and self._workers.is_chief:
+            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
+        self._told = proposal
+
+    def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
+        """Return a stage's step.
+
+        Args:
+            model: the model.
+            kind: "train", "test" or "predict".
+            unseeded: Keras' generator for random numbers without a seed.
+        """
+        if kind == "train" and model.optimizer is not None and not model.optimizer.built:
+            with self.scope():  # slots are made by all processes in one order, which a step cannot do
+                keras_optimizer.build(model.optimizer, model.trainable_weights)
+        made = StageStep(model, self.division_of(model), self._pipe, unseeded, loss_reduction=self.loss_reduction)
+        step: Callable[[Any, int], Any] = getattr(made, kind)
+        return step
+
+    def _settle(self, model: Any) -> None:
+        """Give each weight to its stages, in the order of the model, and then let all be made in one order."""
+        if not self.cuts_weights:
+            return
+        holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
+        weights = list(model.weights)
+        paths = agreement.relative_paths([weight.path for weight in weights])
+        for weight, path in zip(weights, paths, strict=True):
+            sharding = sharded_variable.sharding_of(weight)
+            if sharding is not None and sharding.holders is None:
+                sharding.label = path
+                if sharding.within is not None:
+                    sharding.within.label = path
+                held = holders.get(id(weight), (0,))
+                sharding.holders = (0,) if self._pipe.devices else held
+                sharding.device = self._pipe.devices[held[0]] if self._pipe.devices else None
+        self.extended.settle()
+        for weight in weights:  # an optimizer that was built before knows the variable by what it was
+            former = getattr(keras_variables.value_of(weight), "former", None)
+            if former is not None:
+                keras_variables.value_of(weight).former = None
+                for optimizer in keras_model.optimizers(model):
+                    keras_optimizer.moved(optimizer, weight, former)
+
+    def _require_possible(self, model: Any) -> None:
+        own = keras_model.has_own_step(model)
+        if own is not None:
+            raise UnsupportedError(
+                f"the model {model.name!r} has a {own} of its own, and a pipeline computes a step in stages: no "
+                "process can run all of it. Train by compile() and fit() alone, or take another strategy.",
+                name=model.name,
+                received=own,
+            )
+        if model.run_eagerly or (model.jit_compile is True):
+            what = "run_eagerly" if model.run_eagerly else "jit_compile"
+            raise UnsupportedError(
+                f"{what} is True; the stages of a pipeline send to each other in the middle of a graph of TensorFlow. "
+                f"Pass {what}=False to model.compile().",
+                name=what,
+                received=True,
+            )
+        self._tell_of_statistics(model, self.division_of(model))
+
+    def _tell_of_statistics(self, model: Any, division: Division) -> None:
+        """Say once what micro-batches are to layers that look at several examples."""
+        found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+        if self._microbatches == 1 or self._told_of_statistics:
+            return
+        told = self.loss_reduction != "detect"
+        each = self._schedule(self._microbatches).updates_each
+        whole = None if each else division.needs_whole_batch(losses_are_told=told)
+        self._told_of_statistics = bool(found) or whole is not None
+        if self._workers.is_chief and whole is not None:
+            step_clock().warn(
+                f"micro-batches cannot be cut for {whole} so the model {model.name!r} trains with one micro-batch, and "
+                "its stages compute one after the other. LayerNormalization and GroupNormalization leave micro-batches "
+                "as they are, and so do losses of which strategy.loss_reduction says what they are."
+            )
+        elif self._workers.is_chief and found:
+            step_clock().warn(
+                f"the layer {found[0].name!r} normalises with the statistics of a micro-batch, and no longer with "
+                "those of the batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
+            )
+
+    def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageSharding | None:
+        del dtype
+        if not self.cuts_weights:
+            return None
+        layout = self._layouts.of(path, shape) if self._copies > 1 else ()
+        return StageSharding(
+            self._axes,
+            self._pipe.traced,
+            is_first_replica=self._pipe.replica == 0,
+            shape=shape,
+            path=path,
+            replicas=None if self._sharding is None else self._sharding.traced,
+            within=Sharding(self._axes, layout, shape, path) if any(layout) else None,
+        )
+
+
+def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) -> Callable[[int], Schedule]:
+    """Return a function of the number of micro-batches that returns a schedule that can be run."""
+
+    @functools.cache
+    def made(microbatches: int) -> Schedule:
+        found = (
+            schedule(stages, microbatches, chunks)
+            if callable(schedule)
+            else schedules.named(
+                # a last batch of few examples may have another number of micro-batches
+                "gpipe" if schedule == "interleaved" and microbatches % stages else schedule,
+                stages=stages,
+                microbatches=microbatches,
+                chunks=chunks,
+            )
+        )
+        if (found.stages, found.microbatches, found.chunks) != (stages, microbatches, chunks):
+            raise ConfigError(
+                f"the schedule {found.name!r} is for {found.stages} stages, {found.microbatches} micro-batches and "
+                f"{found.chunks} chunks, and was asked for {stages}, {microbatches} and {chunks}."
+            )
+        return schedules.require_sound(found)
+
+    return made

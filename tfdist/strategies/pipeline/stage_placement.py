@@ -1,0 +1,218 @@
+"""Place the stages of a pipeline on processes, or on the devices of one."""
+
+import logging
+import os
+from typing import Any
+
+from tfdist import cluster as clusters
+from tfdist.cluster import mesh as meshes
+from tfdist.cluster.mesh import Mesh
+from tfdist.cluster.strategy_table import MESH_VARIABLE
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.parallel.layouts import Layouts
+from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE
+from tfdist.strategies import shardable as sharding_stages
+from tfdist.strategies import threads
+
+_log = logging.getLogger("tfdist")
+
+
+def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
+    """Return the mesh of replicas, stages and parts of weights.
+
+    Args:
+        given: a mesh, or what makes one; None takes ``TFDIST_MESH``, or what the rest says.
+        stages: see `PipelineStrategy`.
+        chunks: parts of the model on each stage.
+        cluster: the processes.
+        places: how many stages each of them can have.
+    Raises:
+        ConfigError: stages, mesh and processes do not fit together.
+        UnsupportedError: the mesh has an axis that no pipeline has.
+    """
+    named = os.environ.get(MESH_VARIABLE)
+    count = _count(stages, chunks)
+    if given is not None or named:
+        mesh = meshes.of(given) if given is not None else Mesh.parse(str(named), name=MESH_VARIABLE)
+        _require_axes(mesh)
+    elif cluster.num_workers == 1:
+        mesh = Mesh(((DATA, 1), (PIPELINE, places if count is None else count)))
+    else:
+        size = cluster.num_workers if count is None else count
+        if cluster.num_workers % size:
+            raise ConfigError(
+                f"stages is {size}, and there are {cluster.num_workers} processes ({cluster.source}); each stage has "
+                f"as many. Start a multiple of {size}."
+            )
+        mesh = Mesh(((DATA, cluster.num_workers // size), (PIPELINE, size)))
+    if cluster.num_workers > 1:
+        mesh.require_size(cluster.num_workers, 1, cluster.source)
+    if count is not None and mesh.size_of(PIPELINE) != count:
+        raise ConfigError(
+            f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out.",
+            name="stages",
+            received=count,
+        )
+    return mesh
+
+
+def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int | None) -> tuple[str, ...]:
+    """Return the device of each stage, where this process has several; else none.
+
+    Args:
+        mesh: of replicas and stages.
+        cluster: the processes.
+        replicas_per_worker: devices of each process that somebody asked for.
+    Raises:
+        ConfigError: this process has fewer devices, or others were asked for.
+    """
+    stages = mesh.size_of(PIPELINE)
+    if cluster.num_workers > 1:
+        if replicas_per_worker not in (None, 1):
+            raise ConfigError(
+                f"replicas_per_worker is {replicas_per_worker}; in a pipeline over {cluster.num_workers} processes "
+                "each is one device. Leave it out, and start as many processes as the mesh has places."
+            )
+        # a thread that is alone runs what came last first, the next pass before what the last one has to send
+        threads.ensure_inter_op(1)
+        return ()
+    if mesh.size > stages:
+        raise ConfigError(
+            f"the mesh {mesh} has {mesh.size // stages} places for each stage, and there is one process "
+            f"({cluster.source}), which can have all stages of one replica. Start a process at each place: tfdist run "
+            f"-n {mesh.size} --mesh {mesh}.",
+            name="mesh",
+            received=str(mesh),
+        )
+    if replicas_per_worker not in (None, stages):
+        raise ConfigError(
+            f"replicas_per_worker is {replicas_per_worker}, and the pipeline has {stages} stage"
+            f"{'' if stages == 1 else 's'}, each on a device of this process. Leave one of the two out.",
+            name="replicas_per_worker",
+            received=replicas_per_worker,
+        )
+    if stages == 1:
+        return ()
+    threads.ensure_inter_op(stages)
+    present = tf_strategies.local_devices(("GPU",)) or tf_strategies.local_devices(("CPU",))
+    if len(present) < stages:
+        raise ConfigError(
+            f"the pipeline has {stages} stages, and there is one process ({cluster.source}) with {len(present)} device"
+            f"{'' if len(present) == 1 else 's'}: {', '.join(present)}. Start a process for each stage (tfdist run -n "
+            f"{stages}), or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({stages}).",
+            name="stages",
+            received=stages,
+        )
+    return tuple(present[:stages])
+
+
+def require_slots_alone(stage: int | None) -> None:
+    """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have.
+
+    Args:
+        stage: of sharded data parallelism, or None.
+    Raises:
+        ConfigError: it is no such stage.
+        UnsupportedError: it shards more than slots.
+    """
+    sharding_stages.require("shard_optimizer", stage)
+    if stage is not None and stage > 1:
+        raise UnsupportedError(
+            f"shard_optimizer is {stage}; the replicas of a pipeline's stage shard the slots of their optimizer alone. "
+            "Take shard_optimizer=1 and more stages, each of which has fewer weights and gradients, or shard those "
+            f"without stages: --strategy sharded-data-parallel with TFDIST_SHARDING_STAGE={stage}.",
+            name="shard_optimizer",
+            received=stage,
+        )
+
+
+def _count(stages: Any, chunks: int) -> int | None:
+    """Return how many stages somebody asked for, if anybody did."""
+    if isinstance(stages, bool) or (isinstance(stages, int) and stages < 1):
+        raise ConfigError(f"stages is {stages}; it must be a number from 1 on, 'auto', or names of layers.")
+    if isinstance(stages, int):
+        return stages
+    if isinstance(stages, str) or callable(stages):
+        return None
+    count, left = divmod(len(stages) + 1, chunks)
+    if left:
+        raise ConfigError(
+            f"stages names {len(stages)} layers, so the model has {len(stages) + 1} parts, and each stage has "
+            f"{chunks} (chunks). Name a layer for each part but the first."
+        )
+    return count
+
+
+def size_of(mesh: Mesh, axis: str) -> int:
+    """Return how many places there are along an axis, which a mesh may leave out."""
+    return dict(mesh.axes).get(axis, 1)
+
+
+def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layouts:
+    """Return how the weights of a stage lie along the model axis.
+
+    Args:
+        mesh: of replicas, stages and parts.
+        layout_map: see `PipelineStrategy`.
+        cluster: the processes.
+    Raises:
+        ConfigError: layouts without a model axis, or such an axis without layouts; they name another axis.
+        UnsupportedError: they cut activations.
+    """
+    parts = size_of(mesh, MODEL)
+    if parts > 1 and layout_map is None:
+        raise ConfigError(
+            f"the mesh is {mesh}, and nothing says how weights lie along {MODEL}, so that its {parts} processes would "
+            'compute the same. Pass layout_map="auto" or layouts, or set TFDIST_LAYOUTS=auto.',
+            name="layout_map",
+            received=layout_map,
+        )
+    if layout_map is not None and MODEL not in mesh.names:
+        raise ConfigError(
+            f"layout_map is given, and the mesh {mesh} has no axis {MODEL}, along which a stage's weights lie. Write "
+            f"one as {mesh},{MODEL}=2, or leave layout_map out.",
+            name="layout_map",
+            received=layout_map,
+        )
+    found = Layouts(Mesh(((DATA, size_of(mesh, DATA)), (MODEL, parts))), layout_map, batch=DATA)
+    if found.outputs.may_cut:
+        raise UnsupportedError(
+            f"the layouts cut activations ({', '.join(map(repr, found.outputs.given))}), and what goes from stage to "
+            'stage is whole. Take layouts of weights alone, such as "auto".',
+            name="layout_map",
+            received=layout_map,
+        )
+    hosts = [address.rpartition(":")[0] for address in cluster.addresses or ()]
+    if (
+        parts > 1
+        and cluster.is_chief
+        and any(len({hosts[rank] for rank in group}) > 1 for group in mesh.groups([MODEL]) if hosts)
+    ):
+        _log.warning(
+            "Along the axis %s of the mesh %s processes of several hosts meet, in each layer. Start a multiple of %d "
+            "processes on each host.",
+            MODEL,
+            mesh,
+            parts,
+        )
+    return found
+
+
+def _require_axes(mesh: Mesh) -> None:
+    unknown = set(mesh.names) - {DATA, PIPELINE, MODEL}
+    if unknown or PIPELINE not in mesh.names:
+        raise UnsupportedError(
+            f"the mesh is {mesh}; a pipeline has the axes {DATA}, {PIPELINE} and {MODEL}. Write one as "
+            "data=2,pipeline=2 or data=2,pipeline=2,model=2; without stages take --strategy model-parallel.",
+            name="mesh",
+            received=str(mesh),
+        )
+    if size_of(mesh, MODEL) > 1 and mesh.names[-1] != MODEL:
+        rest = ",".join(f"{name}={size}" for name, size in mesh.axes if name != MODEL)
+        raise ConfigError(
+            f"the mesh is {mesh}; processes along {MODEL} meet in each layer, and ranks count along the last axis "
+            f"first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}.",
+            name="mesh",
+            received=str(mesh),
+        )

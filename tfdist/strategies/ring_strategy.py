@@ -1,0 +1,180 @@
+"""Synchronous data parallelism over processes whose reductions are Horovod's."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist import cluster as clusters
+from tfdist import validation
+from tfdist.collectives import buckets
+from tfdist.collectives.backends import horovod_job
+from tfdist.collectives.backends.tensorflow_collective import of_replicas
+from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers import agreement
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow import ring_extended as tf_ring
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.strategies import native_replicas
+from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
+
+__all__ = ["RingStrategy"]
+
+
+class RingStrategy(KerasTraining, tf.distribute.Strategy):
+    """A `tf.distribute.Strategy` on Horovod's ring: plain Keras `compile` and `fit`, the numbers of one device.
+
+    Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global
+    batch. Worker 0 hands its initial weights to all, shows progress and writes files. Gradients are summed by Horovod
+    in buckets of a fixed order, which leave while the backward pass goes on; a bucket of S bytes costs each worker
+    2 S (n - 1) / n bytes on the wire, whatever n is.
+
+    Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI, or the chief's
+    address in TFDIST_COORDINATOR).
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
+        replicas_per_worker: replicas in this process, equal on every worker; None takes one: the GPU of this worker's
+            number on its host, or else the CPU. With more, replicas of one process reduce by TensorFlow's collectives
+            first.
+        groups: disjoint groups of worker indices, alike on every worker, such as ``[[0, 1], [2, 3]]``; each trains by
+            itself, and this strategy spans the group that has this worker. None is one group of all.
+        timeout_seconds: how long a worker waits in a step or an agreement for others that are alive, which may be
+            tracing a large model, before it ends with a `DeadlineError`.
+        lost_after_seconds: a worker whose process does not answer for so long (stopped, its host gone) is taken for
+            lost, and the others end with a `WorkerLostError`. One that ends is noticed at once. The first strategy of a
+            process decides.
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
+            backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
+            strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
+            and then a sum of floats may have other last bits.
+        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
+            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
+
+    Raises:
+        MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
+        ConfigError: too few devices, unknown addresses, groups that overlap, or Horovod already runs otherwise.
+        DeadlineError: a worker has not come within ``timeout_seconds``.
+
+    Example:
+        >>> strategy = RingStrategy()                         # doctest: +SKIP
+        >>> with strategy.scope():                            # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
+
+    Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
+    A. Sergeev and M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018. Horovod names
+    an operation after a tensor; here the name follows from everything that the function has reduced before it.
+    """
+
+    def __init__(
+        self,
+        cluster: "clusters.Cluster | None" = None,
+        *,
+        replicas_per_worker: int | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
+        timeout_seconds: float = 1800.0,
+        lost_after_seconds: float = 120.0,
+        bucket_bytes: int | str = buckets.DEFAULT_BYTES,
+        loss_reduction: str = "detect",
+    ) -> None:
+        self.loss_reduction = loss_reduction
+        cluster = clusters.from_environment() if cluster is None else cluster
+        if not cluster.is_worker:
+            raise ConfigError(
+                f"this process is {cluster.task} ({cluster.source}); RingStrategy runs on workers alone. Construct it "
+                "only where cluster.is_worker."
+            )
+        validation.number("timeout_seconds", timeout_seconds, above=0)
+        validation.number("lost_after_seconds", lost_after_seconds, above=0)
+        buckets.require_bytes("bucket_bytes", bucket_bytes)
+        members = _members(groups, cluster)
+        devices = _devices(replicas_per_worker, cluster)
+        self._job = horovod_job.join(
+            cluster,
+            groups=() if groups is None else groups,
+            timeout_seconds=timeout_seconds,
+            lost_seconds=lost_after_seconds,
+        )
+        collective = self._job.collective(members)
+        several = len(members) > 1
+        self._workers = Workers(
+            collective,
+            timeout_seconds=timeout_seconds,
+            notes=None if self._job.store is None else horovod_job.Notes(self._job.store, members),
+        )
+        with self._workers.waiting("the measurement of bucket_bytes"):
+            chosen = buckets.chosen_bytes(bucket_bytes, collective)
+        self._signatures = agreement.Signatures(self._workers)
+        tf_strategies.claim_collective_keys(self, within_worker=True)
+        extended = tf_ring.RingReplicas(
+            self,
+            devices=devices,
+            collective=TracedCollective(collective, bucket_bytes=chosen),
+            waiting=self._workers.waiting,
+            traced=self._signatures.require_alike,
+        )
+        extended.collectives = of_replicas(devices)
+        extended.rows = native_replicas.of_rows(extended.collectives, chosen)
+        tf.distribute.Strategy.__init__(self, extended)
+        if several:
+            agree_on_seed(self._workers)
+
+    def barrier(self) -> None:
+        """Wait until every worker of this strategy has come here.
+
+        Raises:
+            DeadlineError: one has not come within ``timeout_seconds``.
+
+        Example:
+            >>> strategy.barrier()                            # doctest: +SKIP
+        """
+        self._workers.gather([])
+
+
+def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
+    """Return this worker's devices; where it sees the GPUs of all workers of its host, those of its own number."""
+    count = 1 if replicas is None else validation.integer("replicas_per_worker", replicas, minimum=1)
+    gpus = tf_strategies.local_devices(("GPU",))
+    present = gpus or tf_strategies.local_devices(("CPU",))
+    # Launchers may hide the other workers' GPUs, or show all of a host's to each.
+    first = cluster.local_index * count if len(gpus) >= cluster.local_workers * count else 0
+    if first + count > len(present):
+        raise ConfigError(
+            f"replicas_per_worker is {count}; this process has {len(present)} device(s): {', '.join(present)}. Ask for "
+            f"fewer, or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count})."
+        )
+    return present[first : first + count]
+
+
+def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster") -> tuple[int, ...]:
+    """Return the workers of this worker's group."""
+    if groups is None:
+        return tuple(range(cluster.num_workers))
+    if not all(isinstance(group, (list, tuple)) and group for group in groups):
+        raise ConfigTypeError(
+            f"groups is {groups!r}; it must be a list of lists of workers, such as [[0, 1], [2, 3]].",
+            name="groups",
+            received=groups,
+        )
+    everybody = [
+        validation.integer("a worker in groups", worker, minimum=0, maximum=cluster.num_workers - 1)
+        for group in groups
+        for worker in group
+    ]
+    # The same checks on every worker: one that went on alone would wait for the others.
+    if len(set(everybody)) < len(everybody):
+        raise ConfigError(f"groups is {groups!r}; a worker may be in one group only.", name="groups", received=groups)
+    if absent := sorted(set(range(cluster.num_workers)) - set(everybody)):
+        raise ConfigError(
+            f"groups is {groups!r}; worker {absent[0]} is in none. Give every worker a group.",
+            name="groups",
+            received=groups,
+            workers=absent,
+        )
+    if any(list(group) != sorted(group) for group in groups):
+        raise ConfigError(
+            f"groups is {groups!r}; the workers of a group must be in rising order.", name="groups", received=groups
+        )
+    return next(tuple(group) for group in groups if cluster.worker_index in group)

@@ -1,0 +1,316 @@
+"""Finding out, before a step runs on several replicas, how what the replicas make is put together.
+
+What Keras itself defines is known. What other code computes is tried (`tried_step`): on a few rows of the first batch,
+on two parts of them, and on them given twice. Losses, gradients, logs, metrics and states are compared (`judging`), and
+all workers come to the same verdicts.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.monitor.phases import Phase
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training.checks import advice, comparing, kept_verdicts, trial_key, tried_step
+from tfdist.training.checks.code_fingerprint import OpaqueError
+from tfdist.training.checks.kept_verdicts import Shelf, Tried
+from tfdist.training.checks.tried_step import Assignment, Key, TriedStep
+from tfdist.training.replica import current_step, judging, replica_step
+from tfdist.training.replica.judging import Rules, StateRule, Verdict
+
+_log = logging.getLogger("tfdist")
+_ROWS = 16
+# more than a step has gradients or losses
+_MANY = 1000
+_SETTLED_BY_HAND = ("gradient", "loss", "values")
+# verdicts of the variables of a metric that are right as they are, by what the variables declare
+_RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
+    "sum": ("sum", "unknown"),
+    "mean": ("mean", "equal", "unknown"),
+}
+
+Found = dict[Key, StateRule]
+
+
+class Probe:
+    """What the steps of a model reduce to, found out before the first of them.
+
+    Args:
+        model: the model.
+        strategy: in whose scope it was made.
+        workers: who must come to the same verdict.
+        user_step: its `train_step` or `test_step`.
+        unseeded: Keras' generator for random numbers without a seed.
+        replicas: how many compute parts of a batch; there is nothing to find out with one.
+        training: whether the step is the `train_step`.
+        gathers: whether a step can compute a value of the rows of all replicas.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        workers: Workers,
+        user_step: Callable[[Any], Any],
+        unseeded: Any,
+        *,
+        replicas: int,
+        training: bool,
+        gathers: bool,
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._workers = workers
+        self._user_step = user_step
+        self._step = replica_step.ReplicaStep(model, user_step, unseeded, training=False)
+        self._replicas = replicas
+        self._training = training
+        self._gathers = gathers and not model.jit_compile
+        self._done = False
+        #: how what replicas make is put together
+        self.rules = Rules()
+        #: what is said of what cannot be put together
+        self.neither: list[str] = []
+        self._uses: dict[Key, str] = {}
+        self._holds = False  # whether what was tried holds for other rows and weights, too
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `look` has something to find out."""
+        if self._done:
+            return False
+        settled = self._strategy.loss_reduction
+        if settled == "sum":
+            kind = "gradient" if keras_model.has_own_train_step(self._model) else "loss"
+            self.rules = Rules({(kind, number): "sum" for number in range(_MANY)})
+        self._done = self._replicas == 1 or not self._has_unknown(settled)
+        return not self._done
+
+    def _has_unknown(self, settled: str) -> bool:
+        """Return whether the step runs code that is none of Keras' own, of which nobody has said what it makes."""
+        model = self._model
+        if settled == "detect" and keras_model.reduces_by_itself(model, self._user_step):
+            return True
+        if any(keras_layers.may_add_losses(layer) for layer in keras_model.layers(model)):
+            return True
+        if any(keras_metrics.is_of_users(metric) for metric in keras_model.metrics(model)):
+            return True
+        return self._training and bool(keras_variables.states_of_users(model))
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether something is right only where one worker computes a whole batch."""
+        rules = self.rules.states.values()
+        plain = ("mean", "sum", "equal", "unknown")
+        return bool(self.neither) or any(
+            rule.verdict not in plain or rule.at_once or (rule.verdict == "sum" and rule.kept != 1.0) for rule in rules
+        )
+
+    def look(self, slices: Sequence[tuple[Any, Any]]) -> bool:
+        """Try the step on rows of this worker's data, and agree with the others; return whether all is a mean.
+
+        Args:
+            slices: the number of examples and the data of each replica of this worker.
+        """
+        self._done = True
+        step_clock().enter(Phase.TRACE)
+        is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights)
+        shelf = Shelf()
+        key = self._key(slices, is_cut) if shelf.is_open else None
+        known = self._known(shelf, key)
+        if known is None:
+            known = self._tried(slices, is_cut)
+            if key is not None and self._holds:
+                shelf.put(key, known)
+            elif key is not None:
+                _log.debug("tfdist: what is found out of %r is not kept: values may change it", self._model.name)
+        self._uses = known.uses
+        self._settle(known.found, known.names)
+        return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
+
+    def _key(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> str | None:
+        """Return the key of this step's verdicts; None: they are not kept."""
+        data = next((data for rows, data in slices if int(rows)), None)
+        if data is None or getattr(self._strategy, "tee", None) is not None:  # a step that is compared is tried
+            return None
+        how = {
+            "strategy": type(self._strategy).__name__,
+            "loss_reduction": self._strategy.loss_reduction,
+            "replicas": self._replicas,
+            "worker": [self._workers.index, self._workers.count],
+            "training": self._training,
+            "gathers": self._gathers,
+            "is_cut": is_cut,
+        }
+        try:
+            return trial_key.key_of(self._model, self._user_step, data, how)
+        except OpaqueError as error:
+            _log.debug("tfdist: what is found out of %r is not kept: %s", self._model.name, error)
+            return None
+
+    def _known(self, shelf: Shelf, key: str | None) -> Tried | None:
+        """Return the verdicts that were kept, where all workers have kept the same."""
+        mine = None if key is None else shelf.take(key)
+        told = [0, 0] if mine is None else kept_verdicts.as_numbers(mine)
+        every = self._workers.gather(told)
+        if mine is None or not every.all() or not (every == every[0]).all():
+            return None
+        _log.info("tfdist: what was found out of %r at an earlier start is used again", self._model.name)
+        return mine
+
+    def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
+        """Try the step, and return what all workers have found out."""
+        found: Found = {}
+        names: dict[Key, str] = {}
+        why = None
+        wanted = _ROWS if not is_cut else self._shared_rows(slices)
+        if (data := tried_step.some_of(slices, wanted)) is not None:
+            try:
+                try:
+                    found, names = self._try(data, is_cut)
+                except tf.errors.ResourceExhaustedError:
+                    found, names = self._try(tried_step.some_of(slices, 2), is_cut)
+            except Exception as error:  # noqa: BLE001 - the user's code, on fewer rows than it is written for
+                tried_step.made_variables(self._strategy)
+                why = error
+        agreed = self._agree(found)
+        if why is not None and self._workers.is_chief:
+            step_clock().warn(advice.untried(self._model, why))
+        return Tried(agreed, names, self._uses)
+
+    def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
+        """Return how many rows all workers can try: where weights lie in parts, every run needs all workers."""
+        return min(_ROWS, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
+
+    def warn(self) -> None:
+        """Say once what cannot be put together."""
+        said: set[str] = vars(self._model).setdefault("_tfdist_said", set())
+        for sentence in dict.fromkeys(self.neither):
+            if sentence not in said and self._workers.is_chief:
+                step_clock().warn(sentence)
+            said.add(sentence)
+
+    def _settle(self, agreed: Found, names: dict[Key, str]) -> None:
+        """Make rules of verdicts, and sentences of what has none."""
+        settled = self._strategy.loss_reduction
+        values = dict(self.rules.values)
+        # A loss that is logged, too, is said once.
+        of_losses = any(rule.verdict == "neither" and key[0] in _SETTLED_BY_HAND for key, rule in agreed.items())
+        for key, rule in agreed.items():
+            if key[0] == "state" or (settled != "detect" and key[0] in _SETTLED_BY_HAND):
+                continue
+            values[key] = rule.verdict
+            if key in self._uses:
+                self.neither.append(self._uses[key])
+            elif rule.verdict == "neither" and not (key[0] == "log" and of_losses):
+                is_of_keras = key[0] == "gradient" and not keras_model.has_own_train_step(self._model)
+                kind = "layers" if is_of_keras else key[0]
+                self.neither.append(advice.of(kind, names.get(key, ""), self._model))
+        states = {key[1]: rule for key, rule in agreed.items() if key[0] == "state"} if self._training else {}
+        paths = [variable.path for variable in keras_variables.states(self._model)]
+        unknown = [paths[number] for number, rule in states.items() if rule.verdict == "neither"]
+        self.neither += [advice.of("state", path, self._model) for path in unknown]
+        self.rules = Rules(values, states)
+
+    def _agree(self, found: Found) -> Found:
+        """Return the verdicts of all workers; some may have had no examples, or could not try them."""
+        mine = [
+            number
+            for (kind, place), rule in found.items()
+            for number in (
+                current_step.KINDS.index(kind),
+                place,
+                judging.VERDICTS.index(rule.verdict),
+                int(np.float32(rule.kept).view(np.int32)),
+                int(rule.at_once),
+            )
+        ]
+        longest = int(self._workers.gather([len(mine)]).max())
+        table = self._workers.gather(mine + [-1] * (longest - len(mine))) if longest else np.zeros((1, 0), int)
+        said: dict[Key, list[StateRule]] = {}
+        for kind, place, verdict, kept, at_once in table.reshape(-1, 5).tolist():
+            if kind >= 0:
+                rule = StateRule(judging.VERDICTS[verdict], float(np.int32(kept).view(np.float32)), bool(at_once))
+                said.setdefault((current_step.KINDS[kind], place), []).append(rule)
+        return {key: judging.agreed_rule(rules) for key, rules in said.items()}
+
+    def _try(self, data: Any, is_cut: bool) -> tuple[Found, dict[Key, str]]:
+        in_16_bits = keras_model.computes_in_16_bits(self._model)
+        tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
+        runs = comparing.Runs.of(tried, data)
+        values = comparing.values(tried, runs, in_16_bits=in_16_bits)
+        if self._somewhere(tried.asked.meets and "neither" in values.values(), is_cut):
+            # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
+            sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
+            runs = comparing.Runs.of(tried, data, rules=Rules(sums))
+            values = comparing.values(tried, runs, in_16_bits=in_16_bits)
+        states = comparing.states(tried, runs, in_16_bits=in_16_bits)
+        neither = "neither" in values.values() or any(rule.verdict == "neither" for rule in states)
+        put_together = {n: runs.whole.states[n][1] for n, rule in enumerate(states) if rule.verdict != "neither"}
+        at_once = False
+        unsettled = neither and put_together and self._training and not self._model.jit_compile
+        if self._somewhere(bool(unsettled), is_cut):
+            # What follows from states that replicas put together inside the step is right where these are.
+            again = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut, fed=put_together)
+            fed = runs.fed_to(again, data)
+            of_values = comparing.values(again, fed, in_16_bits=in_16_bits)
+            better = {key: of_values[key] for key, verdict in values.items() if verdict == "neither"}
+            later = comparing.states(again, fed, in_16_bits=in_16_bits)
+            mended = [old.verdict == "neither" != new.verdict for old, new in zip(states, later, strict=True)]
+            values |= better
+            states = [new if mend else old for old, new, mend in zip(states, later, mended, strict=True)]
+            at_once = any(mended) or any(verdict != "neither" for verdict in better.values())
+        found = {key: StateRule(self._way(key, verdict, tried)) for key, verdict in values.items()}
+        found |= self._states(tried.asked.assignments, states, at_once=at_once, gatherable=tried.asked.gatherable)
+        self._uses = tried.asked.uses
+        self._holds = not at_once and _holds(tried, values, states)
+        return found, tried.asked.names
+
+    def _somewhere(self, wanted: bool, is_cut: bool) -> bool:
+        """Return whether a further run is wanted; where weights lie in parts, whether any worker wants it."""
+        return bool(self._workers.gather([int(wanted)]).max()) if is_cut else wanted
+
+    def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
+        """Return how a value is put together: one that is neither a mean nor a sum may be one of the whole batch."""
+        return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
+
+    def _states(self, made: list[Assignment], rules: list[StateRule], *, at_once: bool, gatherable: set[Key]) -> Found:
+        """Return the rule of each state, and the verdict on each metric of the user's."""
+        of_state: dict[Key, list[StateRule]] = {}
+        found: Found = {}
+        for assignment, rule in zip(made, rules, strict=True):
+            if assignment.key[0] == "state":
+                of_state.setdefault(assignment.key, []).append(rule)
+            elif rule.verdict not in _RIGHT_FOR_METRICS.get(assignment.aggregation, judging.VERDICTS):
+                can_gather = self._gathers and assignment.key in gatherable
+                found[assignment.key] = StateRule("whole" if can_gather else "neither")
+        for key, several in of_state.items():
+            rule = judging.agreed_rule(several)
+            found[key] = StateRule(rule.verdict, rule.kept, at_once or (len(several) > 1 and rule.kept != 1.0))
+        return found
+
+
+def _holds(tried: TriedStep, values: dict[Key, Verdict], states: list[StateRule]) -> bool:
+    """Return whether verdicts hold for all rows and weights.
+
+    The graph shows a mean or a sum; that a value is neither is shown by one example.
+    """
+    if tried.makes_variables:
+        return False
+    shown: dict[Key, Verdict] = {key: "mean" if found == "equal" else found for key, found in tried.asked.shown.items()}
+    # of a metric that counts by itself its states are looked at, and the value stands for nothing
+    pairs = [(verdict, shown[key]) for key, verdict in values.items() if key[0] != "metric"]
+    pairs += [(rule.verdict, one.shown) for rule, one in zip(states, tried.asked.assignments, strict=True)]
+    return all(
+        found == verdict != "unknown" or (verdict == "neither" and found == "unknown") for verdict, found in pairs
+    )

@@ -1,0 +1,138 @@
+"""Saving over several workers: the chief writes, whole files only, and the others go on when it is done.
+
+A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
+when a file stands, and a worker that saves the same state to the same path waits for it.
+
+Where weights lie in parts, every worker has to save: to read a weight all bring their parts. The chief's file is the
+one that counts, as one device would write it; the others let go of theirs.
+"""
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras.callback_fields import NoPath
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
+
+# A worker that saves where the chief does not waits in vain, and then writes itself.
+_PATIENCE_SECONDS = 30.0
+
+
+def adopt(
+    model: keras.Model,
+    workers: Workers,
+    gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Let this model's `save`, `save_weights` and `export` write on the chief alone.
+
+    Args:
+        model: the model.
+        workers: of its strategy.
+        gathering: returns a context in which all that is saved with a model is on every worker.
+    """
+    if workers.count == 1:
+        vars(model)["export"] = functools.partial(_export, model)
+        return
+    for name in ("save", "save_weights", "export"):
+        vars(model)[name] = functools.partial(_all_save, model, workers, gathering, name)
+
+
+def _all_save(
+    model: keras.Model,
+    workers: Workers,
+    gathering: Callable[[], AbstractContextManager[None]],
+    name: str,
+    filepath: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    with contextlib.nullcontext() if name == "export" else gathering():
+        if not isinstance(filepath, NoPath):
+            _chief_saves(model, workers, name, filepath, *args, **kwargs)
+
+
+def _export(model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    if any(sharded_variable.sharding_of(weight) is not None for weight in model.weights):
+        raise _cannot_export(os.fspath(filepath))
+    type(model).export(model, filepath, *args, **kwargs)
+
+
+def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    assert workers.notes is not None
+    path = os.fspath(filepath)
+    optimizer = model.optimizer
+    steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
+    state = f"tfdist/{name}/{steps}/{path}"
+    note = f"{state}/{workers.next_number(state)}"
+    is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
+    if is_cut:
+        _require_all(workers, state, name, path)
+    write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
+    if not workers.is_chief:
+        if is_cut:
+            _write_aside(functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
+        failure = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
+        if failure is None and is_cut:
+            raise DeadlineError(f"worker 0 has not written {path} in {_PATIENCE_SECONDS:.0f} s; see its output.")
+        if failure is None:
+            # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
+            # twice.
+            write()
+        elif failure:
+            raise DisagreementError(f"worker 0 could not write {path}: {failure}")
+        return
+    try:
+        write()
+    except Exception as error:
+        workers.notes.leave_note(note, f"{type(error).__name__}: {error}")
+        raise
+    workers.notes.leave_note(note, "")
+
+
+def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
+    """Wait until every worker saves, before parts are gathered, which no worker can do without the others."""
+    if name == "export":
+        raise _cannot_export(path)
+    absent = workers.first_absent(f"{state}/here", _PATIENCE_SECONDS)
+    if absent is not None:
+        raise DeadlineError(
+            f"worker {absent} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
+            "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
+        )
+
+
+def _cannot_export(path: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the model cannot be exported to {path}: its weights lie in parts on several processes or devices, and what "
+        "is exported reads them. Save it by model.save(), load that on one device, and export it there.",
+        path=path,
+    )
+
+
+def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    """Write where nothing stays: so all weights are read as the chief reads them."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+        write(os.path.join(scratch, os.path.basename(path)), *args, **kwargs)
+
+
+def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    """Write beside the file and rename: who opens the path finds the old file or the new one, never a part."""
+    folder, base = os.path.split(path)
+    if "://" in path or not base.endswith((".keras", ".h5")) or not os.path.isdir(folder or "."):
+        write(path, *args, **kwargs)
+        return
+    if os.path.exists(path) and kwargs.get("overwrite") is False:
+        write(path, *args, **kwargs)  # Keras asks, or refuses
+        return
+    with tempfile.TemporaryDirectory(dir=folder or ".", prefix=".tfdist-") as scratch:
+        whole = os.path.join(scratch, base)
+        write(whole, *args, **kwargs)
+        os.replace(whole, path)

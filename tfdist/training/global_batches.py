@@ -1,0 +1,365 @@
+"""Input of Keras' `fit`, `evaluate` and `predict`: global batches, cut into the replicas' slices.
+
+Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the
+batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of
+its own; a step then takes one part in (number of workers) of each worker's batch, and workers that run out take part
+with no examples until the last one is done. Of what `tfdist.data.read` returns, a worker reads its rows alone.
+"""
+
+import enum
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.errors import UnsupportedError
+from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
+from tfdist.training.input_layout import Layout
+from tfdist.training.replica import current_step, unlike_rows, whole_inputs
+
+END_SECONDS = 10.0  # for an element that is being made when a call ends
+
+_log = logging.getLogger("tfdist")
+_Policy = tf.data.experimental.AutoShardPolicy
+_OWN = (_Policy.OFF, _Policy.FILE)  # by which each worker reads data of its own
+# What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+#: makes of the dataset of an input's elements the one that is iterated
+Tee = Callable[[tf.data.Dataset, "Input"], tf.data.Dataset]
+
+
+@runtime_checkable
+class CountedDataset(Protocol):
+    """A `tf.data.Dataset` of global batches that counts what was consumed, and of which a worker may read a part.
+
+    What `tfdist.data.read` returns follows it, so that a strategy and a backup need nothing of `tfdist.data`. Any other
+    dataset is read whole by each worker, and replayed when a training resumes.
+    """
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of examples of a batch over all replicas."""
+
+    @property
+    def rows(self) -> int | None:
+        """Number of examples of every batch; None where the last one may have fewer."""
+
+    @property
+    def steps(self) -> int:
+        """Number of batches in the iteration that begins next."""
+
+    def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
+        """Return the part of every global batch that a worker's replicas take.
+
+        Args:
+            first: the worker's first part.
+            count: how many parts it takes.
+            parts: how many there are, one per replica.
+        Returns:
+            A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
+            number of examples and its data). A part without examples has one row and the number 0.
+        """
+
+    def begin(self) -> None:
+        """Begin an iteration of shares."""
+
+    def handed_out(self) -> bool:
+        """Count a batch, and return whether it was the last of the iteration."""
+
+    def failure(self, text: str) -> Exception | None:
+        """Return the error that reading raised and an error of TensorFlow quotes, None where it quotes none.
+
+        Args:
+            text: of TensorFlow's error.
+        """
+
+    def state(self, batches: int | None = None) -> dict[str, Any]:
+        """Return where reading stands, as JSON.
+
+        Args:
+            batches: how many batches of the current iteration have been consumed; None: as many as were counted.
+        """
+
+    def seek(self, state: dict[str, Any]) -> None:
+        """Go on from a state: iterators that are made from now on begin there.
+
+        Raises:
+            ConfigError: the state belongs to other data, another order or another seed.
+        """
+
+
+class Source(enum.Enum):
+    """Whose data a worker reads."""
+
+    SHARED = "shared"  # the same dataset on every worker
+    OWN = "own"  # a dataset of its own
+
+
+class Input:
+    """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches.
+
+    Args:
+        dataset: yields global batches.
+        batches: how many, None if that is not known or they do not end.
+        local_replicas: replicas of this worker.
+        workers: the workers that take part.
+        position: which of how many parts of a batch this worker has; None: each worker its own.
+        expect: told how many batches the next epoch has, where that is known when one ends.
+        gives_places: whether batches are taken where they are predicted, see `Epoch`.
+        whole: names of the inputs that every replica is given whole, see `KerasTraining.whole_inputs`.
+        tee: given the dataset of this worker's flat `Element`s and this input, returns the dataset to be iterated;
+            None leaves it as it is.
+
+    Attributes:
+        layout: of every batch.
+        position: which of how many parts of a batch this worker has.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        batches: int | None,
+        local_replicas: int,
+        workers: Workers,
+        position: tuple[int, int] | None = None,
+        expect: Callable[[int], None] = lambda _: None,
+        gives_places: bool = False,
+        whole: Sequence[str] = (),
+        tee: "Tee | None" = None,
+    ) -> None:
+        self._gives_places = gives_places
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        own = workers.count > 1 and policy in _OWN
+        part, parts = self.position = (workers.index, workers.count) if position is None else position
+        if own and parts != workers.count:
+            raise UnsupportedError(
+                f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
+                f"data of its own, and {workers.count} workers have {parts} part(s) of a batch among them: those that "
+                "compute with the same examples would have different ones. Give all workers the same dataset.",
+                name="auto_shard_policy",
+                received=policy.name,
+            )
+        self.source = Source.OWN if own else Source.SHARED
+        if whole and own:
+            raise _no_whole_inputs(policy, whole)
+        if own and policy == _Policy.FILE:
+            dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
+        self.workers = workers
+        self._expect = expect
+        self.batches = _own_batches(batches, workers) if own else batches
+        self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, CountedDataset)]
+        self._reading = dataset if isinstance(dataset, CountedDataset) else None
+        if self._reading is not None:
+            if whole:
+                raise UnsupportedError(
+                    f"strategy.whole_inputs is {tuple(whole)}, and tfdist.data.read gives each replica its examples "
+                    "alone. Add what all examples share behind it: data.map(lambda x, y: ({**x, ...}, y)).",
+                    name="whole_inputs",
+                    received=tuple(whole),
+                )
+            elements, self.layout = _share(self._reading, local_replicas, part, parts)
+            self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
+        else:
+            self.element_spec = tf_data.without_nones(dataset.element_spec)
+            elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts, whole)
+        self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
+        self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
+
+    def __iter__(self) -> Epoch:
+        # The iterator is made here, not at the first batch: a seeded shuffle draws a new order for every iterator
+        # that is made, and Keras makes some that it does not use.
+        epoch = Epoch(
+            tf_data.iterator(self._dataset, self._failure),
+            self.layout,
+            self._walk(),
+            failure=self._failure,
+            begin=self._begin,
+            took=self._took,
+            gives_places=self._gives_places,
+        )
+        self._epochs.add(epoch)
+        return epoch
+
+    def end(self) -> None:
+        """End the epochs: no thread makes batches ahead afterwards, and nothing is left to end with the process."""
+        ended = [epoch.end(seconds=END_SECONDS) for epoch in self._epochs]
+        if not all(ended):
+            _log.warning(
+                "tfdist: the input still makes an element %g s after the call of Keras that has read it has ended. The "
+                "script goes on; a generator that waits for what never comes should be told to return.",
+                END_SECONDS,
+            )
+
+    def _walk(self) -> Walk:
+        if self.workers.count == 1:
+            return Alone()
+        if self.source is Source.SHARED:
+            return SharedData(self.workers, self.batches, endless=self._endless)
+        return OwnData(self.workers, self.layout)
+
+    def _begin(self) -> None:
+        if self._reading is not None:
+            self._reading.begin()
+
+    def _took(self) -> None:
+        if self._reading is not None and self._reading.handed_out():
+            self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
+
+    def _failure(self, text: str) -> Exception | None:
+        """Return what a directory of examples raised, or the error of unlike rows, if TensorFlow's error quotes it."""
+        found = next((error for reading in self._readings if (error := reading.failure(text))), None)
+        return unlike_rows.found_in(text) if found is None else found
+
+
+def in_parts(
+    dataset: tf.data.Dataset, workers: Workers, slices: Sequence[int], parts: int, whole: Sequence[str]
+) -> tf.data.Dataset:
+    """Return a dataset of the parts of each batch that the replicas of this worker have, for a loop of the user's own.
+
+    Args:
+        dataset: yields global batches, alike on all workers.
+        workers: the workers that take part.
+        slices: which part each replica has.
+        parts: in how many a batch is cut.
+        whole: names of the inputs that every replica is given whole.
+    Raises:
+        UnsupportedError: each worker reads data of its own.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if workers.count > 1 and policy in _OWN:
+        raise _no_whole_inputs(policy, whole)
+
+    @_as_it_is
+    def cut(*given: Any) -> tf.data.Dataset:
+        data = given if type(dataset.element_spec) is tuple else given[0]
+        data = whole_inputs.wrapped(data, whole)
+        unlike_rows.require_none(data)
+        rows = current_step.rows_of(data)
+        found = [current_step.slice_rows(data, rows * one // parts, rows * (one + 1) // parts) for one in slices]
+        datasets = [tf.data.Dataset.from_tensors(whole_inputs.plain(part)) for part in found]
+        return functools.reduce(lambda before, after: before.concatenate(after), datasets)
+
+    return dataset.flat_map(cut)
+
+
+def _no_whole_inputs(policy: Any, whole: Sequence[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads data of "
+        f"its own, and strategy.whole_inputs is {tuple(whole)}: no batch has one such input for all workers. Give all "
+        "workers the same dataset.",
+        name="whole_inputs",
+        received=tuple(whole),
+    )
+
+
+def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: Any) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of what is made of a dataset's elements, flat, and its layout.
+
+    One function does both: to trace another one, and to start it, takes a tenth of a second.
+    """
+    layouts: list[Layout] = []
+
+    @_as_it_is
+    def flat(*given: Any) -> tuple[Any, ...]:
+        element = make(*given)
+        layouts.append(Layout.of(element.slices))
+        return element.flat()
+
+    mapped = dataset.map(flat, **options)
+    return mapped, layouts[-1]
+
+
+def _share(reading: CountedDataset, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of this worker's elements, of which nothing else is read, and their layout."""
+    own = reading.share(part * local_replicas, local_replicas, parts * local_replicas)
+    return _mapped(own, lambda mark, rows, slices: Element(slices, rows, mark))
+
+
+def _whole(spec: Any, rows: int | None) -> Any:
+    """Return the spec of a batch of so many examples from that of a part of it."""
+
+    def whole(leaf: Any) -> Any:
+        return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
+
+    return tf.nest.map_structure(whole, tf_data.without_nones(spec))
+
+
+def _own_batches(batches: int | None, workers: Workers) -> int | None:
+    """Return the steps until every worker's own data has ended, or None where one does not know how much it has."""
+    seen = workers.gather([-1 if batches is None else batches])[:, 0]
+    return None if (seen < 0).any() else int(seen.max()) * workers.count
+
+
+def _slices(
+    dataset: tf.data.Dataset,
+    source: Source,
+    local_replicas: int,
+    workers: Workers,
+    mine: int,
+    parts: int,
+    whole: Sequence[str],
+) -> tuple[tf.data.Dataset, Layout]:
+    """Return the dataset of this worker's elements, and their layout; of a batch in ``parts`` it has part ``mine``."""
+    replicas = local_replicas * parts
+
+    def read(data: Any) -> Any:
+        return whole_inputs.wrapped(tf_data.none_for_optionals(data), whole)
+
+    def cut(data: Any, first: int, of: int) -> Element:
+        if of > 1:
+            unlike_rows.require_none(data)
+        slices = current_step.parts_of(data, first, local_replicas, of)
+        return Element(tuple(slices), current_step.rows_of(data), tf.constant(0, tf.int64))
+
+    def alone(*given: Any) -> Element:
+        data = given if type(dataset.element_spec) is tuple else given[0]
+        return cut(read(data), mine * local_replicas, replicas)
+
+    def shared(index: tf.Tensor, data: Any) -> Element:
+        data = read(data)
+        element = cut(data, mine * local_replicas, replicas)
+        # The first batch tells whether workers read the same data; the others are not worth the time.
+        first = tf.equal(index, 0)
+        return element._replace(fingerprint=tf.cond(first, lambda: fingerprint(data), lambda: tf.constant(0, tf.int64)))
+
+    def own(index: tf.Tensor, data: Any) -> tf.data.Dataset:
+        del index
+        data = tf_data.none_for_optionals(data)
+        given = [cut(data, part * local_replicas, replicas) for part in range(parts)]
+        given = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in given]
+        elements = tf.data.Dataset.from_tensors(given[0])
+        for element in given[1:]:
+            elements = elements.concatenate(tf.data.Dataset.from_tensors(element))
+        return elements
+
+    if source is Source.OWN:
+        return _mapped(dataset.enumerate().flat_map(_as_it_is(own)), lambda element: element)
+    options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if workers.count == 1:
+        return _mapped(dataset, alone, **options)
+    return _mapped(dataset.enumerate(), shared, **options)
+
+
+def fingerprint(data: Any) -> tf.Tensor:
+    """Return a 64-bit fingerprint of every value in a batch, int64 scalar."""
+    digests = []
+    for leaf in tf.nest.flatten(data, expand_composites=True):
+        if leaf is None:
+            continue
+        if leaf.dtype == tf.string:
+            digests.append(
+                tf.strings.reduce_join(tf.strings.as_string(tf.strings.to_hash_bucket_fast(leaf, 2**62)), separator=",")
+            )
+        else:
+            leaf = tf.cast(leaf, tf.uint8) if leaf.dtype == tf.bool else leaf
+            digests.append(tf.io.serialize_tensor(leaf))
+    return tf.strings.to_hash_bucket_fast(tf.strings.join(digests, separator=";"), 2**62)

@@ -1,0 +1,255 @@
+"""Push a worker's gradients to parameter servers, and a few numbers to the chief."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import stateless_scope
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import step_variables, traced_uses
+from tfdist.compression.codec import Codec
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.reduction import compressed_reducer, reducer, replica_sums
+from tfdist.monitor.recording.part_stamps import PassesRow
+from tfdist.training import loss_scale
+from tfdist.training.parameter_servers import transport
+from tfdist.training.parameter_servers.batch_plan import (
+    MakesVariablesError,
+    NotBuiltError,
+    Plan,
+    ReducesInTheMiddleError,
+    UsesItsUpdatesError,
+)
+from tfdist.training.parameter_servers.remote_logs import Logs
+from tfdist.training.replica import current_step, replica_metrics, replica_optimizers, results
+
+
+@dataclass(frozen=True)
+class Note:
+    """A small result for the chief.
+
+    Attributes:
+        target: the Keras variable it changes, or the place of a number among the logs.
+        mode: "add" (sum over parts, added to the variable), "average" (likewise, of shares that add up to one), "first"
+            (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares), or what the chief
+            reads: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
+        dtype: of the result.
+        shape: of the result.
+    """
+
+    target: Any
+    mode: str
+    dtype: tf.DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has, in how many parts.
+
+    Attributes:
+        scale: the variable of the loss scale, of which the worker was given a value; None where there is none.
+    """
+
+    optimizer: Any
+    variables: list[Any]
+    kinds: list[transport.Kind | None]
+    scale: Any
+
+
+class ToServers(reducer.Stateless):
+    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds up parts.
+
+    Args:
+        variables: the Keras variables, one for each gradient.
+        in_parts: whether gradients may be in the parts of their variables.
+        codec: see `transport.left_on_servers`.
+    """
+
+    def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
+        self._variables = variables
+        self._codec = codec
+        self._in_parts = in_parts
+        #: how each gradient travels
+        self.kinds: list[transport.Kind] = []
+        #: what lies on the servers
+        self.tensors: list[tf.Tensor] = []
+
+    def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
+        """Return what the chief will apply if this is the only part."""
+        applied = []
+        for gradient, variable in zip(gradients, self._variables, strict=True):
+            kind, tensors = transport.left_on_servers(gradient, variable, in_parts=self._in_parts, codec=self._codec)
+            self.kinds.append(kind)
+            self.tensors.extend(tensors)
+            arrived = transport.sum_of(kind, variable, [list(tensors)], self._codec) if kind[0] == "encoded" else None
+            applied.append(gradient.mapped(transport.widened) if arrived is None else replace(gradient, value=arrived))
+        return applied
+
+
+class ToChief:
+    """The sink of a worker's step, which changes nothing: every update becomes a result.
+
+    Args:
+        model: the model.
+        scope: the one that keeps the step's assignments.
+        plan: how a batch is computed.
+        given: pairs of a variable that the chief holds and the value that the worker was given.
+        alone: whether no other gradient is applied between the beginning of a step and its end.
+        passes: stamps of the part, if somebody records.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        scope: stateless_scope.CapturedUpdates,
+        plan: Plan,
+        given: list[tuple[Any, tf.Tensor]],
+        *,
+        alone: bool,
+        passes: PassesRow | None = None,
+    ) -> None:
+        self._model = model
+        self._scope = scope
+        self._plan = plan
+        self._given = {id(variable): value for variable, value in given}
+        self._alone = alone
+        self._passes = passes
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._asked = Logs()
+        self._scales: list[tf.Tensor] = []
+        self._results: list[tf.Tensor] = []
+        self.calls: list[Call] = []
+        self.notes: list[Note] = []
+        #: of all calls, on the servers
+        self.gradients: list[tf.Tensor] = []
+        #: makes the logs of the sums of their numbers; None where they are the model's metrics
+        self.put_logs: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def all_reduce(self) -> Callable[[list[Any]], list[Any]]:
+        """What a sum over parts is in the middle of the step."""
+        return list if self._plan.parts == 1 else _refuse
+
+    def begin(self, current: current_step.Step, *, asks: bool) -> None:
+        """Mark what the step asks metrics for."""
+        self._current = current
+        numbered = enumerate(keras_variables.states(self._model))
+        rules = current.rules.states
+        self._rules = {id(variable): rules[number].verdict for number, variable in numbered if number in rules}
+        current.result_of = self._asked.result if asks else None
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+        """Leave gradients on their servers; do the update on stand-ins where the step uses it."""
+        if variables is not None and not optimizer.built:
+            raise NotBuiltError(optimizer, list(variables))
+        if self._graph is not None and self._graph is not tf.compat.v1.get_default_graph():
+            raise _in_a_function_of_its_own(optimizer)
+        variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
+        given = reducer.present(gradients, variables, optimizer)
+        there = [variable for variable, gradient in zip(variables, gradients, strict=True) if gradient is not None]
+        in_parts = keras_optimizer.takes_gradients_as_they_come(optimizer)
+        servers = ToServers(there, in_parts=in_parts, codec=compressed_reducer.codec_of(optimizer))
+        out = reducer.composed(replace(reducer.choices_of(optimizer), compression=None), servers)
+        part = reducer.Weighted(replica_optimizers.weight(optimizer, given), out).reduce(given)
+        self.gradients.extend(servers.tensors)
+        self._note_call(optimizer, variables, reducer.in_their_places(servers.kinds, gradients))
+        changing = [*variables, *keras_optimizer.variables_of_updates(optimizer)]
+        if len(self.calls) <= self._plan.updates:
+            self._scope.stand_in_for(changing, step_variables.create)
+            with self._scope.updating():
+                values = reducer.in_their_places([one.value for one in part], gradients)
+                type(optimizer).apply(optimizer, values, variables)
+        self._scope.changed(changing, len(self.calls))
+
+    def _note_call(self, optimizer: Any, variables: list[Any], kinds: list[transport.Kind | None]) -> None:
+        scale = loss_scale.variable_of(optimizer)
+        held = scale if id(scale) in self._given else None
+        self.calls.append(Call(optimizer, variables, kinds, held))
+        present = tf.constant(1.0) if held is None else tf.convert_to_tensor(self._scope.present_value(held))
+        self._scales.append(present)
+
+    def end(self, logs: Any) -> list[tf.Tensor]:
+        """Return the small results, packed, and the gradients."""
+        if stateless_scope.made_variables():
+            raise MakesVariablesError
+        if self._scope.needed > self._plan.updates:
+            used = self.calls[: self._scope.needed]
+            raise UsesItsUpdatesError(_each_once([v for call in used for v in call.variables]), self._scope.needed)
+        for place, scale in enumerate(self._scales):
+            self._note(place, "scale", scale)
+        numbers = None if self._passes is None else self._passes.numbers(traced_uses.first_reads())
+        if numbers is not None:
+            self._note(None, "passes", numbers)
+        counted = {id(variable): metric for metric in self._model.metrics for variable in metric.variables}
+        no_sums = results.no_sums(self._model, self._current.rules)
+        touched = {metric.name for metric in self._model.metrics if not metric.variables}
+        for variable in self._scope.assigned:
+            if id(variable) in counted:
+                touched.add(counted[id(variable)].name)
+                value = tf.convert_to_tensor(self._scope.present_value(variable))
+                adds = variable.aggregation == "sum" and id(variable) not in no_sums
+                self._note(variable, "add" if adds else "set", value)
+            elif id(variable) in self._scope.stand_ins and not self._model.jit_compile:
+                self._note(variable, *self._after_its_updates(variable))
+            else:
+                self._note(variable, *self._change_of(variable))
+        if not replica_metrics.are_metrics(self._model, logs, keras_model.metrics_result(self._model), touched):
+            if self._current.replaced_results:
+                raise current_step.not_logged_as_itself(self._current.replaced_results[0])
+            self.put_logs = self._asked.put
+            for place, value in enumerate(self._asked.take(logs, self._current)):
+                self._note(place, "log", value)
+        return [transport.packed(self._results), *self.gradients]
+
+    def _note(self, target: Any, mode: str, value: tf.Tensor) -> None:
+        self.notes.append(Note(target, mode, value.dtype, tuple(value.shape.as_list())))
+        self._results.append(value)
+
+    def _after_its_updates(self, variable: Any) -> tuple[str, tf.Tensor]:
+        """Return how the chief changes a variable that the step assigns and updates.
+
+        After the updates, which the chief repeats: if they are of the same state, what the step has left.
+        """
+        delta = self._scope.added.get(id(variable))
+        if self._alone or delta is None:
+            return "set", tf.convert_to_tensor(self._scope.present_value(variable))
+        return "average", replica_sums.weighted(delta, self._current.share)
+
+    def _change_of(self, variable: Any) -> tuple[str, tf.Tensor]:
+        """Return how the chief changes a variable that the step assigns."""
+        own = keras_variables.value_of(variable)
+        value = tf.cast(tf.convert_to_tensor(self._scope.present_value(variable)), own.dtype)
+        old = self._given.get(id(variable))
+        old = tf.convert_to_tensor(own) if old is None else old
+        if self._rules.get(id(variable)) == "sum":
+            change = value - old
+            return "average", tf.where(self._current.rows > 0, change, tf.zeros_like(change))
+        if value.dtype.is_floating:
+            # Averages over parts, as layers' moving statistics are; what the chief holds is equal on all parts.
+            return "average", replica_sums.weighted(value - old, self._current.share)
+        if value.dtype.is_integer and not value.dtype.is_unsigned:
+            return "first", value - old
+        return "set", value  # seeds, and what is no number
+
+
+def _refuse(tensors: list[Any]) -> list[Any]:
+    raise ReducesInTheMiddleError
+
+
+def _each_once(variables: list[Any]) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _in_a_function_of_its_own(optimizer: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"train_step calls apply() of the optimizer {optimizer.name!r} inside a tf.cond, a tf.while_loop or another "
+        "tf.function, under ParameterServerStrategy, whose chief must be told at every step of every gradient. Call "
+        "it in train_step itself: as a loop or a condition of Python's, or with gradients that are multiplied by 0 "
+        "where they shall not count; or train under another strategy."
+    )

@@ -1,0 +1,294 @@
+"""The step that a replica is in: how many examples it has, and how many all replicas have together."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.reduction import replica_sums
+from tfdist.training.replica.judging import Rules, Verdict
+from tfdist.training.replica.whole_inputs import Whole
+
+_current = threading.local()
+
+#: what `Step.rule_of` is asked of, and what a step leaves in states
+KINDS = ("gradient", "loss", "values", "added", "number", "log", "state", "metric")
+
+_NO_RULES = Rules()
+
+
+class Sink(Protocol):
+    """Where goes what a replica's step makes."""
+
+    def begin(self, current: "Step", *, asks: bool) -> None:
+        """Prepare for a step, which has just begun.
+
+        Args:
+            current: the step.
+            asks: whether it may ask metrics for their results in its middle, see `Step.result_of`.
+        """
+
+    def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+        """Take what an optimizer is to apply: this replica's gradients, or None, and their variables."""
+
+    def end(self, logs: Any) -> Any:
+        """Return what the replica returns, given what the user's step returned."""
+
+
+class Group(Protocol):
+    """The replicas that share a step, as `replica_sums.Replicas`; all of them call its methods in the same order.
+
+    Attributes:
+        size: how many they are.
+        index: the number of this one.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+    @property
+    def index(self) -> int:
+        """The number of this one."""
+
+    def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the rows of all, in their order; each may have another number of rows."""
+
+    def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
+        """Return the sum of what all have, in a shape that may be another in each step."""
+
+
+class Step:
+    """One replica's share of one step; current while the user's `train_step` or `test_step` runs.
+
+    Inside it the code is that of one device: the strategy says that there is one replica, so Keras neither divides
+    losses by the number of replicas nor multiplies them back, and a loss is the mean over the examples this replica
+    has. What replicas contribute is then weighted by `share`, so that the sum over replicas is the mean over all
+    examples.
+
+    A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because
+    kernels and statistics are not made for none; its share is zero, and whatever it counts is dropped.
+
+    Args:
+        rows: examples of this replica, int32 scalar.
+        global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
+        weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
+        index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
+        rules: how values and states of the step are put together, see `rule_of`.
+        all_reduce: returns the sums over replicas of a list of tensors that each of them holds.
+        group: gathers rows of replicas, and adds up gradients of these.
+        sink: takes what the step makes; None: what an optimizer is given changes this replica's own variables.
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: tf.Tensor,
+        global_rows: tf.Tensor | None,
+        weighs_loss: bool = False,
+        index: tf.Tensor | None = None,
+        rules: Rules = _NO_RULES,
+        all_reduce: Callable[[list[Any]], list[Any]] = replica_sums.sum_over_replicas,
+        group: "Group | None" = None,
+        sink: "Sink | None" = None,
+    ) -> None:
+        self.all_reduce = all_reduce
+        self.group = replica_sums.Replicas() if group is None else group
+        #: how often it has gathered rows, or reduced gradients, in its middle
+        self.meetings = 0
+        self.sink = sink
+        #: makes the context in which it meets other replicas
+        self.meeting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.rows = rows
+        self.index = index
+        self.weighs_loss = weighs_loss
+        if global_rows is None:
+            # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
+            # integer on a GPU lies in the host's memory, which NCCL does not reach.
+            (total,) = all_reduce([tf.cast(rows, tf.float32)])
+            global_rows = tf.cast(total, tf.int32)
+        self.global_rows = global_rows
+        #: this replica's part of the examples, float64 scalar; the shares of all replicas sum to 1
+        self.share = tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64))
+        #: 1 where this replica has examples, else 0, float32 scalar
+        self.present = tf.cast(self.rows > 0, tf.float32)
+        #: whether Keras weighs the batch's loss by the rows of an input that every replica has whole
+        self.counts_by_whole = False
+        #: optimizers whose loss was weighted by `share` before its gradient was taken
+        self.weighted: set[int] = set()
+        #: takes a metric that the step asks for its result, and returns it; None leaves that to the metric
+        self.result_of: Callable[[Any], Any] | None = None
+        #: takes kind, number, name, value and `can_gather` of what `rule_of` is asked of; where the step is only tried
+        self.noted: Callable[[str, int, str, Any, bool], None] | None = None
+        #: rows of all replicas that were gathered, with what they were gathered of, by its identity
+        self.gathered: dict[int, tuple[Any, Any]] = {}
+        #: whether what is traced now becomes one program of XLA, see `compiled`
+        self.is_one_program = False
+        #: metrics whose results in the logs are of this replica alone, and have to become those of all
+        self.replaced_results: list[str] = []
+        #: how often each generator of random numbers was drawn from, by its identity
+        self.draws: Counter[int] = Counter()
+        self.rules = rules
+        self._asked: Counter[str] = Counter()
+
+    def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
+        """Return how the values that replicas have of their examples are put together to that of all examples.
+
+        Values of a kind are told apart by their order, which is the same whenever the step is traced.
+
+        Args:
+            kind: "gradient" (what an optimizer is to apply), "loss" (one number of a loss function, or of a
+                `compute_loss` of the user's), "values" (the sum of what a loss function of the user's returns),
+                "added" (a loss that a layer adds), "number" (given to a metric) or "log".
+            value: the value.
+            name: whose it is, for messages.
+            can_gather: whether the value can be computed of the rows of all replicas, see `whole_batch`.
+        """
+        number = self._asked[kind]
+        self._asked[kind] += 1
+        if self.noted is not None:
+            self.noted(kind, number, name, value, can_gather)
+        return self.rules.values.get((kind, number), "mean")
+
+    def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
+        """Return whether a value of this replica's examples is their sum, see `rule_of`."""
+        return self.rule_of(kind, value, name=name) == "sum"
+
+    def has_row_of_each(self, values: tf.Tensor) -> bool:
+        """Return whether values are known to have a row for each example, before the step runs."""
+        return False
+
+    def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
+        """Return the sums over replicas of what this one holds, before its gradients are known.
+
+        Args:
+            tensors: to be summed.
+            what: needs them, for messages.
+        Raises:
+            UnsupportedError: XLA compiles the step, and knows no other replica.
+        """
+        if self.is_one_program:
+            raise cannot_add_up(what)
+        with self.meeting():
+            return self.all_reduce(tensors)
+
+    def require_others(self, what: str) -> None:
+        """Raise where the other replicas cannot be asked in the middle of the step.
+
+        Args:
+            what: needs them, for messages.
+        Raises:
+            UnsupportedError: XLA compiles the step, and knows no other replica.
+        """
+        if self.is_one_program:
+            raise cannot_add_up(what)
+        if self.group.size == 1:
+            self.all_reduce([])  # of a part of a batch, there is nobody to ask
+
+    def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
+        """Return what a value of this replica is multiplied by, so that the sum over replicas is that of one device."""
+        return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share
+
+    def weight_of_loss(self) -> tf.Tensor:
+        """Return the weight of the loss of which the step's first gradient will be taken."""
+        is_sum = self.rules.values.get(("gradient", 0)) == "sum"
+        return tf.cast(self.present, self.share.dtype) if is_sum else self.share
+
+    def __enter__(self) -> "Step":
+        _current.step = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.step = None
+
+
+def current() -> Step | None:
+    """Return the step that this thread's replica is in, or None."""
+    return getattr(_current, "step", None)
+
+
+def cannot_add_up(what: str) -> UnsupportedError:
+    """Return the error where something would add up over replicas in what XLA compiles."""
+    return UnsupportedError(
+        f"jit_compile is True, and {what} adds up over replicas in the middle of a step, which a program of XLA cannot "
+        "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out.",
+        name="jit_compile",
+        received=what,
+    )
+
+
+def not_logged_as_itself(name: str) -> UnsupportedError:
+    """Return the error where XLA compiles a step that logs more of a metric than its result under its name."""
+    return cannot_add_up(f"the result of the metric {name!r}, logged under another name,")
+
+
+def rows_of(data: Any) -> tf.Tensor:
+    """Return the number of examples in a batch: the leading dimension of the first tensor that has one and is cut."""
+    for leaf in tf.nest.flatten(data, expand_composites=False):
+        if leaf is None or isinstance(leaf, Whole):
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        if leaf.shape.rank != 0:
+            return tf.shape(leaf)[0]
+    return tf.constant(1)
+
+
+def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars and what is `Whole` are left as they are."""
+
+    def rows(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, Whole):
+            return leaf
+        if isinstance(leaf, tf.SparseTensor):
+            shape = tf.unstack(leaf.dense_shape)
+            start = tf.stack([tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (len(shape) - 1))
+            part = tf.sparse.slice(leaf, start, tf.stack([tf.cast(end - begin, tf.int64), *shape[1:]]))
+            part.set_shape([None, *leaf.shape[1:]])  # a layer that is built in the step asks for the number of features
+            return part
+        return leaf if leaf.shape.rank == 0 else leaf[begin:end]
+
+    return tf.nest.map_structure(rows, data, expand_composites=False)
+
+
+def part_of(data: Any, part: int | tf.Tensor, parts: int) -> tuple[tf.Tensor, Any]:
+    """Return one of ``parts`` contiguous parts of a batch, see `parts_of`."""
+    return parts_of(data, part, 1, parts)[0]
+
+
+def parts_of(data: Any, first: int | tf.Tensor, count: int, parts: int) -> list[tuple[tf.Tensor, Any]]:
+    """Return ``count`` parts, from ``first`` on, of ``parts`` contiguous ones of a batch; each with its number of rows.
+
+    Sizes differ by at most one. A part without rows is given as one row, a copy of a neighbour's, with the number 0.
+    A batch in one part is not cut, so there its inputs may have unlike numbers of rows.
+    """
+    rows = rows_of(data)
+    if parts == 1:
+        return [(rows, data)]
+    numbers = first + np.arange(count, dtype=np.int32)  # of all at once: each operation takes time to trace
+    begins, ends = rows * numbers // parts, rows * (numbers + 1) // parts
+    firsts = tf.minimum(begins, tf.maximum(rows - 1, 0))
+    slices = zip(tf.split(firsts, count), tf.split(tf.maximum(ends, firsts + 1), count), strict=True)
+    return list(zip(tf.unstack(ends - begins, count), (_between(data, *both) for both in slices), strict=True))
+
+
+def _between(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return rows of a batch as `slice_rows` does, from vectors of one element."""
+
+    def rows(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            return tf.strided_slice(leaf, begin, end)
+        return slice_rows(leaf, begin[0], end[0])
+
+    return tf.nest.map_structure(rows, data, expand_composites=False)

@@ -1,0 +1,93 @@
+"""Layers in a tfdist scope: every replica its own random numbers, all replicas the same state."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import UnsupportedError
+from tfdist.training.replica import across, current_step
+
+# An odd constant near 2^32 / golden ratio: multiples of it by small replica numbers lie far apart in every bit range.
+_SEED_STRIDE = 0x9E3779B1
+
+
+def require_no_state_of_rows(model: keras.Model) -> None:
+    """Raise if a layer keeps a row of state for each row of a batch, of which every replica has others.
+
+    Args:
+        model: in whose strategy's scope this is called.
+    Raises:
+        UnsupportedError: a recurrent layer is stateful, and there are several replicas.
+    """
+    replicas = tf_strategies.replica_count(model.distribute_strategy)
+    for layer in keras_model.layers(model) if replicas > 1 else ():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                f"the layer {layer.name!r} is stateful: it keeps a row of state for each row of a batch of fixed size, "
+                f"and each of the {replicas} replicas has some of the rows. Declare it with stateful=False and an "
+                "input without a batch size, or train with one replica."
+            )
+
+
+def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
+    """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
+    for generator in [*keras_variables.seed_generators(model), unseeded]:
+        keras_layers.override_next(generator, functools.partial(_next, generator))
+    for layer in keras_model.layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            keras_layers.override_moments(layer, functools.partial(_moments, layer))
+
+
+def _next(generator: Any, ordered: bool = True) -> Any:
+    """Draw as Keras does, and fold the replica's number into the key; replica 0 draws what one device draws."""
+    seed = keras_layers.own_next(generator, ordered)
+    current = current_step.current()
+    if current is None:
+        return seed
+    current.draws[id(generator)] += 1
+    if current.index is not None:
+        key = tf.math.floormod(tf.cast(current.index, tf.int64) * _SEED_STRIDE, 1 << 31)
+        return seed + tf.cast(tf.stack([key, tf.zeros_like(key)]), seed.dtype)
+    key = (tf_strategies.replica_index() * _SEED_STRIDE) % (1 << 31)
+    return seed + tf.constant([key, 0], dtype=tf.as_dtype(seed.dtype)) if key else seed
+
+
+def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return mean and variance of the global batch over the unmasked entries.
+
+    First the mean is reduced, then the squared distances from it: their sum loses nothing where values lie far from
+    zero, as the difference E(x^2) - E(x)^2, which Keras takes, does. Keras also forgets that the layer is
+    synchronised when there is a mask, and counts a replica's entries whether they are examples or not.
+    """
+    current = current_step.current()
+    if current is None:
+        return keras_layers.own_moments(layer, inputs, mask)
+    axes = keras_layers.reduction_axes(layer)
+    present = tf.cast(current.present, inputs.dtype)
+    channels = inputs.shape[layer.axis]
+    shape = [1] * inputs.shape.rank
+    shape[layer.axis] = channels
+    if mask is None:
+        weight = None
+        local_count = tf.cast(tf.size(inputs) // channels, inputs.dtype)
+    else:
+        weight = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), inputs.dtype), tf.shape(inputs))
+        local_count = tf.reduce_sum(weight) / channels
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        values = values if weight is None else tf.math.multiply_no_nan(values, weight)
+        return tf.math.multiply_no_nan(tf.reduce_sum(values, axis=axes), present)
+
+    what = f"the synchronized layer {layer.name!r}"
+    sums, count = across.summed([total(inputs), local_count * present], what, current)
+    mean = tf.math.divide_no_nan(sums, count)
+    # The distances sum to zero, so the variance does not change with the mean: its gradient need not travel.
+    centre = tf.stop_gradient(tf.reshape(mean, shape))
+    (squares,) = across.summed([total(tf.square(inputs - centre))], what, current)
+    return mean, tf.math.divide_no_nan(squares, count)

@@ -1,0 +1,165 @@
+"""Compiled losses in a tfdist scope: divided by what all replicas saw, not by what one did.
+
+With S_r the sum of a replica's weighted values, D_r what it would divide by (elements, valid mask entries, weights)
+and p_r its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with
+weights p_r (see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional
+to the number of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
+
+A function of the user's own that returns one number has reduced already. Whether that is a mean or a sum over examples
+is found out by trying (`probe`). A loss that is neither, and one of Keras' own that compares examples, is given the
+whole batch (`whole_batch`).
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.keras import loss as keras_loss
+from tfdist.errors import UnsupportedError
+from tfdist.training.replica import current_step, whole_batch
+from tfdist.training.replica.judging import Verdict
+
+
+def adapt(model: keras.Model) -> None:
+    """Let the losses that `compile` was given, that layers add, and of a `compute_loss` reduce over all replicas."""
+    container = keras_model.compiled_losses(model)
+    if container is not None:
+        keras_loss.replace_compiled(container, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+    keras_model.override_compute_loss(model, _computed)
+    for layer in keras_model.layers(model):
+        if keras_layers.may_add_losses(layer):
+            keras_layers.override_add_loss(layer, _added)
+
+
+def _added(layer: keras.layers.Layer, value: Any) -> Any:
+    """Return a loss that a layer adds, so that the mean over replicas is one device's."""
+    current = current_step.current()
+    value = tf.convert_to_tensor(value)
+    if current is None or not value.dtype.is_floating:
+        return value
+    total = tf.reduce_sum(value)  # as Keras takes what is no number
+    is_sum = current.is_sum("added", total, name=layer.path)
+    if current.noted is not None:  # what is found out besides is how the rest of the step reduces
+        return tf.zeros_like(total)
+    return tf.math.divide_no_nan(total, tf.cast(current.share, total.dtype)) if is_sum else total
+
+
+def _computed(value: Any, y_pred: Any) -> Any:
+    current = current_step.current()
+    return value if current is None else _reduced(tf.convert_to_tensor(value), "compute_loss", y_pred, current)[0]
+
+
+def _reduced(
+    value: tf.Tensor, name: str, y_pred: Any, current: current_step.Step, *, can_gather: bool = False
+) -> tuple[tf.Tensor, Verdict]:
+    """Return what the user's code has reduced to one number, so that replicas add up to one device's; and its rule."""
+    if value.shape.rank != 0 or not value.dtype.is_floating:
+        return value, "mean"
+    rule = current.rule_of("loss", value, name=name, can_gather=can_gather)
+    if current.noted is not None:
+        return _stand_in(value, y_pred, current), rule
+    return (tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype)) if rule == "sum" else value), rule
+
+
+def _stand_in(value: tf.Tensor, y_pred: Any, current: current_step.Step) -> tf.Tensor:
+    """Return a mean over examples in the place of a loss where a step is tried.
+
+    What is found out besides the loss is how the rest of the step reduces.
+    """
+    outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
+    return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
+
+
+class GlobalLoss:
+    """A loss function that, in a step, reduces over the examples of all replicas; elsewhere it is the one it wraps."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    @property
+    def tfdist_wraps(self) -> Any:
+        """The loss function that it wraps."""
+        return self._loss
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._loss, "name", type(self._loss).__name__))
+
+    def __getattr__(self, name: str) -> Any:  # name, reduction, dtype: Keras reads them
+        if name == "_loss":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self._loss, name)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        current = current_step.current()
+        if current is None:
+            return self._loss(y_true, y_pred, sample_weight)
+        given = (y_true, y_pred, sample_weight)
+        if keras_loss.compares_examples(self._loss):
+            return self._of_whole_batch(given, current)
+        if not keras_loss.reduces_by_itself(self._loss):
+            return self._of_number(tf.convert_to_tensor(self._loss(*given)), given, current)
+        parts = keras_loss.parts(self._loss, *given)
+        if parts.values.shape.rank == 0:
+            return self._of_number(parts.values, given, current)
+        if not keras_loss.keeps_examples(self._loss):
+            total, can_gather = tf.reduce_sum(parts.values), whole_batch.can_gather(given)
+            if current.rule_of("values", total, name=self._name, can_gather=can_gather) == "whole":
+                return self._of_whole_batch(given, current)
+            if current.noted is not None:
+                return _stand_in(total, y_pred, current)
+        if current.noted is not None:  # what is found out is how the rest of the step reduces
+            return tf.reduce_sum(parts.values) / tf.cast(current.rows, parts.values.dtype)
+        return _reduce(parts, self._loss, self._name, current)
+
+    def _of_number(self, value: tf.Tensor, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
+        reduced, rule = _reduced(value, self._name, given[1], current, can_gather=whole_batch.can_gather(given))
+        return self._of_whole_batch(given, current) if rule == "whole" else reduced
+
+    def _of_whole_batch(self, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
+        """Return the loss of the whole batch, for each replica; see `whole_batch`."""
+        if current.noted is not None:
+            return _stand_in(tf.zeros([]), given[1], current)
+        if not whole_batch.can_gather(given):
+            raise UnsupportedError(
+                f"the loss {self._name!r} compares the examples of a batch, and is given what cannot be gathered from "
+                "the other replicas: ragged or sparse tensors, text, or values inside a condition. Give it dense "
+                "tensors, or let it look at each example by itself."
+            )
+        whole = whole_batch.gathered(given, current, what=f"the loss {self._name!r}")
+        return whole_batch.of_each_replica(tf.convert_to_tensor(self._loss(*whole)), current)
+
+
+def _reduce(parts: keras_loss.Parts, loss: Any, name: str, current: current_step.Step) -> tf.Tensor:
+    values, reduction_name = parts.values, loss.reduction
+    share = tf.cast(current.share, values.dtype)
+    if reduction_name in (None, "none"):
+        # Keras differentiates the sum of what is left, so the gradient is a sum over replicas while the values stay.
+        scaled = tf.math.divide_no_nan(values, share)
+        return scaled + tf.stop_gradient(values - scaled)
+    total = tf.reduce_sum(values)
+    if reduction_name == "sum":
+        return tf.math.divide_no_nan(total, share)
+    elements, mask_size, valid = parts.counts
+
+    def over_replicas(*counts: Any) -> list[tf.Tensor]:
+        present = [count * tf.cast(current.present, count.dtype) for count in counts]
+        return current.sum_in_the_middle(present, what=f"the loss {name!r} (a mask, or a mean with sample weights)")
+
+    if reduction_name == "mean_with_sample_weight" and parts.weight_sum is not None:
+        (divisor,) = over_replicas(parts.weight_sum)
+    elif mask_size is not None:
+        elements, mask_size, valid = over_replicas(elements, mask_size, valid)
+        # Keras scales the valid entries by size/valid of the mask and divides by the elements, which the mask may
+        # broadcast to.
+        divisor = tf.math.divide_no_nan(elements * valid, mask_size)
+    elif all(dim is not None for dim in values.shape[1:]) and (
+        keras_loss.keeps_examples(loss) or current.has_row_of_each(values)
+    ):
+        return tf.math.divide_no_nan(total, elements)
+    else:
+        (divisor,) = over_replicas(elements)
+    return tf.math.divide_no_nan(total, share * divisor)

@@ -1,0 +1,198 @@
+"""Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import metric_weights as keras_metrics
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.errors import ConfigError
+from tfdist.gradients.reduction import replica_sums
+from tfdist.training.replica import current_step, results, states, whole_batch
+
+
+def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Raise if a metric was made outside the strategy's scope, where the replicas would share its variables.
+
+    Raises:
+        ConfigError: it was; so was the tracker of the loss if `compile` was called outside.
+    """
+    for metric in reversed(keras_model.metrics(model)):  # a container stands before what it contains
+        if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
+            raise ConfigError(
+                f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
+                "created inside, so that it exists on every replica. Create metrics and call model.compile() under "
+                "`with strategy.scope():`.",
+                name=metric.name,
+            )
+
+
+def adapt(model: keras.Model) -> None:
+    """Let a lone number given to a mean or a sum stand for a whole batch, and weigh as the replica's share of it.
+
+    A metric of a class of the user's own counts as it does, of the rows of all replicas where what it keeps is no sum
+    over examples.
+    """
+    results.adapt(model)
+    for number, metric in enumerate(keras_model.metrics(model)):
+        keras_metrics.weigh_lone_numbers(metric, _weighed)
+        keras_metrics.override_update(metric, functools.partial(_updated, number))
+    if (tracker := keras_model.loss_tracker(model)) is not None:
+        keras_metrics.scale_weights(tracker, _share_by_whole)
+
+
+def _weighed(
+    metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Return a number of this replica's examples, and its weight in the mean over all; None outside of a step.
+
+    A sum over examples is made as many times larger as this replica has a smaller share of them.
+    """
+    current = current_step.current()
+    if current is None:
+        return value, None
+    can_gather = compute is not None and whole_batch.can_gather(given)
+    rule = current.rule_of("number", value, name=metric.name, can_gather=can_gather)
+    if rule == "whole" and compute is not None and can_gather:
+        value = tf.convert_to_tensor(compute(*whole_batch.gathered(given, current, what=f"the metric {metric.name!r}")))
+    if rule == "sum":
+        value = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))
+    return value, current.share
+
+
+def _share_by_whole() -> tf.Tensor | None:
+    """Return this replica's share, where Keras weighs its loss by rows that all replicas have."""
+    current = current_step.current()
+    return current.share if current is not None and current.counts_by_whole else None
+
+
+def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> None:
+    """Count as a metric of the user's does, see `Totals` for where its state is."""
+    current = current_step.current()
+    if current is not None and current.noted is not None:
+        current.noted("metric", number, metric.name, tf.zeros([]), whole_batch.can_gather((values, named)))
+    if current is not None and current.rules.values.get(("metric", number)) == "whole":
+        values, named = whole_batch.gathered((values, named), current, what=f"the metric {metric.name!r}")
+    keras_metrics.own_update(metric, *values, **named)
+
+
+def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Return the variables of the model's metrics with their present values on this replica."""
+    return [(v, tf.identity(v.value)) for metric in model.metrics for v in metric.variables]
+
+
+def synchronise(
+    model: keras.Model,
+    logs: Any,
+    totals: results.Totals,
+    current: current_step.Step,
+    *,
+    before: Mapping[int, tf.Tensor],
+    training: bool,
+) -> Any:
+    """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both.
+
+    Args:
+        model: the model whose step it was.
+        logs: what `train_step` or `test_step` returned on this replica.
+        totals: what its metrics have counted.
+        current: the step, which has just ended.
+        before: the layers' states from before the step, see `states.before`.
+        training: whether layers may have moved their states.
+    Returns:
+        The model's metrics over all examples so far, where ``logs`` holds exactly these; else ``logs`` with every float
+        scalar averaged over the examples of the step.
+    """
+    variables = totals.variables
+    touched = {m.name for m in model.metrics if not m.variables or traced_uses.assigned(m.variables)}
+    moved = states.Moved(model, current, before) if training else None
+    parts = [] if moved is None else moved.parts
+    own, structure = scalars(logs)
+    known = totals.known()
+    totals.restore()
+    sent = ([] if known is not None else totals.parts()) + parts
+    sent += [replica_sums.weighted(value, current.weight_of("log", value)) for value in own]
+    sums = (known or []) + (current.all_reduce(sent) if sent else [])
+    if moved is not None:
+        moved.assign(sums[len(variables) : len(variables) + len(parts)])
+    gather_in_one_place(variables, sums)
+    means = sums[len(variables) + len(parts) :]
+    found = _metric_logs(model, logs, touched, totals, sums)
+    if found is None and current.replaced_results:
+        raise current_step.not_logged_as_itself(current.replaced_results[0])
+    keras_model.note_logs(model, are_metrics=found is not None)
+    return structure(means) if found is None else found
+
+
+def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
+    """Let the first replica of all hold what is summed, and the others nothing.
+
+    So the state of a metric is that of one replica, whatever their number: it can be saved, and gone on from with
+    another number. The sums are those of one device, too, which adds each batch to what there is.
+    """
+    for variable, total in zip(variables, sums, strict=False):
+        if variable.aggregation == "sum":
+            variable.assign(total if tf_strategies.replica_index() == 0 else tf.zeros_like(total))
+
+
+def _metric_logs(
+    model: keras.Model, logs: Any, touched: set[str], totals: results.Totals, sums: list[Any]
+) -> dict[str, Any] | None:
+    """Return the metrics of the model evaluated on summed variables, if that is what the logs are.
+
+    They are not where they only share a name with a metric that the step has not touched.
+    """
+    if not isinstance(logs, dict):
+        return None
+    found = totals.over(sums, lambda: keras_model.metrics_result(model))
+    return found if are_metrics(model, logs, found, touched) else None
+
+
+def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched: set[str]) -> bool:
+    """Return whether a step's logs are exactly the model's metrics.
+
+    Args:
+        model: whose step it was.
+        logs: what the step returned.
+        results: the metrics as `fit` logs them.
+        touched: names of the metrics that the step has updated; others may merely share a name with something logged.
+    """
+    untouched = {metric.name for metric in model.metrics} - touched
+    return isinstance(logs, dict) and set(results) == set(logs) and not untouched & set(logs)
+
+
+def named_scalars(logs: Any) -> list[tuple[str, tf.Tensor]]:
+    """Return the float scalars in the logs with their names in it, in the order of `scalars`."""
+    pairs = [(name, tf.convert_to_tensor(value)) for name, value in _with_names(logs) if value is not None]
+    return [(name, value) for name, value in pairs if value.shape.rank == 0 and value.dtype.is_floating]
+
+
+def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(logs, dict):
+        return [(name, leaf) for leaf in tf.nest.flatten(logs)]
+    return [pair for key in sorted(logs) for pair in _with_names(logs[key], f"{name}/{key}" if name else str(key))]
+
+
+def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
+    """Return the float scalars in the logs, and a function that puts other values in their place.
+
+    Args:
+        logs: what a step returned.
+        keep_others: whether what is no float scalar stays in the logs; else it becomes None.
+    """
+    flat = tf.nest.flatten(logs)
+    tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
+    index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]
+
+    def put(values: list[Any]) -> Any:
+        leaves: list[Any] = list(tensors) if keep_others else [None] * len(tensors)
+        for i, value in zip(index, values, strict=True):
+            leaves[i] = value
+        return tf.nest.pack_sequence_as(logs, leaves)
+
+    return [tensors[i] for i in index], put

@@ -1,0 +1,185 @@
+"""Optimizers in a tfdist scope: reduce, then unscale, then check, then clip, then apply.
+
+Keras unscales, checks, clips and decays what one replica has, and reduces last. Here the gradients are reduced as
+they enter `apply`, so everything behind it works on the gradient of the global batch, equal on every replica, and no
+condition (loss scaling, accumulation, moving averages) can be decided differently by two replicas.
+"""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.gradients.reduction import reducer, replica_sums
+from tfdist.gradients.sharding import sharded_slots
+from tfdist.monitor.process_clock import step_clock
+from tfdist.monitor.recording import graph_stamps
+from tfdist.training import loss_scale
+from tfdist.training.replica import current_step, partial_update
+
+_OF_A_TABLE = (
+    "the model runs eagerly, where tfdist cannot tell how replicas look up the table {!r}. The rows of its gradient "
+    "count as rows of examples. Where they are not (positions, the distinct words of a batch, a sparse input, "
+    "strategy.whole_inputs), {} makes another update than on one device. Leave run_eagerly=True out."
+)
+
+
+def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch.
+
+    Args:
+        optimizer: the object.
+        strategy: whose scope it was created in.
+    Raises:
+        UnsupportedError: Horovod has wrapped it.
+        ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own; or
+            it wraps one that reduces by itself.
+    """
+    if keras_optimizer.is_horovods(optimizer):
+        raise UnsupportedError(
+            f"the optimizer {type(optimizer).__name__!r} is wrapped in Horovod's DistributedOptimizer. Under Keras 3 "
+            "it averages nothing, because Keras no longer calls the methods that it overrides, and the strategy "
+            "reduces gradients by itself. Pass the plain Keras optimizer to compile().",
+            name=type(optimizer).__name__,
+        )
+    require_scope(optimizer, strategy)
+    for inner in keras_optimizer.wrapped(optimizer):  # is handed gradients that are reduced already
+        if getattr(inner, "reduces_by_itself", False):
+            raise ConfigError(
+                f"the optimizer {optimizer.name!r} wraps {inner.name!r}, which reduces gradients by itself: its own "
+                "options stand around every other optimizer. Pass what it shall do to DistributedOptimizer, such as "
+                'loss_scale="dynamic".',
+                name=optimizer.name,
+                received=inner.name,
+            )
+    keras_optimizer.override(
+        optimizer,
+        apply=functools.partial(_apply, optimizer),
+        scale_loss=functools.partial(_scale_loss, optimizer),
+    )
+
+
+def require_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise `ConfigError` if an optimizer, or one that it wraps, was created outside the strategy's scope."""
+    for one in keras_optimizer.chain(optimizer):
+        under = keras_optimizer.created_under(one)
+        if under is not strategy:
+            kind = type(strategy).__name__
+            where = (
+                "outside the scope of" if not tf_strategies.is_own(under) else "in the scope of another strategy than"
+            )
+            raise ConfigError(
+                f"the optimizer {one.name!r} was created {where} {kind}; it must be created inside, so that its "
+                "variables exist on every replica. Create it and call model.compile() under `with strategy.scope():`.",
+                name=one.name,
+            )
+
+
+def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """Take what Keras or a user gives to the optimizer: in a step, to where the step's gradients go.
+
+    The arguments are Keras' and cannot tell of which replica the gradients are, and replicas are traced side by side
+    with one optimizer: the step that this thread is in knows both.
+    """
+    current = current_step.current()
+    if current is None or current.sink is None:
+        apply_here(optimizer, list(grads), trainable_variables)
+    else:
+        grads = list(grads)
+        if tf.executing_eagerly() and current.group.size > 1:
+            _warn_of_tables(optimizer, grads, trainable_variables)
+        current.sink.apply(optimizer, grads, trainable_variables)
+
+
+def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
+    if keras_optimizer.keeps_duplicate_indices(optimizer):
+        for gradient, table in zip(grads, variables or (), strict=False):
+            if isinstance(gradient, tf.IndexedSlices):
+                _warn_of_table(table.path, type(optimizer).__name__)
+
+
+@functools.cache  # once for all replicas and steps
+def _warn_of_table(path: str, optimizer: str) -> None:
+    step_clock().warn(_OF_A_TABLE.format(path, optimizer))
+
+
+def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
+    """Apply gradients to this replica's own variables, reduced over replicas if there are several.
+
+    In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
+    """
+    variables = None if variables is None else list(variables)
+    own = sharded_slots.of(optimizer)
+    if own is None:
+        build(optimizer, variables)
+    with partial_update.updated(optimizer, variables) if own is None else own.updating(optimizer, variables):
+        _reduce_and_apply(optimizer, grads, variables)
+
+
+def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
+    if not getattr(optimizer, "reduces_by_itself", False):
+        if sharded_slots.of(optimizer) is not None:
+            build(optimizer, variables)  # which decides what is whose
+        gradients = reducer.present(grads, variables, optimizer)
+        over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
+        weighted = reducer.weighted(gradients, weight(optimizer, gradients))
+        present = with_gradients(grads, variables, optimizer)
+        scale = loss_scale.variable_of(optimizer)
+        reduced = sharded_slots.reduced(optimizer, weighted, present, over_replicas, scale=scale)
+        grads = reducer.in_their_places([gradient.value for gradient in reduced], grads)
+    type(optimizer).apply(optimizer, grads, variables)
+
+
+def build(optimizer: Any, variables: Any) -> None:
+    """Build an optimizer in its first step, outside of what is traced, with equal values on all replicas.
+
+    In a graph what begins with a value, and no function that makes it, would begin with a tensor of that graph. The
+    replica that comes first makes the variables of all, and what it assigns to them is assigned to its own copies.
+
+    Args:
+        optimizer: a Keras optimizer.
+        variables: what it will update; None: it was built before.
+    """
+    if variables is None or optimizer.built:
+        return
+    with tf.init_scope():
+        keras_optimizer.build(optimizer, variables)
+        for one in keras_optimizer.chain(optimizer):
+            for variable in one.variables:
+                tf_strategies.equalise_copies(keras_variables.value_of(variable))
+
+
+def with_gradients(grads: list[Any], variables: Any, optimizer: Any) -> list[Any]:
+    """Return the variables whose gradients are there."""
+    known = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
+    return [variable for variable, grad in zip(known, grads, strict=False) if grad is not None]
+
+
+def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | None:
+    """Return what a replica's gradients are multiplied by before they meet others; None if by nothing.
+
+    That is the replica's share of the examples, unless its loss was multiplied by it; gradients that are sums over
+    examples add up.
+    """
+    current = current_step.current()
+    if current is None or id(optimizer) in current.weighted:
+        return None
+    return current.weight_of("gradient", [gradient.value for gradient in gradients], name=optimizer.name)
+
+
+def _scale_loss(optimizer: Any, loss: Any) -> Any:
+    stamps = graph_stamps.current()
+    if stamps is not None:
+        stamps.loss(loss)
+    loss = type(optimizer).scale_loss(optimizer, loss)
+    current = current_step.current()
+    if current is not None and current.weighs_loss:
+        # One multiplication of a scalar instead of one of every gradient. In a step of the user's own, what is scaled
+        # and what is applied need not belong together.
+        current.weighted.add(id(optimizer))
+        loss = replica_sums.weighted(loss, current.weight_of_loss())
+    return loss

@@ -1,0 +1,500 @@
+"""The model that trains in a tfdist scope: its train, test and predict functions, over replicas.
+
+Keras builds these functions in methods that it lets models override (`make_train_function` and its sisters). A model
+that calls the strategy is given its own, as attributes of that one object; its class is not touched.
+"""
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import ConfigError, TfdistError, UnsupportedError
+from tfdist.gradients.sharding import sharded_slots
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training import chief_saving, standby_process, step_timestamps, worker_callbacks
+from tfdist.training.checks import distribution_guard, step_probe
+from tfdist.training.epoch import Batch, Epoch, Place
+from tfdist.training.execution import Execution, Kept, Last, Rows
+from tfdist.training.input_layout import Layout, flat
+from tfdist.training.replica import (
+    current_step,
+    replica_layers,
+    replica_metrics,
+    replica_optimizers,
+    replica_step,
+    unlike_rows,
+    whole_inputs,
+    xla_step,
+)
+
+_untraced = tf.autograph.experimental.do_not_convert
+
+
+def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers) -> None:
+    """Let this model train over the strategy's replicas. Adopting a model again does nothing."""
+    if not keras_model.mark(model, strategy):
+        return
+    keras_model.override(
+        model,
+        build=functools.partial(_build, model, strategy),
+        make_function=functools.partial(_function, model, strategy, workers),
+        make_predict_function=functools.partial(_predict_function, model, strategy, workers),
+        before=functools.partial(_before, model, strategy, workers),
+        settle=_between,
+    )
+    chief_saving.adopt(model, workers, functools.partial(sharded_slots.gathering, model))
+
+
+def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
+    """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
+    distribution_guard.require_none_else(strategy)
+    replica_layers.require_no_state_of_rows(model)
+    strategy.ready(model)
+    standby_process.stand_by(model, training=training)
+    if training:
+        step_clock().training_begins()
+    worker_callbacks.adapt(model, workers, training)
+
+
+def _between(logs: dict[str, Any]) -> dict[str, Any]:
+    """An epoch or an evaluation is over: what callbacks do now is no time of training."""
+    step_clock().epoch_ends()
+    return logs
+
+
+def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build what is not built, and let the strategy look at the weights that are new."""
+    if not keras_model.is_built(model):
+        strategy.before_build(model)
+        build(model, iterator, data_batch)
+        strategy.ready(model)
+
+
+def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build what is not built from shapes and dtypes; no batch is taken from the input."""
+    if keras_model.is_built(model):
+        return
+    replica_layers.require_no_state_of_rows(model)
+    if model.optimizer is not None and not model.optimizer.built:
+        strategy = model.distribute_strategy
+        replica_optimizers.require_scope(model.optimizer, strategy)
+        require_scope(model, strategy)
+    if iterator is not None:
+        data_batch = keras_model.input_of(iterator).element_spec
+    try:
+        keras_model.symbolic_build(model, data_batch)
+    except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
+        if isinstance(error.__context__, TfdistError):
+            raise error.__context__ from None
+        raise
+
+
+def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
+    """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
+    replica_metrics.require_scope(model, strategy)
+    training = user_step == model.train_step
+    unseeded = keras_model.global_seed_generator()
+    if training:
+        require_scope(model, strategy)
+    for optimizer in keras_model.optimizers(model) if training else ():
+        replica_optimizers.adapt(optimizer, strategy)
+
+    own = strategy.own_step(model, "train" if training else "test", unseeded)
+    replicas = tf_strategies.replica_count(strategy) if own is None else 1  # a step of its own is not tried
+    tried = step_probe.Probe(
+        model, strategy, workers, user_step, unseeded, replicas=replicas, training=training, gathers=True
+    )
+
+    on_replica = replica_step.ReplicaStep(model, user_step, unseeded, training=training, is_compiled=model.jit_compile)
+
+    @_untraced
+    def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+        def run(data: Any) -> Any:
+            sink = replica_step.OwnVariables(model, training=training)
+            return on_replica(data, sink, rows=rows, global_rows=global_rows, rules=tried.rules)
+
+        return step_timestamps.stamped(run, data) if training else run(data)
+
+    def collect(logs: Any) -> Any:
+        return tf_strategies.first_local_value(logs)
+
+    if own is not None:
+        return _Steps(model, strategy, _OfSize(model, strategy, workers, own, collect), tried, training=training)
+    run = _Replicated(model, strategy, workers, run_on_replica, collect)
+    return _Steps(model, strategy, run, tried, training=training)
+
+
+def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
+    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
+    unseeded = keras_model.global_seed_generator()
+
+    @_untraced
+    def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+        del global_rows  # nothing is summed in a prediction
+        return replica_step.predict(model, unseeded, data, current_step.Step(rows=rows, global_rows=rows))
+
+    collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
+    own = strategy.own_step(model, "predict", unseeded)
+    if own is not None:
+        return _Predictions(model, _OfSize(model, strategy, workers, own, collect))
+    return _Predictions(model, _Replicated(model, strategy, workers, run_on_replica, collect, keeps=Rows))
+
+
+class _Predictions:
+    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned.
+
+    Args:
+        model: whose.
+        run: predicts a batch.
+    """
+
+    def __init__(self, model: keras.Model, run: "_Replicated") -> None:
+        self._model = model
+        self._run = run
+
+    def __call__(self, given: list[Any]) -> Any:
+        clock = step_clock()
+        try:
+            clock.begin(Kind.PREDICT)
+            if isinstance(given[0], Place):
+                outputs = self._from(given[0].epoch, len(given))
+            else:
+                outputs = [self._run(element, whole=True) for element in given]
+        finally:
+            clock.end()
+        if not outputs:
+            raise StopIteration
+        return (
+            outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
+        )
+
+    def _from(self, batches: Epoch, left: int) -> list[Any]:
+        """Return the rows of the next batches, fewer where they end."""
+        outputs = []
+        while left:
+            count = 0 if self._model.run_eagerly else batches.free(left)
+            if count > 1 and self._run.can_run_several(batches.layout):
+                rows, examples = self._run.several(batches, count)
+                taken = len(examples)
+            else:
+                count, rows, taken = 1, None, 0
+                step_clock().enter(Phase.INPUT)
+                if (batch := batches.take()) is not None:
+                    rows, taken = self._run(batch, whole=True), 1
+            if taken:
+                outputs.append(rows)
+            if taken < count:
+                break
+            left -= taken
+        return outputs
+
+
+class _Steps:
+    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned.
+
+    Args:
+        model: says how many.
+        strategy: runs them.
+        run: runs one on a batch.
+        tried: finds out what they reduce to.
+        training: whether they are of `fit`.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Any, run: "_Replicated", tried: step_probe.Probe, *, training: bool
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._run = run
+        self._tried = tried
+        self._training = training
+        self._epoch: weakref.ref[Any] | None = None
+        self._seconds = 0.0  # of all steps
+        #: makes the step for batches of a layout, and runs nothing
+        self.trace = run.trace
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        batches = iter(iterator)
+        self._renew_reduction(iterator)
+        whole = not isinstance(iterator, tf.distribute.DistributedIterator)
+        clock = step_clock()
+        logs, left = None, self._model.steps_per_execution
+        began = time.monotonic()
+        try:
+            clock.begin(Kind.TRAIN if self._training else Kind.TEST)
+            while left:
+                if isinstance(batches, Epoch) and (count := self._free(batches, left)) > 1:
+                    last, rows = self._run.several(batches, count)
+                    self._note_trained(rows)
+                    logs, left = (last if rows else logs), left - len(rows)
+                    if len(rows) < count:
+                        break
+                    continue
+                clock.enter(Phase.INPUT)
+                element = next(batches, None)
+                if element is None:
+                    break
+                if self._tried.is_due:
+                    if not self._tried.look(_slices(element, self._strategy, whole=whole)):
+                        self._run.forget()
+                    self._tried.warn()
+                logs, left = self._run(element, whole=whole), left - 1
+                if clock.counts_examples:
+                    self._note_trained([_examples(element, self._strategy, whole=whole)])
+        finally:
+            clock.end()
+            self._seconds += time.monotonic() - began
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def _renew_reduction(self, epoch: Any) -> None:
+        """At the beginning of an epoch, let optimizers choose again how gradients travel."""
+        if not self._training or (self._epoch is not None and self._epoch() is epoch):
+            return
+        self._epoch = weakref.ref(epoch)
+        choosing = [one for one in keras_model.optimizers(self._model) if hasattr(one, "renew_reduction")]
+        renewed = [one.renew_reduction(self._run.workers, self._seconds) for one in choosing]
+        if any(renewed):
+            self._run.forget()
+
+    def _free(self, batches: Epoch, wanted: int) -> int:
+        """Return how many of the next steps can run in one graph; an eager model is there to be looked at."""
+        if self._model.run_eagerly or self._tried.is_due or not self._run.runs_several:
+            return 0
+        return batches.free(wanted)
+
+    def _note_trained(self, rows: Sequence[int]) -> None:
+        clock = step_clock()
+        if self._training and clock.counts_examples:
+            for examples in rows:
+                clock.trained(examples, tf_strategies.replica_count(self._strategy))
+
+
+class _Replicated:
+    """A function of one replica's batch, run on every replica, traced once for each layout of the input.
+
+    Args:
+        model: decides whether to trace at all.
+        strategy: runs it.
+        workers: how long they may wait for each other.
+        run_on_replica: takes a replica's data, its number of examples, and that of all replicas (or None).
+        collect: makes of the per-replica results what is returned.
+        keeps: makes what a graph of several steps keeps of what is returned.
+    """
+
+    #: whether one graph may run several steps
+    runs_several = True
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        workers: Workers,
+        run_on_replica: Callable[..., Any],
+        collect: Callable[..., Any],
+        *,
+        keeps: Callable[[], Kept] = Last,
+    ) -> None:
+        self._keeps = keeps
+        self.workers = workers
+        self._model = model
+        self._strategy = strategy
+        self._run_on_replica = run_on_replica
+        self._collect = collect
+        self._traced: dict[str, Any] = {}
+        self._executions: dict[str, Execution] = {}
+        self._traced_free = self._trace(self._free, reduce_retracing=True)
+
+    def __call__(self, element: Any, *, whole: bool) -> Any:
+        """Run one step on a `Batch`, on a whole batch of tensors or arrays, or on per-replica values."""
+        step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
+        with self.workers.waiting("a step"), xla_step.named_errors():
+            if not isinstance(element, Batch):
+                return self._traced_free(self._whole(element) if whole else tensors(element), whole)
+            return self._of(element.layout)(element.rows, *element.tensors)
+
+    def _whole(self, element: Any) -> Any:
+        """Return a whole batch, of which each replica will compute its part, as tensors."""
+        data = batch_of(element, self._strategy)
+        if tf_strategies.replica_count(self._strategy) > 1:
+            unlike_rows.require_none(data)
+        return data
+
+    def can_run_several(self, layout: Layout) -> bool:
+        """Return whether the rows that steps on batches of this layout return can be kept in one graph."""
+        return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
+
+    def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
+        """Run steps on the next batches in one graph; return what is kept of them, and the examples of each.
+
+        Fewer steps than ``count`` have run where the input has ended.
+        """
+        with self.workers.waiting("a step"), xla_step.named_errors():
+            execution = self._execution_of(batches.layout)
+            step_clock().enter(Phase.EXECUTE)
+            return execution.run(batches, count)
+
+    def _execution_of(self, layout: Layout) -> Execution:
+        """Return the graph of several steps on batches of this layout, and trace the step it is made of."""
+        if layout.key not in self._executions:
+            is_watched = step_clock().reporter is not None or self.workers.count > 1
+            self._executions[layout.key] = Execution(
+                self._of(layout).get_concrete_function(),
+                self._keeps(),
+                renew=self.workers.renew if is_watched else None,
+                on_trace=self._note_tracing,
+            )
+        return self._executions[layout.key]
+
+    def forget(self) -> None:
+        """Drop what was traced before it was known what the step reduces to."""
+        self._traced.clear()
+        self._executions.clear()
+        self._traced_free = self._trace(self._free, reduce_retracing=True)
+
+    def trace(self, layout: Layout) -> None:
+        """Make the function for batches of this layout, which is not run."""
+        if not self._model.run_eagerly:
+            self._of(layout).get_concrete_function()
+
+    def _of(self, layout: Layout) -> Any:
+        """Return the function for this layout, which is traced when it is called first."""
+        if layout.key not in self._traced:
+            signature = [tf.TensorSpec([], tf.int32), *layout.signature]
+            packed = functools.partial(self._packed, layout)
+            self._traced[layout.key] = self._trace(packed, input_signature=signature)
+        return self._traced[layout.key]
+
+    def _trace(self, function: Callable[..., Any], **options: Any) -> Any:
+        return function if self._model.run_eagerly else tf.function(_untraced(function), **options)
+
+    def _packed(self, layout: Layout, global_rows: tf.Tensor, *tensors: Any) -> Any:
+        self._note_tracing()
+        rows, data = layout.pack(tensors, tf_strategies.slices_of_replicas(self._strategy.extended))
+        return self._collect(self._strategy.run(self._run_on_replica, args=(data, rows, global_rows)))
+
+    def _note_tracing(self) -> None:
+        if not self._model.run_eagerly:
+            step_clock().enter(Phase.TRACE)
+
+    def _free(self, data: Any, whole: bool) -> Any:
+        self._note_tracing()
+        run = _untraced(self._on_own_part if whole else self._on_own_data)
+        return self._collect(self._strategy.run(run, args=(data,)))
+
+    def _on_own_data(self, data: Any) -> Any:
+        """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
+        data = whole_inputs.wrapped(data, self._strategy.whole_inputs)
+        return self._run_on_replica(data, current_step.rows_of(data), None)
+
+    def _on_own_part(self, data: Any) -> Any:
+        """Run on this replica's part of a batch that every replica was given whole."""
+        rows, part = current_step.part_of(
+            data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy)
+        )
+        return self._run_on_replica(part, rows, current_step.rows_of(data))
+
+
+class _OfSize(_Replicated):
+    """A function of one replica's batch that is traced for each number of examples, and shape, that comes.
+
+    What it runs takes a replica's data, and the number of examples of all replicas as Python's.
+    """
+
+    runs_several = False
+
+    def __call__(self, element: Any, *, whole: bool) -> Any:
+        """Run one step on a `Batch`, or on a whole batch of tensors or arrays."""
+        step_clock().enter(Phase.EXECUTE)
+        with self.workers.waiting("a step"):
+            if isinstance(element, Batch):
+                _, data = element.layout.slices(element.tensors)[0]
+                unlike_rows.require_none(data)  # micro-batches are cut from a batch that is in one part, too
+                count, key = int(element.rows), element.layout.key
+            else:
+                require_whole(whole)
+                data = batch_of(element, self._strategy)
+                unlike_rows.require_none(data)
+                count, key = int(current_step.rows_of(data)), "whole"
+                _, data = current_step.part_of(data, *self._strategy.position)
+            leaves = flat((data,))
+            key = f"{key} of {count}: {[tf.type_spec_from_value(leaf) for leaf in leaves]}"
+            if key not in self._traced:
+                function = tf.function(_untraced(functools.partial(self._of_size, data, count)))
+                self._traced[key] = function.get_concrete_function(*leaves)
+            return self._traced[key](*leaves)
+
+    def can_run_several(self, layout: Layout) -> bool:
+        """Return no."""
+        return False
+
+    def trace(self, layout: Layout) -> None:
+        """Make nothing: what is traced depends on the number of examples."""
+
+    def _of_size(self, structure: Any, count: int, *leaves: Any) -> Any:
+        self._note_tracing()
+        given = iter(leaves)
+        shape = tf.nest.flatten(structure, expand_composites=False)
+        data = tf.nest.pack_sequence_as(
+            structure, [None if leaf is None else next(given) for leaf in shape], expand_composites=False
+        )
+        return self._collect(self._strategy.run(self._run_on_replica, args=(data, count)))
+
+
+def require_whole(whole: bool) -> None:
+    """Raise unless a step is given the batch of all replicas."""
+    if not whole:
+        raise UnsupportedError(
+            "the input was distributed by another way than fit's, and a pipeline has to know its sizes. Pass arrays or "
+            "a tf.data.Dataset to fit, evaluate and predict."
+        )
+
+
+def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
+    """Return the number of examples and the data of replicas of this worker."""
+    if isinstance(element, Batch):
+        return element.layout.slices(element.tensors)
+    data = batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
+    return [(current_step.rows_of(data), data)]
+
+
+def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
+    """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
+    if isinstance(element, Batch):
+        return int(element.rows)
+    return int(current_step.rows_of(batch_of(element, strategy))) if whole else 0
+
+
+def batch_of(element: Any, strategy: Any) -> Any:
+    """Return a single batch as tensors, with `Whole` inputs where the strategy names some."""
+    return whole_inputs.wrapped(tensors(element), strategy.whole_inputs)
+
+
+def tensors(element: Any) -> Any:
+    """Return the nest with arrays as tensors, so that new values do not trace the step again."""
+    keep = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.distribute.DistributedValues, type(None))
+    return tf.nest.map_structure(
+        lambda leaf: leaf if isinstance(leaf, keep) else tf.convert_to_tensor(leaf), element, expand_composites=False
+    )
+
+
+def require_scope(model: keras.Model, strategy: Any) -> None:
+    """Raise if a weight that is trained was created outside the scope: replicas would wait for each other."""
+    for variable in model.trainable_weights:
+        if not tf_strategies.created_under(variable.value, strategy):
+            raise ConfigError(
+                f"the weight {variable.path!r} was created outside the scope of {type(strategy).__name__}; it must be "
+                "created inside, so that it exists on every replica. Build every layer that trains under "
+                "`with strategy.scope():`, or freeze it (trainable=False).",
+                name=variable.path,
+            )

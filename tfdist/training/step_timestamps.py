@@ -1,0 +1,75 @@
+"""Timestamps of a step's parts, if this process records them; see `tfdist.monitor.recording.graph_stamps`."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow import traced_uses
+from tfdist.monitor.process_clock import recorder
+from tfdist.monitor.recording import graph_stamps
+from tfdist.monitor.recording.compiled_stamps import CompiledRows
+from tfdist.monitor.recording.operations import OperationRows
+from tfdist.monitor.recording.part_stamps import PassesRow
+from tfdist.monitor.recording.recorder import Recorder
+from tfdist.native.stamp_ops import stamp_ops
+
+_rows: graph_stamps.Rows | None = None
+
+
+def stamped(run: Callable[[Any], Any], data: Any) -> Any:
+    """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped.
+
+    Args:
+        run: traces it, given its data.
+        data: of the replica.
+    """
+    here = len(tf.distribute.get_strategy().extended.worker_devices)
+    is_first = tf_strategies.replica_index() % here == 0
+    if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp() or not is_first:
+        return run(data)
+    with graph_stamps.Stamps(_rows_of_this_process()) as stamps:
+        returned = run(stamps.from_begin(data))
+        stamps.end()
+        return returned
+
+
+@contextlib.contextmanager
+def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
+    """Let the part of a step that is traced in the block be stamped, if somebody records; see `PassesRow.numbers`.
+
+    Args:
+        data: of the part.
+    Yields:
+        The data, behind the stamp of the begin, and the stamps; None where there are none.
+    """
+    if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp():
+        yield data, None
+        return
+    row = PassesRow(traced_uses.independent)
+    with graph_stamps.Stamps(row) as stamps:
+        yield stamps.from_begin(data), row
+
+
+def record_with(observer: Recorder) -> None:
+    """Hand the stamps of this process' steps, those of functions that are traced already too, to this recorder."""
+    if _rows is not None:
+        observer.take_stamps_from(_rows.read)
+
+
+def new_rows() -> graph_stamps.Rows:
+    """Return rows for stamps: of operations of our own, or of TensorFlow's where there are none."""
+    ops = stamp_ops()
+    return OperationRows(traced_uses.independent) if ops is None else CompiledRows(ops, traced_uses.independent)
+
+
+def _rows_of_this_process() -> graph_stamps.Rows:
+    global _rows
+    if _rows is None:
+        _rows = new_rows()
+        observer = recorder()
+        assert observer is not None
+        observer.take_stamps_from(_rows.read)
+    return _rows

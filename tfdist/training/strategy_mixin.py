@@ -1,0 +1,291 @@
+"""A mix-in that makes Keras' `fit` correct under tfdist's strategies."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat import random_states
+from tfdist.compat.keras import keras_frames as keras_calls
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.gradients.sharding import slot_saving
+from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
+from tfdist.training import call_ends, process_end, worker_callbacks
+from tfdist.training import replicated_model as models
+from tfdist.training.checks import untested
+from tfdist.training.global_batches import Input, Source, Tee, in_parts
+from tfdist.training.replica import current_step, replica_optimizers
+
+
+class KerasTraining:
+    """Adopts the Keras models that train under the strategy; to be listed before TensorFlow's strategy class.
+
+    A subclass sets `_workers` before the first model trains.
+    """
+
+    _workers: Workers
+    _sharding: OptimizerSharding | None = None
+    #: sees what the replicas of this process are given, step by step; `tfdist verify SCRIPT` sets it
+    tee: Tee | None = None
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas over all workers; 1 inside a Keras step, which is computed as on one device."""
+        return 1 if current_step.current() is not None else super().num_replicas_in_sync  # type: ignore[misc]
+
+    @property
+    def loss_reduction(self) -> str:
+        """What losses are that reduce by themselves: "detect" (tried on a few rows of the first batch), "mean", "sum".
+
+        Such are those of a `train_step` or `compute_loss` of one's own, and loss functions that return one number. It
+        is to be set before `fit`.
+
+        Example:
+            >>> strategy.loss_reduction = "mean"              # doctest: +SKIP
+        """
+        return vars(self).get("_loss_reduction", "detect")
+
+    @loss_reduction.setter
+    def loss_reduction(self, value: str) -> None:
+        vars(self)["_loss_reduction"] = validation.one_of("loss_reduction", value, ("detect", "mean", "sum"))
+
+    @property
+    def whole_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that are no examples, such as the edges of one graph: every replica is given them whole.
+
+        The others tell how many examples a batch has. A name is a key of ``x`` or its number, where ``x`` is a dict or
+        a tuple; deeper ones have slashes. It is to be set before `fit`, for batches of a dataset or a generator: Keras
+        refuses arrays of unlike lengths. All workers must read the same dataset.
+
+        Guaranteed: the numbers of one device, in `fit`, `evaluate`, `predict` and the methods for one batch.
+
+        Raises:
+            ConfigTypeError: it is set to something else than names.
+
+        Example:
+            >>> strategy.whole_inputs = ["edges"]             # doctest: +SKIP
+        """
+        return vars(self).get("_whole_inputs", ())
+
+    @whole_inputs.setter
+    def whole_inputs(self, value: Sequence[str | int]) -> None:
+        if isinstance(value, str) or not all(type(name) in (str, int) for name in value):
+            raise ConfigTypeError(
+                f"whole_inputs is {value!r}; it must be a list of names of inputs, such as ['edges'].",
+                name="whole_inputs",
+                received=value,
+            )
+        vars(self)["_whole_inputs"] = tuple(map(str, value))
+
+    @property
+    def workers(self) -> Workers:
+        """The worker processes of this strategy, and how they agree."""
+        return self._workers
+
+    @property
+    def sharding(self) -> OptimizerSharding | None:
+        """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
+        return self._sharding
+
+    def whole_value(self, variable: keras.Variable) -> Any:
+        """Return the value of an optimizer's variable as one device has it, an array; every worker must call it.
+
+        Where slots are sharded, ``optimizer.variables`` are this worker's parts of them. All other variables are the
+        same everywhere, and come as they are.
+
+        Args:
+            variable: a Keras variable of an optimizer of this strategy.
+
+        Example:
+            >>> strategy.whole_value(model.optimizer.variables[-1]).shape        # doctest: +SKIP
+            (8, 1)
+        """
+        return slot_saving.whole_value(self._workers, variable)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files and shows progress."""
+        return self._workers.is_chief
+
+    def scope(self) -> Any:
+        """Return a context in which variables are created on every replica.
+
+        Example:
+            >>> with strategy.scope():                       # doctest: +SKIP
+            ...     model = keras.Sequential([keras.layers.Dense(1)])
+            ...     model.compile("sgd", "mse")
+        """
+        process_end.end_inputs_with_process()
+        self._adopt_caller()
+        return super().scope()  # type: ignore[misc]
+
+    @tf_strategies.not_converted
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Call a function on every replica, as TensorFlow does; for a loop of your own.
+
+        Raises:
+            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
+
+        Example:
+            >>> strategy.run(step, args=(next(batches),))        # doctest: +SKIP
+        """
+        self._refuse_keras("run")
+        return super().run(fn, args, kwargs, options)  # type: ignore[misc]
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it.
+
+        Raises:
+            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
+            ConfigError: for that of a model that was created outside the scope.
+        """
+        epoch_iterator = keras_model.calling_epoch_iterator()
+        caller = None if epoch_iterator is None else self._adopt_caller()
+        if epoch_iterator is None or caller is None:
+            self._refuse_keras("experimental_distribute_dataset")
+            if self.whole_inputs and tf_strategies.replica_count(self) > 1:
+                index, count = self._position
+                replicas = tf_strategies.slices_of_replicas(self.extended)  # type: ignore[attr-defined]
+                slices = [index * self._slices + one for one in replicas]
+                parts = in_parts(dataset, self._workers, slices, count * self._slices, self.whole_inputs)
+                return super().distribute_datasets_from_function(lambda context: parts, options)  # type: ignore[misc]
+            return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+        worker_callbacks.quiet(caller, self._workers)
+        batches = keras_model.batches_of(epoch_iterator)
+        distributed = Input(
+            dataset,
+            batches=batches,
+            local_replicas=self._slices,
+            workers=self._workers,
+            position=self._position,
+            expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
+            gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
+            whole=self.whole_inputs,
+            tee=self.tee,
+        )
+        call_ends.at_end(caller, distributed.end)
+        if distributed.source is Source.OWN:
+            keras_model.set_batches(epoch_iterator, distributed.batches)
+        return distributed
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduce a value over replicas, as TensorFlow does.
+
+        Example:
+            >>> strategy.reduce("SUM", strategy.run(step), axis=None)    # doctest: +SKIP
+        """
+        # Keras takes the mean of a nest of per-replica batches to see their shapes, which may differ.
+        if isinstance(value, (tuple, list, dict)) and keras_model.asks_for_shapes():
+            return tf_strategies.first_local_value(value)
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+    def on_variable(self) -> None:
+        """Adopt what is creating a variable: the model whose `compile` is, for it may save before it trains.
+
+        An optimizer is told that its slots are sharded, if they are.
+
+        Raises:
+            ConfigError: the model or its optimizer was created outside the scope.
+        """
+        optimizer = keras_optimizer.creating_variable()
+        if optimizer is not None and self._sharding is not None:
+            self._sharding.adopt(optimizer)
+        compiling = keras_model.compiling_model()
+        if compiling is None:
+            return
+        self._require_created_inside(compiling, "is compiled")
+        self._take(compiling)
+        if getattr(compiling, "optimizer", None) is not None:
+            replica_optimizers.require_scope(compiling.optimizer, self)
+
+    #: whether the predict function of its models takes `epoch.Place`s in the place of batches
+    _predicts_from_input = True
+
+    @property
+    def _slices(self) -> int:
+        """Into how many slices this process's part of a batch is cut."""
+        return len(tf_strategies.one_of_each(self.extended))  # type: ignore[attr-defined]
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
+        return self._workers.index, self._workers.count
+
+    def own_step(self, model: Any, kind: str, unseeded: Any) -> "Callable[[Any, int], Any] | None":
+        """Return what takes the place of Keras' step on a replica; None: Keras' own runs.
+
+        Args:
+            model: the model.
+            kind: "train", "test" or "predict".
+            unseeded: Keras' generator for random numbers without a seed.
+        """
+        return None
+
+    def before_build(self, model: Any) -> None:
+        """Look at a model that is built, before its optimizer is."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
+        return self._position
+
+    def ready(self, model: Any) -> None:
+        """Look at a model that is about to train, test or predict."""
+
+    def _adopt(self, model: Any) -> None:
+        models.adopt(model, self, self._workers)
+
+    def _require_created_inside(self, model: Any, what: str) -> None:
+        if keras_model.created_under(model) is not self:
+            raise ConfigError(
+                f"the model {model.name!r} {what} in the scope of {type(self).__name__} and was created outside of it, "
+                "so it would train without the strategy; it must be created inside, so that its weights exist on every "
+                "replica. Create it, its optimizer and its metrics, and call model.compile(), under "
+                "`with strategy.scope():`.",
+                name=model.name,
+            )
+
+    def _refuse_keras(self, method: str) -> None:
+        """Raise if Keras' own code calls: a model that was adopted has its own functions, which call from here."""
+        function = keras_calls.calling_keras_function(self)
+        if function is None:
+            return
+        model = keras_model.calling_trainer()
+        if model is not None:
+            self._require_created_inside(model, "is used")
+        if model is not None and not keras_model.is_marked(model):
+            raise ConfigError(
+                f"the model {model.name!r} was created in the scope of {type(self).__name__} and never compiled, and "
+                "its first use is predict_on_batch: replicas would each predict the whole batch. Call model.compile() "
+                "in the scope first, or model.predict().",
+                name=model.name,
+            )
+        seen = f"has called {type(self).__name__}.{method} for a model that tfdist has not recognised"
+        raise keras_calls.refuse(function, seen=seen)
+
+    def _adopt_caller(self) -> Any:
+        caller = keras_model.calling_model(self)
+        if caller is not None:
+            self._take(caller)
+        return caller
+
+    def _take(self, model: Any) -> None:
+        untested.require(tf.__version__, keras.__version__)
+        call_ends.watch(model)
+        self._adopt(model)
+
+
+def agree_on_seed(workers: Workers) -> None:
+    """Give workers that have set no seed the chief's, so that unseeded shuffles draw alike on all of them."""
+    mine = random_states.global_seed()
+    drawn = secrets.randbits(48)
+    seen = workers.gather([mine is not None, drawn])
+    if not seen[:, 0].any():
+        tf.random.set_seed(int(seen[0, 1]))

@@ -1,0 +1,162 @@
+"""Keras callbacks over several workers: the chief alone writes and shows progress, and all decide alike."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
+from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.errors import UnsupportedError
+from tfdist.gradients.sharding import sharded_slots
+from tfdist.gradients.sharding import slot_callbacks as sharded_callbacks
+from tfdist.gradients.sharding import slot_saving as sharded_saving
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training import callback_analysis, loss_scale
+
+# What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
+_CHIEF_ONLY = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+# What reads weights to save them, which all workers do together where they lie in parts.
+_SAVE_MODELS = (keras.callbacks.ModelCheckpoint,)
+
+
+def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
+    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs little."""
+    running = keras_model.calling_callbacks(model)
+    if running is None or any(isinstance(callback, (_Agree, _Ends)) for callback in running.callbacks):
+        return
+    if training:
+        loss_scale.show(model, running)
+    if training and step_clock().reporter is not None:
+        running.callbacks.append(_Ends())
+    is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
+    is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
+    if is_sharded:  # where weights lie in parts too, all save the model together
+        sharded_callbacks.adapt(running.callbacks, writes=workers.is_chief or is_cut)
+    if workers.count == 1:
+        return
+    if is_cut:
+        _require_together(running.callbacks)
+        for callback in running.callbacks:
+            if isinstance(callback, _SAVE_MODELS):
+                keras_callbacks.let_share_folder(callback)
+    if not workers.is_chief:  # what all have parts of all save together
+        together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_callbacks.SAVE_SLOTS if is_sharded else ()))
+        alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)
+        running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, alone)]
+    if training:
+        agree = _Agree(workers, running.callbacks, is_sharded=is_sharded)
+        agree.set_model(model)
+        running.callbacks.append(agree)
+
+
+def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Raise if a callback of the chief's reads weights, to which every worker has to bring its part.
+
+    Raises:
+        UnsupportedError: one does.
+    """
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UnsupportedError(
+                f"the callback {name} of Keras backs up what the chief has, and weights lie in parts on all workers. "
+                "Use tfdist.callbacks.BackupAndRestore, which saves every worker's part."
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
+            raise UnsupportedError(
+                f"the callback {name} has histogram_freq={callback.histogram_freq}, for which the chief reads weights "
+                "by itself, and they lie in parts on all workers. Pass histogram_freq=0."
+            )
+
+
+def quiet(model: keras.Model, workers: Workers) -> None:
+    """Keep TensorBoard, which writes as soon as it is told of its model, from doing so except on the chief."""
+    if workers.is_chief:
+        return
+    for callback in keras_model.given_callbacks(model):
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            callback.write_graph = False
+            callback.embeddings_freq = 0
+
+
+class _Ends(keras.callbacks.Callback):
+    """Tells the agent that training is over: what the script does then may take any time."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        step_clock().training_ends()
+
+
+class _Agree(keras.callbacks.Callback):
+    """Runs behind all others: what they decided on one worker holds on every worker before the next step."""
+
+    def __init__(self, workers: Workers, others: list[keras.callbacks.Callback], *, is_sharded: bool = False) -> None:
+        super().__init__()
+        self._workers = workers
+        # Keras' own callbacks decide from the logs, which are equal; one of the user's that does more than watch may
+        # decide from anything.
+        self._every_batch = any(_acts_on_batches(callback) for callback in others)
+        restoring = [callback for callback in others if isinstance(callback, keras.callbacks.BackupAndRestore)]
+        self._restores = bool(restoring)
+        self._finds = any(keras_callbacks.finds_backup(callback) for callback in restoring)
+        self._is_sharded = is_sharded
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        mine = [self._every_batch, self._restores, self._finds, keras_model.initial_epoch(self.model)]
+        seen = self._workers.gather(mine)
+        self._every_batch = bool(seen[:, 0].any())
+        chief_restores, chief_finds, chief_epoch = seen[0, 1:]
+        if chief_restores:
+            if self._is_sharded:
+                sharded_callbacks.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
+            keras_model.set_initial_epoch(self.model, int(chief_epoch))
+            same = [
+                one for one in keras_variables.persistent_variables(self.model) if sharded_saving.part_of(one) is None
+            ]
+            for variable in same:
+                variable.assign(self._workers.from_chief(tf.convert_to_tensor(variable.value)))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._every_batch:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        """Stop if any worker wants to stop; use the chief's learning rate."""
+        rates = keras_optimizer.learning_rate_variables(self.model.optimizer)
+        mine = [as_integer(float(rate.numpy())) for rate in rates]
+        seen = self._workers.gather([bool(self.model.stop_training), *mine])
+        self.model.stop_training = bool(seen[:, 0].any())
+        for rate, own, chiefs in zip(rates, mine, seen[0, 1:], strict=True):
+            if chiefs != own:
+                rate.assign(as_float(int(chiefs)))
+
+
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback may decide something after a batch, as far as can be seen."""
+    ours = type(callback).__module__.split(".")[0] in ("keras", "tfdist")
+    if ours and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return False
+    base = keras.callbacks.Callback
+    lambdas = {"on_train_batch_begin", "on_train_batch_end"} & vars(callback).keys()
+    is_called = bool(lambdas) or any(
+        getattr(type(callback), name) is not getattr(base, name)
+        for name in ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    )
+    return is_called and not callback_analysis.only_watches(callback)

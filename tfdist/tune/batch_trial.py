@@ -1,0 +1,180 @@
+"""Try one batch in separate processes: start the job, wait for its end, judge the result."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.monitor.stopwatch import Measurement, Request, read
+from tfdist.tune.batch_search import Outcome, Tried
+from tfdist.tune.batch_size import VARIABLE
+
+# What TensorFlow, CUDA, C++ and Python say when there is no memory.
+_NO_MEMORY = re.compile(
+    r"OOM when allocating|ResourceExhaustedError|RESOURCE_EXHAUSTED|ResourceExhausted|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|failed to allocate memory|std::bad_alloc|MemoryError|Cannot allocate memory|out of memory"
+    r"|pthread_create\(\) failed",  # no room for its stack
+    re.IGNORECASE,
+)
+_KILLED = 128 + signal.SIGKILL
+_GRACE_SECONDS = 5.0
+_SHOWN_LINES, _LINE_LENGTH, _READ_BYTES = 15, 160, 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is tried.
+
+    Attributes:
+        run: arguments of `tfdist run`, before the script.
+        script: the script and its own arguments.
+        argument: of the script, which takes the batch; None: the script calls `tfdist.tune.batch_size`.
+        warm_up: steps before the clock starts.
+        steps: steps that are measured.
+        memory_limit: bytes of data (heap, stacks, private memory) of each process, or None.
+        timeout_seconds: for one trial.
+    """
+
+    run: tuple[str, ...] = ()
+    script: tuple[str, ...]
+    argument: str | None = None
+    warm_up: int = 3
+    steps: int = 20
+    memory_limit: int | None = None
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of one batch.
+
+    Attributes:
+        batch: as it was given to the script.
+        outcome: what became of it.
+        text: in words, where it does not fit.
+        examples: of a step over all replicas.
+        replicas: over all workers.
+        speed: examples per second: the median over blocks of steps.
+        memory: the largest resident set among the workers' processes, bytes.
+        device_memory: the most that a worker had allocated on its GPUs, bytes.
+    """
+
+    batch: int
+    outcome: Outcome
+    text: str = ""
+    examples: int = 0
+    replicas: int = 1
+    speed: float = 0.0
+    memory: int = 0
+    device_memory: int = 0
+
+    @property
+    def tried(self) -> Tried:
+        """What the search needs of it."""
+        return Tried(batch=self.batch, outcome=self.outcome, speed=self.speed)
+
+    @property
+    def per_replica(self) -> int:
+        """Examples of a step on the replica that has the most."""
+        return -(-self.examples // self.replicas)
+
+
+def judged(batch: int, code: int | None, output: str, found: Sequence[Measurement], job: Job) -> Trial:
+    """Return what a job's end means.
+
+    Args:
+        batch: as it was given to the script.
+        code: exit code of `tfdist run`; None if it was ended because it took too long.
+        output: what it printed.
+        found: what its workers measured.
+        job: what was asked for.
+    """
+    chief = found[0] if found else Measurement()
+    if code == 0 and chief.is_complete:
+        sizes = {"examples": chief.examples or batch, "replicas": chief.replicas}
+        memory = {"memory": max(one.memory for one in found), "device_memory": max(one.device_memory for one in found)}
+        outcome, text = _filled(batch, chief)
+        speed = statistics.median((n or batch) / seconds for n, seconds in chief.blocks)
+        return Trial(batch=batch, outcome=outcome, text=text, speed=speed, **sizes, **memory)
+    if code == _KILLED:
+        return Trial(
+            batch=batch, outcome=Outcome.TOO_LARGE, text="killed by SIGKILL, as the kernel does without memory"
+        )
+    line = next((line.strip() for line in output.splitlines() if _NO_MEMORY.search(line)), None)
+    if code not in (0, None) and line is not None:
+        return Trial(batch=batch, outcome=Outcome.TOO_LARGE, text=line[:_LINE_LENGTH])
+    if code == 0 and chief.steps:  # it was not memory that ended it: a larger batch has fewer steps still
+        wanted = job.warm_up + job.steps
+        text = f"the script trained {chief.steps} steps, and {wanted} are needed: let it train longer, or --steps fewer"
+        return Trial(batch=batch, outcome=Outcome.SHORT, text=text)
+    if code == 0:
+        text = "the script ended without a step of training in a scope of tfdist; only those are seen"
+    else:
+        how = f"not done after {job.timeout_seconds:g} s" if code is None else f"ended with code {code}"
+        text = "\n".join([how, *output.rstrip().splitlines()[-_SHOWN_LINES:]])
+    return Trial(batch=batch, outcome=Outcome.FAILED, text=text)
+
+
+def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
+    """Return whether the steps had the batch that was asked for: it is that of a replica, or the global one."""
+    seen = chief.examples
+    if seen in (0, batch, batch * chief.replicas):
+        return Outcome.FITS, ""
+    if seen < batch * chief.replicas:
+        return Outcome.SHORT, f"no step had more than {seen:,} examples: the data have no more"
+    return Outcome.FAILED, (
+        f"a step had {seen:,} examples on {chief.replicas} replica(s): the script does not train with the batch that "
+        "it is given. Let it call tfdist.tune.batch_size(default), or name its argument with --argument"
+    )
+
+
+def attempt(batch: int, job: Job) -> Trial:
+    """Start the job with a batch, and return what came of it; nothing of the job is left when this returns.
+
+    Args:
+        batch: what the script is given.
+        job: the rest.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-tune-", ignore_cleanup_errors=True) as folder:
+        request = Request(folder=folder, warm_up=job.warm_up, steps=job.steps)
+        environment = {**os.environ, VARIABLE: str(batch), **request.to_environment()}
+        given = [] if job.argument is None else [job.argument, str(batch)]
+        command = [sys.executable, "-m", "tfdist", "run", *job.run, *job.script, *given]
+        log = Path(folder, "output")
+        with open(log, "wb") as output:
+            code = _finished(command, environment, output.fileno(), job)
+        with open(log, "rb") as output:
+            output.seek(max(0, log.stat().st_size - _READ_BYTES))
+            text = output.read().decode(errors="replace")
+        return judged(batch, code, text, read(folder), job)
+
+
+def _finished(command: list[str], environment: dict[str, str], output: int, job: Job) -> int | None:
+    """Run a command to its end; return its code as a shell has it, None if it was ended for taking too long."""
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        if job.memory_limit is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (job.memory_limit, job.memory_limit))
+        code = process.wait(timeout=job.timeout_seconds)
+        return code if code >= 0 else 128 - code
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # `tfdist run` ends its workers
+            try:
+                process.wait(timeout=3 * _GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

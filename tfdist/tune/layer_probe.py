@@ -1,0 +1,96 @@
+"""Runs a script up to its first `fit`, and measures the layers of the model there.
+
+    python -m tfdist.tune.layer_probe REQUEST SCRIPT [ARGUMENTS]
+
+REQUEST is a `Request` as JSON. The process ends in the call of `fit`; nothing of it trains, and no callback is called.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import TfdistError
+from tfdist.jobs.process.script_worker import end_with_parent, run_as_main
+
+__all__ = ["Request", "main"]
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        path: where the profile goes; beside it, with ".error", a message if there is none.
+        parent: the process without which this one ends.
+        is_module: whether the script is the name of a module.
+        divisors: the batch of `fit` is measured whole, and divided by each of these.
+        counts_processor: whether seconds are those of the processor, which others cannot lengthen.
+        together: the paths of all requests that are measured at once; each process waits until all have come to `fit`.
+    """
+
+    path: str
+    parent: int
+    is_module: bool
+    divisors: tuple[int, ...]
+    counts_processor: bool
+    together: tuple[str, ...] = ()
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script, and measure the model of its first `fit`.
+
+    Args:
+        arguments: the request, the script, and its own arguments.
+    """
+    request = Request(**json.loads(arguments[0]))
+    end_with_parent(request.parent)
+    from tfdist.compat.keras.first_batch import call_instead_of_fit
+
+    call_instead_of_fit(lambda model, batch, fit: _measure(model, batch, fit, request))
+    run_as_main(arguments[1], arguments[2:], is_module=request.is_module)
+
+
+def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) -> None:
+    from tfdist.parallel.partition import profile_model
+
+    clock = time.process_time if request.counts_processor else time.perf_counter
+    rows = int(next(iter(_flat(batch[0]))).shape[0])
+    sizes = [max(rows // divisor, 1) for divisor in request.divisors]
+
+    def in_fit(batch: Any, steps: int) -> float:
+        return profile_model.step_seconds(model, batch, steps, fit=fit, clock=clock)
+
+    try:
+        profile_model.require_graph(model)  # before others are waited for
+        _meet(request)
+        found = profile_model.profile(
+            model, batch, batch_sizes=sizes, in_fit=in_fit if model.compiled else None, clock=clock
+        )
+    except TfdistError as error:
+        Path(request.path + ".error").write_text(str(error), encoding="utf-8")
+        raise SystemExit(1) from error
+    Path(request.path).write_text(found.to_json(), encoding="utf-8")
+    raise SystemExit(0)
+
+
+def _flat(value: Any) -> list[Any]:
+    import keras
+
+    return list(keras.tree.flatten(value))
+
+
+def _meet(request: Request) -> None:
+    """Wait until every process is here that is measured at once; whoever has started them has a deadline."""
+    Path(f"{request.path}.here").touch()
+    while not all(Path(f"{path}.here").exists() for path in request.together):
+        time.sleep(_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

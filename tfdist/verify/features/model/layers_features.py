@@ -1,0 +1,224 @@
+"""Layers with state, with statistics of the batch, or with random numbers."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Function, Outcome, feature
+from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, dense, regression, sgd, state, trained
+from tfdist.verify.lazy import keras, tf
+
+
+def _normalized(ctx: Context, *, synchronized: bool) -> Any:
+    with ctx.scope():
+        model = dense(keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized))
+        model.compile(sgd(), "mse")
+    return model
+
+
+def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> Outcome:
+    model = _normalized(ctx, synchronized=synchronized)
+    x, y = regression(rows)
+    outcome = trained(ctx, model, x, y, batch_size=BATCH)
+    return {**outcome, "predict": model.predict(x, batch_size=BATCH, verbose=0)}
+
+
+def _ghost_batches(rows: int) -> Function:
+    """Return the reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
+
+    Replica r of N normalises rows ``B*r//N`` to ``B*(r+1)//N`` of a batch of B by their own statistics. Gradients,
+    losses and moving statistics are averaged over replicas, weighted by examples: one without any contributes nothing.
+    """
+
+    def reference(ctx: Context) -> Outcome:
+        model = _normalized(ctx, synchronized=False)
+        model.optimizer.build(model.trainable_variables)
+        x, y = regression(rows)
+        batches = [(x[begin : begin + BATCH], y[begin : begin + BATCH]) for begin in range(0, rows, BATCH)]
+        losses = [sum(_ghost_step(model, *batch, ctx.replicas) for batch in batches) / rows for _ in range(2)]
+        predicted = model.predict(x, batch_size=BATCH, verbose=0)
+        return {"history/loss": losses, **state(ctx, model), "predict": predicted}
+
+    return reference
+
+
+def _ghost_step(model: Any, x: np.ndarray, y: np.ndarray, replicas: int) -> float:
+    """Train on one global batch and return the sum of its examples' losses."""
+    bounds = [len(x) * replica // replicas for replica in range(replicas + 1)]
+    before = [variable.numpy() for variable in model.non_trainable_variables]
+    moved = [np.zeros_like(value) for value in before]
+    with tf.GradientTape() as tape:
+        total = tf.constant(0.0)
+        for begin, end in itertools.pairwise(bounds):
+            if begin == end:
+                continue
+            for variable, value in zip(model.non_trainable_variables, before, strict=True):
+                variable.assign(value)
+            total += tf.reduce_sum(tf.square(model(x[begin:end], training=True) - y[begin:end]))
+            share = (end - begin) / len(x)
+            moved = [m + share * v.numpy() for m, v in zip(moved, model.non_trainable_variables, strict=True)]
+        loss = total / len(x)
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    for variable, value in zip(model.non_trainable_variables, moved, strict=True):
+        variable.assign(value)
+    return float(total)
+
+
+@feature(reference=_ghost_batches(EVEN), per_layout=True)
+def batch_norm(ctx: Context) -> Outcome:
+    """BatchNormalization of each replica's examples; moving statistics are the replicas' average."""
+    return _fit_normalized(ctx, EVEN)
+
+
+@feature(reference=_ghost_batches(PARTIAL), per_layout=True)
+def batch_norm_partial(ctx: Context) -> Outcome:
+    """BatchNormalization with a partial batch, weighted by examples."""
+    return _fit_normalized(ctx, PARTIAL)
+
+
+@feature(reference=_ghost_batches(37), per_layout=True)
+def batch_norm_empty_replica(ctx: Context) -> Outcome:
+    """BatchNormalization with a last batch of one example: empty replicas leave no trace."""
+    return _fit_normalized(ctx, 37)
+
+
+@feature()
+def sync_batch_norm(ctx: Context) -> Outcome:
+    """Synchronised BatchNormalization: statistics of the whole batch, as on one device."""
+    return _fit_normalized(ctx, EVEN, synchronized=True)
+
+
+@feature()
+def sync_batch_norm_partial(ctx: Context) -> Outcome:
+    """Synchronised BatchNormalization with a partial batch."""
+    return _fit_normalized(ctx, PARTIAL, synchronized=True)
+
+
+@feature()
+def sync_batch_norm_empty_replica(ctx: Context) -> Outcome:
+    """Synchronised BatchNormalization with a last batch of one example."""
+    return _fit_normalized(ctx, 37, synchronized=True)
+
+
+_ROWS, _UNITS = 12, 64
+
+
+def _draws(ctx: Context, layer: Any, *, fits: int) -> list[np.ndarray]:
+    """Return what a layer made of ones, for each example in each fit of one step: arrays of (12, 64).
+
+    Every example has an embedding of ones of its own, and the loss is half the square of what the layer makes of it.
+    For a layer that multiplies by m or adds a, a step of size 1 adds m*m or 1+a, over the number of examples.
+    """
+    with ctx.scope():
+        numbers = keras.Input((), dtype="int32")
+        embedding = keras.layers.Embedding(_ROWS, _UNITS, embeddings_initializer="ones")
+        model = keras.Model(numbers, layer()(embedding(numbers)))
+        model.compile(keras.optimizers.SGD(1.0), lambda y, made: -0.5 * keras.ops.sum(keras.ops.square(made), axis=-1))
+    draws = []
+    for _ in range(fits):
+        embedding.set_weights([np.ones((_ROWS, _UNITS))])
+        model.fit(np.arange(_ROWS), np.zeros((_ROWS, _UNITS)), batch_size=_ROWS, shuffle=False, verbose=0)
+        draws.append((embedding.get_weights()[0] - 1.0) * _ROWS)
+    return draws
+
+
+def _is_random(ctx: Context, layer: Any) -> tuple[np.ndarray, Outcome]:
+    """Return a layer's draws, and whether they are what random draws of all replicas together must be."""
+    keras.utils.set_random_seed(6)
+    first, second = _draws(ctx, layer, fits=2)
+    keras.utils.set_random_seed(6)
+    (again,) = _draws(ctx, layer, fits=1)
+    return first, {
+        "every example has numbers of its own": len(np.unique(first.round(3), axis=0)) == _ROWS,
+        "every step has numbers of its own": not np.allclose(first, second),
+        "the same seed gives the same numbers": np.allclose(first, again, atol=1e-4),
+    }
+
+
+@feature()
+def dropout(ctx: Context) -> Outcome:
+    """Dropout: another mask on every replica, the same from the same seed, half of all units kept."""
+    drawn, checks = _is_random(ctx, lambda: keras.layers.Dropout(0.5))
+    kept = drawn > 2.0  # a kept unit is doubled
+    return {
+        **checks,
+        "units are dropped or doubled": np.allclose(drawn, np.where(kept, 4.0, 0.0), atol=1e-3),
+        "half of the units are kept": abs(kept.mean() - 0.5) < 0.1,
+    }
+
+
+@feature()
+def dropout_with_seed(ctx: Context) -> Outcome:
+    """Dropout with a seed of its own."""
+    return _is_random(ctx, lambda: keras.layers.Dropout(0.5, seed=9))[1]
+
+
+@feature()
+def gaussian_noise(ctx: Context) -> Outcome:
+    """GaussianNoise: other noise on every replica, the same from the same seed, of the right size."""
+    drawn, checks = _is_random(ctx, lambda: keras.layers.GaussianNoise(0.5))
+    return {**checks, "the noise has the right size": abs((drawn - 1.0).std() - 0.5) < 0.05}
+
+
+@feature()
+def constraint(ctx: Context) -> Outcome:
+    """A constraint on a kernel, applied after each step."""
+    with ctx.scope():
+        model = dense(keras.layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5)))
+        model.compile(sgd(), "mse")
+    return trained(ctx, model, *regression(EVEN))
+
+
+@feature()
+def frozen_layer(ctx: Context) -> Outcome:
+    """A layer that is not trainable."""
+    with ctx.scope():
+        model = dense(keras.layers.Dense(8, trainable=False))
+        model.compile(sgd(), "mse")
+    return trained(ctx, model, *regression(EVEN))
+
+
+@feature()
+def convolution(ctx: Context) -> Outcome:
+    """Convolution, pooling and layer normalisation of small images."""
+    with ctx.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                keras.layers.Conv2D(4, 3, activation="relu"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Flatten(),
+                keras.layers.LayerNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(sgd(learning_rate=0.02), "mse")
+    images = np.random.default_rng(8).normal(size=(EVEN, 6, 6, 1)).astype("float32")
+    return trained(ctx, model, images, regression(EVEN)[1])
+
+
+@feature()
+def early_heads(ctx: Context) -> Outcome:
+    """Saturated softmax and sigmoid before the last layers, and attention that takes masks off, in a nested model."""
+    layers, constant = keras.layers, keras.initializers.Constant
+    with ctx.scope():
+        tokens = keras.Input((5,), dtype="int32")
+        words = layers.Embedding(10, 4, mask_zero=True)(tokens)
+        attended = layers.Add()([words, layers.MultiHeadAttention(2, 2)(words, words)])
+        states = layers.SimpleRNN(4, return_sequences=True)(attended)
+        inner = keras.Model(tokens, [layers.GlobalAveragePooling1D()(attended), states], name="inner")
+        pooled, states = inner(tokens)
+        label = layers.Dense(3, "softmax", bias_initializer=constant([30.0, 0.0, -30.0]), name="label")(pooled)
+        truth = layers.Dense(1, "sigmoid", bias_initializer=constant(30.0), name="truth")(
+            layers.Concatenate()([pooled, label])
+        )
+        model = keras.Model(tokens, [label, truth, layers.Dense(1, name="values")(states)])
+        losses = ["sparse_categorical_crossentropy", "binary_crossentropy", "mse"]
+        model.compile(sgd(learning_rate=0.01), losses, metrics=[losses[:1], losses[1:2], ["mae"]])
+    random = np.random.default_rng(5)
+    lengths = np.where(np.arange(PARTIAL) % 12 < 4, 5, 2)
+    x = np.where(np.arange(5) < lengths[:, None], random.integers(1, 10, size=(PARTIAL, 5)), 0)
+    y = [np.arange(PARTIAL) % 3, np.arange(PARTIAL)[:, None] % 2, random.normal(size=(PARTIAL, 5, 1)).astype("float32")]
+    return trained(ctx, model, x, y)

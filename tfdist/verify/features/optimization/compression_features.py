@@ -1,0 +1,73 @@
+"""`DistributedOptimizer(compression=...)`: codecs at the settings where what they lose has a bound."""
+
+from typing import Any
+
+import tfdist.optimizers
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature_tasks import EVEN, dense, regression, sgd, trained
+from tfdist.verify.lazy import keras
+
+# As for `wire_float16`: 2^-11 of a gradient on each replica and once more of the sum; bfloat16 has three bits less.
+_FLOAT16, _BFLOAT16 = 2e-3, 1e-2
+# The thin factors of a matrix are found and multiplied again in float32.
+_FACTORS = 1e-4
+
+
+def _plain(ctx: Context) -> Outcome:
+    with ctx.scope():
+        model = dense(keras.layers.Dense(8, activation="tanh"))
+        model.compile(sgd(learning_rate=0.02), "mse")
+    return _weights(trained(ctx, model, *regression(EVEN)))
+
+
+def _compressed(ctx: Context, codec: Any, *, momentum: bool = True) -> Outcome:
+    with ctx.scope():
+        model = dense(keras.layers.Dense(8, activation="tanh"))
+        inner = sgd(learning_rate=0.02) if momentum else sgd(learning_rate=0.02, momentum=0.0)
+        model.compile(tfdist.optimizers.DistributedOptimizer(inner, compression=codec), "mse")
+    return _weights(trained(ctx, model, *regression(EVEN)))
+
+
+def _weights(result: Outcome) -> Outcome:
+    return {name: value for name, value in result.items() if name == "history/loss" or name.startswith("weights/")}
+
+
+@feature(reference=_plain, tolerance=_FLOAT16)
+def compression_float16(ctx: Context) -> Outcome:
+    """compression=Float16(), beside the plain optimizer."""
+    from tfdist.compression import Float16
+
+    return _compressed(ctx, Float16())
+
+
+@feature(reference=_plain, tolerance=_BFLOAT16)
+def compression_bfloat16(ctx: Context) -> Outcome:
+    """compression=BFloat16(), beside the plain optimizer."""
+    from tfdist.compression import BFloat16
+
+    return _compressed(ctx, BFloat16())
+
+
+@feature(reference=_plain, may_refuse=True)
+def compression_random_k_of_all(ctx: Context) -> Outcome:
+    """compression=RandomK(density=1.0), which sends every number, beside the plain optimizer."""
+    from tfdist.compression import RandomK
+
+    return _compressed(ctx, RandomK(density=1.0, min_saving=0.1))
+
+
+@feature(reference=_plain, may_refuse=True, tolerance=_FACTORS)
+def compression_power_sgd_of_full_rank(ctx: Context) -> Outcome:
+    """compression=PowerSGD(rank=64), more than any matrix has, beside the plain optimizer."""
+    from tfdist.compression import PowerSGD
+
+    return _compressed(ctx, PowerSGD(rank=64, min_saving=0.1))
+
+
+@feature(reference=_plain, may_refuse=True)
+def compression_dgc_of_all(ctx: Context) -> Outcome:
+    """compression=DGC(density=1.0) with the momentum, beside SGD with it."""
+    from tfdist.compression import DGC
+
+    return _compressed(ctx, DGC(density=1.0, momentum=0.9, min_saving=0.1), momentum=False)

@@ -1,0 +1,168 @@
+"""Training loops: custom train_step, several steps at once, eager, compiled, batch by batch."""
+
+from typing import Any
+
+import numpy as np
+
+from tfdist.verify.context import Context
+from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, dense, logs, regression, sgd, state, trained
+from tfdist.verify.lazy import keras, tf
+
+
+@feature()
+def train_step_of_the_guide(ctx: Context) -> Outcome:
+    """A train_step with a loss, a Mean tracker and a metric of its own, as Keras' guide writes it."""
+
+    class Guide(keras.Model):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.loss_tracker = keras.metrics.Mean(name="loss")
+            self.mae = keras.metrics.MeanAbsoluteError(name="mae")
+            self.loss_fn = keras.losses.MeanSquaredError()
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.loss_tracker, self.mae]
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.loss_fn(y, predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.loss_tracker.update_state(loss)
+            self.mae.update_state(y, predicted)
+            return {"loss": self.loss_tracker.result(), "mae": self.mae.result()}
+
+    with ctx.scope():
+        inner = dense()
+        model = Guide(inner.inputs, inner.outputs)
+        model.compile(sgd())
+    return trained(ctx, model, *regression(EVEN))
+
+
+@feature()
+def train_step_with_compute_loss(ctx: Context) -> Outcome:
+    """A train_step and a test_step that call compute_loss and update the compiled metrics, with a partial batch."""
+
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(x=x, y=y, y_pred=predicted)
+            tracker = next(metric for metric in self.metrics if metric.name == "loss")
+            tracker.update_state(loss, sample_weight=keras.ops.shape(x)[0])
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return self.compute_metrics(x, y, predicted)
+
+    with ctx.scope():
+        inner = dense()
+        model = Own(inner.inputs, inner.outputs)
+        model.compile(sgd(), "mse", metrics=["mae"])
+    return trained(ctx, model, *regression(PARTIAL))
+
+
+@feature()
+def steps_per_execution(ctx: Context) -> Outcome:
+    """steps_per_execution=3 with four batches, the last one partial."""
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=["mae"], steps_per_execution=3)
+    x, y = regression(PARTIAL)
+    outcome = trained(ctx, model, x, y, validation_data=(x[:11], y[:11]))
+    return {**outcome, "predict": model.predict(x, batch_size=BATCH, verbose=0)}
+
+
+@feature()
+def run_eagerly(ctx: Context) -> Outcome:
+    """run_eagerly=True."""
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=["mae"], run_eagerly=True)
+    return trained(ctx, model, *regression(EVEN))
+
+
+@feature()
+def jit_compile(ctx: Context) -> Outcome:
+    """jit_compile=True."""
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", jit_compile=True)
+    return trained(ctx, model, *regression(EVEN))
+
+
+@feature()
+def jit_compile_own_step(ctx: Context) -> Outcome:
+    """jit_compile=True with a train_step of one's own, several steps at once and clipping."""
+
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(x, y, predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.metrics[0].update_state(loss, sample_weight=tf.shape(x)[0])
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": self.metrics[0].result()}
+
+    with ctx.scope():
+        model = Own(dense().layers)
+        model.compile(sgd(global_clipnorm=0.5), "mse", jit_compile=True, steps_per_execution=3)
+    return trained(ctx, model, *regression(PARTIAL))
+
+
+@feature()
+def single_batches(ctx: Context) -> Outcome:
+    """train_on_batch, test_on_batch and predict_on_batch, with five examples and with eight."""
+    with ctx.scope():
+        model = dense()
+        model.compile(sgd(), "mse", metrics=["mae"])
+    x, y = regression(13)
+    outcome: dict[str, Any] = {}
+    for name, rows in (("five", slice(0, 5)), ("eight", slice(5, 13))):
+        outcome |= logs(model.train_on_batch(x[rows], y[rows], return_dict=True), f"train {name}")
+        outcome |= logs(model.test_on_batch(x[rows], y[rows], return_dict=True), f"test {name}")
+        outcome[f"predict {name}"] = np.asarray(model.predict_on_batch(x[rows]))
+    return {**outcome, **state(ctx, model)}
+
+
+@feature()
+def several_strategies(ctx: Context) -> Outcome:
+    """Three strategies in one process, one after the other and in turn, with models of different sizes."""
+    outcome: dict[str, Any] = {}
+    models = []
+    for units in (8, 5, 11):
+        other = ctx.another()
+        with other.scope():
+            model = dense(units=units)
+            model.compile(sgd(), "mse")
+        models.append((other, model))
+        outcome |= _prefixed(f"{units} units", trained(other, model, *regression(24), epochs=1))
+    for other, model in models:
+        outcome |= _prefixed(
+            f"again, {model.count_params()} parameters", trained(other, model, *regression(24), epochs=1)
+        )
+    return outcome
+
+
+def _prefixed(prefix: str, outcome: Outcome) -> dict[str, Any]:
+    return {f"{prefix}: {name}": value for name, value in outcome.items()}
+
+
+@feature()
+def several_models(ctx: Context) -> Outcome:
+    """Two models under one strategy, trained in turn."""
+    with ctx.scope():
+        models = [dense(units=units) for units in (8, 5)]
+        for model in models:
+            model.compile(sgd(), "mse")
+    x, y = regression(24)
+    outcome: dict[str, Any] = {}
+    for turn in range(2):
+        for number, model in enumerate(models):
+            outcome |= _prefixed(f"turn {turn}, model {number}", trained(ctx, model, x, y, epochs=1))
+    return outcome
