@@ -7,6 +7,7 @@ Of this checkout each case runs with an empty cache and then with what that has 
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -77,11 +78,11 @@ for line in sys.stdin:
 """
 
 
-def server(checkout: Path) -> "subprocess.Popen[str]":
+def server(checkout: Path, program: Path) -> "subprocess.Popen[str]":
     """Start what forks the cases of a checkout."""
     environ = {**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-c", SERVER], env=environ, cwd="/", text=True, **streams)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([sys.executable, str(program)], env=environ, cwd="/", text=True, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 def seconds(process: "subprocess.Popen[str]", name: str, cache: str) -> float:
@@ -104,7 +105,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=["plain", "own", "state", "blocks"])
     options = parser.parse_args()
-    with server(options.before) as before, server(ROOT) as ours, tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        program = Path(folder, "server.py")
+        program.write_text(SERVER)
+        before, ours = (stack.enter_context(server(checkout, program)) for checkout in (options.before, ROOT))
         for name in options.cases:
             rows = []
             for number in range(options.rounds):
