@@ -100,7 +100,9 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     },
     "keras/metric_weights.py": each("_fn _fn_kwargs", lambda: keras.metrics.MeanMetricWrapper(tf.add)),
     "keras/keras_trainer.py": {
-        **each("_compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model),
+        **each(
+            "_compile_config _compile_loss _compile_metrics _distribute_strategy _flatten_layers _initial_epoch", model
+        ),
         "_loss_tracker": model,
         "_losses": layer,
         **each("_get_metrics_result_or_logs _make_function _maybe_symbolic_build _symbolic_build", model),

@@ -10,8 +10,8 @@ Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, 
 - `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
   `_symbolic_build` needs shapes and dtypes only.
 - `TensorFlowTrainer`: what trains. A `keras.Model` is one, and so is a layer that is mixed with it, as in Keras' tests.
-- `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `Layer._losses`, `_flatten_layers`, `_distribute_strategy`,
-  `_get_metrics_result_or_logs`: state without a public accessor.
+- `_compile_config`, `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `Layer._losses`, `_flatten_layers`,
+  `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
 """
 
 import contextlib
