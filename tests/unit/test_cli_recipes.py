@@ -124,7 +124,7 @@ def test_a_name_that_is_near_to_nothing_gets_none() -> None:
         ("tfdist verify --strategy ring-", {"ring-2", "ring-3", "ring-2x2"}),
         ("tfdist verify --feature global_c", {"global_clipnorm"}),
         ("tfdist recipes copy dig", {"digits"}),
-        ("tfdist docs large", {"large-batch"}),
+        ("tfdist docs large", {"large-batch", "large-batch-tune"}),
     ],
 )
 def test_tab_completes_commands_strategies_and_features(line: str, offered: set[str]) -> None:

@@ -48,7 +48,7 @@ def command() -> None:
         "tfdist tune batch --strategy mirrored --plot batches.png train.py": "",
     },
     epilog="Exit code: 0 when a batch fits, 1 when none does or the script fails, 2 when the request makes no sense.",
-    page="large-batch",
+    page="large-batch-tune",
 )
 @click.option(
     "--strategy",
