@@ -107,7 +107,7 @@ def horovod(
     cls=Command,
     examples={"tfdist build ops": "seconds, nothing when they are kept", "tfdist build ops --force": "anew"},
     epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.",
-    page="data",
+    page="data-reading",
 )
 @click.option("--force", is_flag=True, help="Compile anew, whatever is kept.")
 def ops(force: bool) -> None:

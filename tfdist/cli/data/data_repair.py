@@ -23,7 +23,7 @@ from tfdist.cli.data.data_options import follow_option, schema_of, schema_option
         "tfdist data repair data/train --rebuild-manifest --schema schema.json": "",
     },
     epilog="Exit code: 0 when DIRECTORY, or INTO, is sound now, 1 when it cannot be repaired.",
-    page="data",
+    page="data-corruption",
 )
 @click.argument("directory")
 @click.argument("into", required=False)

@@ -22,7 +22,7 @@ from tfdist.cli.data.data_options import follow_option, storage_option
         "tfdist data verify --decode data/train": "pictures are decoded by TensorFlow, too",
         "tfdist data repair data/train": "takes out what was found",
     },
-    page="data",
+    page="data-corruption",
     epilog="Exit code: 0 when all is sound, 1 when something is corrupt, 2 when the request makes no sense.",
 )
 @click.argument("directory")

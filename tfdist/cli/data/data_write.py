@@ -34,7 +34,7 @@ _STEP_BYTES = 1 << 30  # the same where nobody knows how much there will be
         "tfdist data write iris.csv data/iris --label species": "",
         "tfdist data write old/*.tfrecord data/new": "indexed, and balanced",
     },
-    page="data",
+    page="data-writing",
     epilog="Exit code: 0 when all was written, 1 when it was not, 2 when the request makes no sense.",
 )
 @click.argument("source", nargs=-1, required=True)
