@@ -173,5 +173,5 @@ command = suite_command(
         "python -m benchmarks pipeline --microbatches 16": "a smaller bubble",
         "python -m benchmarks pipeline --blocks 2 --rounds 3": "a glance",
     },
-    page="pipeline",
+    page="pipeline-schedules",
 )

@@ -20,7 +20,7 @@ from tfdist.tune.schedule_run import measured
         "tfdist parallel schedule gpipe --backward 1": "as long as a forward pass",
         "tfdist parallel schedule 1f1b --stages 3 --measure --plot run.png": "beside a step that is run",
     },
-    page="pipeline",
+    page="pipeline-schedules",
 )
 @click.option("--stages", type=click.IntRange(1, 64), default=4, show_default=True, help="Processes one after another.")
 @click.option(
