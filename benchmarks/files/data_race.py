@@ -354,9 +354,9 @@ command = suite_command(
     DataBench,
     examples={
         "python -m benchmarks data --quick": "whether it runs, not how fast it is",
-        "python -m benchmarks data --plot data.png": "as docs/benchmarks.md has it",
+        "python -m benchmarks data --plot data.png": "as docs/benchmarks-data.md has it",
         "python -m benchmarks data --json - --rounds 9": "for programs",
     },
-    page="benchmarks",
+    page="benchmarks-data",
     has_picture=True,
 )

@@ -218,5 +218,5 @@ command = suite_command(
         "python -m benchmarks checkpoint --megabytes 10 --rounds 2": "seconds",
         "python -m benchmarks checkpoint --directory /mnt/shared": "another disk",
     },
-    page="benchmarks",
+    page="benchmarks-recovery",
 )

@@ -196,5 +196,5 @@ command = suite_command(
         "python -m benchmarks recovery --strategy ring --rounds 1": "one strategy, beside Horovod elastic",
         "python -m benchmarks recovery --json recovery.json": "for programs",
     },
-    page="benchmarks",
+    page="benchmarks-recovery",
 )

@@ -237,6 +237,6 @@ command = suite_command(
         "python -m benchmarks parameter-server --workers 1,2 --no-lookups": "the modes alone",
         "python -m benchmarks parameter-server --rows 1000000 --dim 64": "another table",
     },
-    page="benchmarks",
+    page="benchmarks-parameter-servers",
     has_picture=True,
 )
