@@ -40,7 +40,7 @@ def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> No
 
 GUIDES = [
     (page, place)
-    for page in ("compression.md", "large-batch.md", "large-batch-tune.md", "monitoring.md", "precision.md")
+    for page in ("compression.md", "large-batch.md", "large-batch-tune.md", "monitoring-exporters.md", "precision.md")
     for place in range(len(blocks(page, "python")))
 ]
 

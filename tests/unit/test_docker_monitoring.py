@@ -25,7 +25,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="ap
 
 def documented() -> set[str]:
     """The metrics that the documentation names; another test compares them with what is served."""
-    text = resources.pages()["monitoring"].read_text(encoding="utf-8")
+    text = resources.pages()["monitoring-exporters"].read_text(encoding="utf-8")
     return set(re.findall(r"^\| `(tfdist_\w+)`", text, re.MULTILINE))
 
 

@@ -414,7 +414,7 @@ def test_metrics_and_their_names_in_the_documentation(page: Page) -> None:
     assert samples["tfdist_steps_total", "0", None] == 1
     assert samples["tfdist_failures_total", None, None] == 1
     assert samples["tfdist_alerts_total", "1", None] == 1
-    text = resources.pages()["monitoring"].read_text(encoding="utf-8")
+    text = resources.pages()["monitoring-exporters"].read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `(tfdist_(?!gpu)\w+)`", text, re.MULTILINE))
     assert documented == {sample.name for sample in every}
 

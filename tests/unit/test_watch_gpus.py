@@ -43,7 +43,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 
 def test_a_process_on_two_devices(told: list[dict[str, float]]) -> None:
     first, then, _, _ = told
-    documented = resources.pages()["monitoring"].read_text(encoding="utf-8")
+    documented = resources.pages()["monitoring-exporters"].read_text(encoding="utf-8")
     assert all(f"`tfdist_{name}`" in documented for name in then)
     assert then == {
         **first,

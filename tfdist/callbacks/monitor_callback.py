@@ -50,8 +50,8 @@ class Monitor(keras.callbacks.Callback):
 
     Args:
         every: steps of which a point of a curve is the mean, at least.
-        exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE"; docs/monitoring.md has them.
-            The first worker alone writes to them.
+        exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE", as
+            docs/monitoring-exporters.md describes. The first worker alone writes to them.
         trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
         live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
         verbose: whether the verdict is printed at the end, with what tfdist has warned of, and alerts as they come,

@@ -21,7 +21,7 @@ from tfdist.waiting import Flag
         "tfdist export 3f9a prometheus:9400 mlflow": "/metrics on a port, and a run of MLflow",
     },
     epilog="Exit code: 0 when all was handed over, 1 when some was not, 2 when there is no such job or exporter.",
-    page="monitoring",
+    page="monitoring-exporters",
 )
 @click.option(
     "--every", type=int, default=10, show_default=True, metavar="N", help="Steps that a point of a curve has at least."

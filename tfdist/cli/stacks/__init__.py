@@ -17,7 +17,7 @@ from tfdist.validation import number
         "tfdist stacks --threads 3f9a": "all Python threads of each process",
     },
     epilog="Exit code: 0 when all have answered, 1 when one has not, 2 when there is no such job.",
-    page="monitoring",
+    page="monitoring-stacks",
 )
 @click.option("--threads", is_flag=True, help="Show all Python threads, not the main ones alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError
         "tfdist trace merge a/t.json b/t.json -o all.json": "files of one name",
     },
     epilog="Exit code: 0 when it is written, 2 when a file is no trace.",
-    page="monitoring",
+    page="monitoring-stacks",
 )
 @click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="Where it is written.")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))

@@ -14,7 +14,7 @@ from tfdist.cli.common.written_files import OutputFile
         "tfdist run --trace trace.json -n 2 train.py": "of a job, at its end",
     },
     epilog="Exit code: 0 when it is written, 1 when nothing was recorded, 2 when there is no such job.",
-    page="monitoring",
+    page="monitoring-stacks",
 )
 @click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="Where it is written.")
 @click.argument("job", default="")

@@ -1,4 +1,4 @@
-"""A job's metrics in the text format of Prometheus. docs/monitoring.md has their names; a test compares."""
+"""A job's metrics in the text format of Prometheus. docs/monitoring-exporters.md has their names; a test compares."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
