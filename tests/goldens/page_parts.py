@@ -98,6 +98,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "rooms": rooms,
 }
 PAGES: tuple[Path, ...] = (
-    *(ROOT / "docs" / "fault-tolerance.md", ROOT / "docs" / "design" / "rooms.md"),
+    ROOT / "docs" / "fault-tolerance.md",
+    ROOT / "docs" / "fault-tolerance-faults.md",
+    ROOT / "docs" / "design" / "rooms.md",
     ROOT / "strategies" / "README.md",
 )

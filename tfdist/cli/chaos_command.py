@@ -28,7 +28,7 @@ from tfdist.waiting import handled, wait_heeding_signals
         "tfdist chaos --plan faults.json -- tfdist run -n 2 train.py": "exactly these",
     },
     epilog="Exit code: 0 when the job ended with 0, 2 when the request was wrong, else that of the job.",
-    page="fault-tolerance",
+    page="fault-tolerance-faults",
 )
 @click.option("--faults", "kinds", default="kill", show_default=True, metavar="KIND,...", help="To choose from.")
 @click.option("--count", type=int, default=1, show_default=True, metavar="C", help="How many faults.")
