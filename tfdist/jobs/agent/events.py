@@ -1,6 +1,6 @@
 """The event file of a job, one JSON object per line: `tfdist run --event-file PATH`.
 
-docs/run.md has all events and their keys, for users; a test compares it with what is written.
+docs/run-events.md describes all events and their keys.
 """
 
 import contextlib
