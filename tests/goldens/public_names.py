@@ -17,7 +17,10 @@ _VARIABLE = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_
 def package() -> griffe.Module:
     """Return the package as its sources say it is."""
     loader = griffe.GriffeLoader(
-        search_paths=[str(ROOT)], docstring_parser="google", docstring_options={"warnings": False}
+        extensions=griffe.load_extensions(str(ROOT / "docs" / "docstrings.py")),
+        search_paths=[str(ROOT)],
+        docstring_parser="google",
+        docstring_options={"warnings": False},
     )
     loaded = loader.load("tfdist")
     loader.resolve_aliases(implicit=False, external=False)

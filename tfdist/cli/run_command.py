@@ -4,6 +4,7 @@ import os
 import secrets
 import shlex
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 
 from tfdist.cli.common import completion, kubernetes_options
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.host_options import (
     batch_script,
     commands_of_hosts,
@@ -28,15 +30,13 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.jobs.output import tf_log_filter
-from tfdist.jobs.plan.launch_config import COPY_BANDWIDTH
+from tfdist.jobs.plan.host_plan import Remote
+from tfdist.jobs.plan.launch_config import COPY_BANDWIDTH, DEFAULT_RESTARTS
 from tfdist.jobs.plan.strategy_checks import (
-    DEFAULT_RESTARTS,
-    DEFAULT_SERVERS,
     check_strategy,
     require_installed,
     server_count,
 )
-from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.jobs.remote.host_launchers import ENGINES
 from tfdist.jobs.remote.sbatch import searches
 from tfdist.measurement.sizes import as_bytes
@@ -76,12 +76,15 @@ _MESHED = ("model-parallel", "pipeline")
     epilog="Exit code: 0 when all ended well, 2 for a wrong request, else that of the process that failed first.",
     page="run",
 )
-@click.option(
-    "--strategy",
-    metavar="NAME",
-    envvar="TFDIST_STRATEGY",
-    shell_complete=completion.strategies,
-    help="What tfdist.strategies.from_environment() returns.",
+@field_options(
+    LaunchConfig,
+    {
+        "strategy": {"shell_complete": completion.strategies},
+        "event_file": {"type": click.Path(dir_okay=False)},
+        "trace": {"type": OutputFile()},
+        "gpus_per_worker": {"type": float},  # Ray shares a GPU
+        "copy_bandwidth": {"type": str},  # as 64MB
+    },
 )
 @click.option(
     "--mesh",
@@ -95,74 +98,10 @@ _MESHED = ("model-parallel", "pipeline")
     type=click.Choice(COLLECTIVES),
     help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
-@click.option("-n", "--workers", type=int, metavar="N", help="Workers.  [default: 1, or as HOSTS have]")
-@click.option(
-    "--replicas-per-worker",
-    type=int,
-    metavar="R",
-    envvar="TFDIST_REPLICAS_PER_WORKER",
-    help="Devices of each worker; all by default.",
-)
-@click.option(
-    "--grace-seconds",
-    type=float,
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="From the request to end to SIGKILL.",
-)
-@click.option(
-    "--parameter-servers",
-    type=int,
-    metavar="M",
-    help=f"Number of parameter servers.  [default: {DEFAULT_SERVERS}]",
-)
-@click.option(
-    "--max-restarts",
-    type=int,
-    metavar="K",
-    help=f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
-)
-@click.option("--min-workers", type=int, metavar="A", help="The fewest with which it goes on.  [default: N]")
-@click.option("--max-workers", type=int, metavar="B", help="The most that may be asked for.  [default: N]")
-@click.option(
-    "--hang-seconds",
-    type=float,
-    default=2.0,
-    show_default=True,
-    metavar="S",
-    help="A step hangs after it and 5 usual ones.",
-)
-@click.option("--standby", is_flag=True, help="Keep a second set of workers ready to take over.")
-@click.option("--evict-stragglers", is_flag=True, help="Replace a worker that stays slow, or go on without it.")
-@click.option(
-    "--event-file",
-    type=click.Path(dir_okay=False),
-    metavar="PATH",
-    help="Append failures and recoveries as JSON lines.",
-)
-@click.option(
-    "--all-logs",
-    is_flag=True,
-    envvar="TFDIST_ALL_LOGS",
-    help="Show all that TensorFlow logs, also noise.",
-)
-@click.option("--monitor", is_flag=True, help="Say at the end, and at SIGUSR1, what the job is bound by.")
-@click.option(
-    "--export",
-    "exporters",
-    multiple=True,
-    metavar="WHERE",
-    help="tensorboard:DIR, prometheus:PORT, mlflow:URI; several.",
-)
-@click.option("--trace", metavar="FILE", type=OutputFile(), help="Write the last steps as a chrome trace.")
 @click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
-@click.option("--stall-seconds", type=float, default=1800.0, metavar="S", hidden=True)
-@click.option("--exit-seconds", type=float, default=EXIT_SECONDS, metavar="S", hidden=True)
-@click.option("--evict-seconds", type=float, default=30.0, metavar="S", hidden=True)
 @click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
@@ -176,39 +115,18 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
 @click.option("--ray-address", metavar="ADDRESS", envvar="RAY_ADDRESS", hidden=True)
 @click.option("--cpus-per-worker", type=float, metavar="C", hidden=True)
-@click.option("--gpus-per-worker", type=float, metavar="G", hidden=True)
 @click.option("--memory-per-worker", metavar="SIZE", hidden=True)
 @click.option("--wait-seconds", type=float, metavar="S", hidden=True)
-@click.option("--copy-bandwidth", metavar="SIZE", hidden=True)
 @kubernetes_options.options
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     *,
-    strategy: str | None,
     mesh: str | None,
     collectives: str | None,
-    workers: int | None,
-    replicas_per_worker: int | None,
-    grace_seconds: float,
-    parameter_servers: int | None,
-    max_restarts: int | None,
-    min_workers: int | None,
-    max_workers: int | None,
-    hang_seconds: float,
-    stall_seconds: float,
-    exit_seconds: float,
-    standby: bool,
-    evict_stragglers: bool,
-    evict_seconds: float,
-    event_file: str | None,
-    all_logs: bool,
-    monitor: bool,
-    exporters: tuple[str, ...],
-    trace: str | None,
     dry_run: bool,
     verbose: bool,
     hosts: str | None,
@@ -224,13 +142,11 @@ def command(
     pass_env: tuple[str, ...],
     ray_address: str | None,
     cpus_per_worker: float | None,
-    gpus_per_worker: float | None,
     memory_per_worker: str | None,
     wait_seconds: float | None,
-    copy_bandwidth: str | None,
-    is_module: bool,
     script: str,
     arguments: tuple[str, ...],
+    **asked: Any,
 ) -> None:
     """Start SCRIPT on N workers; when one fails, end all or start them again.
 
@@ -240,7 +156,7 @@ def command(
     kubernetes_options.check_options(context, engine)
     demand = {
         "cpus": cpus_per_worker,
-        "gpus": gpus_per_worker,
+        "gpus": asked["gpus_per_worker"],
         "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
     }
     remote = remote_of(
@@ -253,48 +169,12 @@ def command(
         key_file=key_file,
         demand={**demand, "address": ray_address if engine == "ray" else None, "wait_seconds": wait_seconds},
     )
-    servers = server_count(strategy, parameter_servers=parameter_servers)
-    workers = worker_count(workers, remote, servers)
-    _check_mesh(strategy, collectives, mesh, is_elastic=bool(min_workers or max_workers))
-    if mesh:
-        Mesh.parse(mesh, name="--mesh").require_size(workers, replicas_per_worker or 1, f"-n {workers}")
-    config = LaunchConfig(
-        target=script,
-        is_module=is_module,
-        arguments=arguments,
-        workers=workers,
-        strategy=strategy,
-        replicas_per_worker=replicas_per_worker,
-        gpus_per_worker=None if engine in ("ray", "kubernetes") else _whole(gpus_per_worker),
-        grace_seconds=grace_seconds,
-        parameter_servers=servers,
-        max_restarts=DEFAULT_RESTARTS if servers and max_restarts is None else max_restarts or 0,
-        min_workers=min_workers,
-        max_workers=max_workers,
-        hang_seconds=hang_seconds,
-        stall_seconds=stall_seconds,
-        exit_seconds=exit_seconds,
-        standby=standby,
-        evict_stragglers=evict_stragglers,
-        evict_seconds=evict_seconds,
-        event_file=event_file,
-        all_logs=all_logs,
-        monitor=monitor or trace is not None or bool(exporters) or evict_stragglers,
-        exporters=exporters,
-        trace=trace,
-        remote=remote,
-        copy_bandwidth=COPY_BANDWIDTH if copy_bandwidth is None else _rate(copy_bandwidth),
-        environment={
-            **tf_log_filter.variables(os.environ, all_logs=all_logs),
-            **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
-            **({MESH_VARIABLE: mesh} if mesh else {}),
-        },
-    )
+    config = _config(asked, remote, engine=engine, mesh=mesh, collectives=collectives, script=(script, *arguments))
     check_strategy(config)
-    if exporters:
+    if config.exporters:
         from tfdist.monitor.exporters.exporter_names import parse_all
 
-        parse_all(exporters, option="--export")
+        parse_all(config.exporters, option="--export")
     if engine == "slurm" and remote is None:
         text = batch_script(
             context,
@@ -336,6 +216,52 @@ def command(
         click.echo(line)
     for spec in planned(config, job_id=job_id, directory=directory, agent_pid=0):
         click.echo(described(spec))
+
+
+def _config(
+    asked: Mapping[str, Any],
+    remote: Remote | None,
+    *,
+    engine: str | None,
+    mesh: str | None,
+    collectives: str | None,
+    script: Sequence[str],
+) -> LaunchConfig:
+    """Return the request.
+
+    Args:
+        asked: the options of `LaunchConfig`; None for what was not given.
+        remote: see `LaunchConfig`.
+        engine: the launcher.
+        mesh: axes, for the workers' variables.
+        collectives: a backend, for the workers' variables.
+        script: its path or module, and its arguments.
+    """
+    strategy = asked["strategy"]
+    servers = server_count(strategy, parameter_servers=asked["parameter_servers"])
+    workers = worker_count(asked["workers"], remote, servers)
+    _check_mesh(strategy, collectives, mesh, is_elastic=bool(asked["min_workers"] or asked["max_workers"]))
+    if mesh:
+        Mesh.parse(mesh, name="--mesh").require_size(workers, asked["replicas_per_worker"] or 1, f"-n {workers}")
+    restarts, rate = asked["max_restarts"], asked["copy_bandwidth"]
+    records = asked["trace"] is not None or bool(asked["exporters"]) or asked["evict_stragglers"]
+    decided = {
+        "workers": workers,
+        "parameter_servers": servers,
+        "gpus_per_worker": None if engine in ("ray", "kubernetes") else _whole(asked["gpus_per_worker"]),
+        "max_restarts": DEFAULT_RESTARTS if servers and restarts is None else restarts or 0,
+        "monitor": asked["monitor"] or records,
+        "copy_bandwidth": COPY_BANDWIDTH if rate is None else _rate(rate),
+    }
+    environment = {
+        **tf_log_filter.variables(os.environ, all_logs=asked["all_logs"]),
+        **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
+        **({MESH_VARIABLE: mesh} if mesh else {}),
+    }
+    target, *arguments = script
+    return LaunchConfig(
+        target=target, arguments=tuple(arguments), remote=remote, environment=environment, **{**asked, **decided}
+    )
 
 
 def _rate(text: str) -> int:

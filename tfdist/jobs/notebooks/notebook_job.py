@@ -16,10 +16,8 @@ from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, TfdistErr
 from tfdist.jobs.agent.run_job import names_of, run_to
 from tfdist.jobs.notebooks.cell_output import output
 from tfdist.jobs.notebooks.function_transfer import name_of, receive_result, send_function
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_variables
+from tfdist.jobs.plan.launch_config import DEFAULT_RESTARTS, DEFAULT_SERVERS, LaunchConfig, require_variables
 from tfdist.jobs.plan.strategy_checks import (
-    DEFAULT_RESTARTS,
-    DEFAULT_SERVERS,
     check_strategy,
     has_chief,
     require_installed,

@@ -8,10 +8,14 @@ from typing import Any
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
-from tfdist.validation import boolean, integer, number, shown, text
+from tfdist.options import check, option
+from tfdist.validation import integer, shown, text
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
 COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
+DAY_SECONDS = 86_400
+DEFAULT_SERVERS = 1  # parameter servers, where they are not counted
+DEFAULT_RESTARTS = 3  # of a job with parameter servers
 MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
 
 
@@ -59,56 +63,84 @@ class LaunchConfig:
     """
 
     target: str
-    is_module: bool = False
+    is_module: bool = option(False, "SCRIPT is the name of a module.", flags=("-m",))
     arguments: tuple[str, ...] = ()
-    workers: int = 1
-    strategy: str | None = None
-    replicas_per_worker: int | None = None
-    gpus_per_worker: int | None = None
-    grace_seconds: float = 10.0
-    parameter_servers: int = 0
-    max_restarts: int = 0
-    min_workers: int | None = None
-    max_workers: int | None = None
-    hang_seconds: float = 2.0
-    stall_seconds: float = 1800.0
-    exit_seconds: float = EXIT_SECONDS
-    standby: bool = False
-    evict_stragglers: bool = False
-    evict_seconds: float = 30.0
-    event_file: str | None = None
-    monitor: bool = False
-    trace: str | None = None
-    exporters: tuple[str, ...] = ()
-    all_logs: bool = False
+    workers: int = option(
+        1,
+        "Workers.  [default: 1, or as HOSTS have]",
+        flags=("-n", "--workers"),
+        metavar="N",
+        minimum=1,
+        maximum=MAX_WORKERS,
+        may_be_unset=True,
+    )
+    strategy: str | None = option(
+        None,
+        "What tfdist.strategies.from_environment() returns.",
+        kind=str,
+        metavar="NAME",
+        variable="TFDIST_STRATEGY",
+    )
+    replicas_per_worker: int | None = option(
+        None,
+        "Devices of each worker; all by default.",
+        kind=int,
+        metavar="R",
+        minimum=1,
+        variable="TFDIST_REPLICAS_PER_WORKER",
+    )
+    gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
+    grace_seconds: float = option(
+        10.0, "From the request to end to SIGKILL.", metavar="S", minimum=0, maximum=DAY_SECONDS
+    )
+    parameter_servers: int = option(
+        0,
+        f"Number of parameter servers.  [default: {DEFAULT_SERVERS}]",
+        metavar="M",
+        minimum=0,
+        maximum=MAX_WORKERS,
+        may_be_unset=True,
+    )
+    max_restarts: int = option(
+        0,
+        f"Starts after failures.  [default: 0; with servers {DEFAULT_RESTARTS}]",
+        metavar="K",
+        minimum=0,
+        maximum=MAX_RESTARTS,
+        may_be_unset=True,
+    )
+    min_workers: int | None = option(
+        None, "The fewest with which it goes on.  [default: N]", kind=int, metavar="A", minimum=1
+    )
+    max_workers: int | None = option(
+        None, "The most that may be asked for.  [default: N]", kind=int, metavar="B", maximum=MAX_WORKERS
+    )
+    hang_seconds: float = option(
+        2.0, "A step hangs after it and 5 usual ones.", metavar="S", above=0, maximum=DAY_SECONDS
+    )
+    stall_seconds: float = option(1800.0, metavar="S", above=0, maximum=30 * DAY_SECONDS)
+    exit_seconds: float = option(EXIT_SECONDS, metavar="S", above=0, maximum=30 * DAY_SECONDS)
+    standby: bool = option(False, "Keep a second set of workers ready to take over.")
+    evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
+    evict_seconds: float = option(30.0, metavar="S", above=0, maximum=DAY_SECONDS)
+    event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=str, metavar="PATH")
+    monitor: bool = option(False, "Say at the end, and at SIGUSR1, what the job is bound by.")
+    trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=str, metavar="FILE")
+    exporters: tuple[str, ...] = option(
+        (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
+    )
+    all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable="TFDIST_ALL_LOGS")
     remote: Remote | None = None
-    copy_bandwidth: int = COPY_BANDWIDTH
+    copy_bandwidth: int = option(COPY_BANDWIDTH, metavar="SIZE", minimum=0, may_be_unset=True)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         text("script", self.target)
-        boolean("is_module", self.is_module)
-        integer("workers (-n)", self.workers, minimum=1, maximum=MAX_WORKERS)
-        if self.strategy is not None:
-            text("strategy", self.strategy)
-        if self.replicas_per_worker is not None:
-            integer("replicas_per_worker (--replicas-per-worker)", self.replicas_per_worker, minimum=1)
-        if self.gpus_per_worker is not None:
-            integer("gpus_per_worker (--gpus-per-worker)", self.gpus_per_worker, minimum=0)
-        number("grace_seconds (--grace-seconds)", self.grace_seconds, minimum=0, maximum=86_400)
-        integer("parameter_servers (--parameter-servers)", self.parameter_servers, minimum=0, maximum=MAX_WORKERS)
-        integer("max_restarts (--max-restarts)", self.max_restarts, minimum=0, maximum=MAX_RESTARTS)
-        number("hang_seconds (--hang-seconds)", self.hang_seconds, above=0, maximum=86_400)
-        number("stall_seconds (--stall-seconds)", self.stall_seconds, above=0, maximum=30 * 86_400)
-        number("exit_seconds (--exit-seconds)", self.exit_seconds, above=0, maximum=30 * 86_400)
+        check(self)
         if self.min_workers is not None:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
-        integer("copy_bandwidth (--copy-bandwidth)", self.copy_bandwidth, minimum=0)
-        boolean("standby", self.standby)
-        boolean("monitor", self.monitor)
-        boolean("all_logs", self.all_logs)
         if self.standby and (self.max_restarts == 0 or self.parameter_servers):
             raise ConfigError(
                 f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
@@ -130,8 +162,6 @@ class LaunchConfig:
             )
 
     def _require_eviction(self) -> None:
-        boolean("evict_stragglers", self.evict_stragglers)
-        number("evict_seconds (--evict-seconds)", self.evict_seconds, above=0, maximum=86_400)
         if not self.evict_stragglers:
             return
         if self.parameter_servers:

@@ -2,11 +2,8 @@
 
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.jobs.plan.launch_config import DEFAULT_SERVERS, LaunchConfig
 from tfdist.validation import integer
-
-DEFAULT_SERVERS = 1
-DEFAULT_RESTARTS = 3  # with parameter servers
 
 _SERVERS = "parameter_servers (--parameter-servers)"
 
