@@ -13,7 +13,6 @@ Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `ba
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -93,11 +92,7 @@ def running_fit(model: keras.Model) -> Fit | None:
         UnsupportedError: Keras' `fit` is calling, and does not keep there what a callback needs.
     """
     code = keras_calls.code_of(keras.Model.fit)
-    frame = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
+    for frame in keras_calls.frames(2, _FRAMES):
         names = frame.f_locals
         if frame.f_code.co_name == "fit" and names.get("self") is model and "epoch_iterator" in names:
             found = names.get("callbacks")
@@ -112,23 +107,15 @@ def running_fit(model: keras.Model) -> Fit | None:
 
 def is_in_fit(frame: FrameType | None, model: keras.Model | None) -> bool:
     """Return whether a frame, of a signal for example, lies inside the `fit` of this model."""
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code.co_name == "fit" and one.f_locals.get("self") is model for one in keras_calls.outwards(frame))
 
 
 def _list_being_made() -> Any:
     """Return the list of callbacks whose `__init__` is telling them of their model."""
-    frame = sys._getframe(2)
-    for _ in range(_FRAMES):
+    for frame in keras_calls.frames(2, _FRAMES):
         candidate = frame.f_locals.get("self")
         if isinstance(candidate, keras.callbacks.CallbackList):
             return candidate
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return None
 
 
@@ -171,11 +158,7 @@ def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) 
     Args:
         block: makes the context manager that the steps of an epoch are taken in.
     """
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        frame = None if frame is None else frame.f_back
-        if frame is None:
-            return
+    for frame in keras_calls.frames(2, _FRAMES):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, TFEpochIterator):
             vars(iterator)["catch_stop_iteration"] = functools.partial(_catching, iterator, block)

@@ -8,6 +8,7 @@ Private names, read in Keras 3.15.1: none but `__wrapped__`, where `traceback_ut
 function that it wraps. Modules of Keras are known by the names of its packages.
 """
 
+import itertools
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -74,10 +75,14 @@ def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
         skip: how many to leave out; 0 begins with the function that asks.
         count: at most so many.
     """
-    frame: FrameType | None = sys._getframe(1 + skip)
-    while frame is not None and count != 0:
+    yield from itertools.islice(outwards(sys._getframe(1 + skip)), count)
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that have called it, from the innermost out."""
+    while frame is not None:
         yield frame
-        frame, count = frame.f_back, None if count is None else count - 1
+        frame = frame.f_back
 
 
 def _package(frame: FrameType) -> str:

@@ -7,9 +7,7 @@ which object is creating a variable; `in_symbolic_scope`: whether shapes alone a
 `Layer._non_trainable_variables` and `_seed_generators` (`layers/layer.py`), of one layer without those inside it.
 """
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import keras
@@ -19,6 +17,7 @@ from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from tfdist.compat.keras import keras_frames
 from tfdist.compat.keras import keras_trainer as keras_model
 
 _FRAMES_TO_SEARCH = 40
@@ -71,15 +70,11 @@ def path_of_new_variable(name: str) -> str:
 
 def being_made() -> tuple[Any, Any] | None:
     """Return the Keras variable that is being made and its initializer, if one is."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_FRAMES_TO_SEARCH):
-        if frame is None:
-            return None
+    for frame in keras_frames.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_code.co_name == "_initialize_with_initializer":
             maker, initializer = frame.f_locals.get("self"), frame.f_locals.get("initializer")
             if isinstance(maker, KerasVariable):
                 return maker, initializer
-        frame = frame.f_back
     return None
 
 

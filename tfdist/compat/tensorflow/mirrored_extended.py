@@ -17,7 +17,6 @@ Private names, read in TensorFlow 2.21.0:
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +33,9 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context
 
+from tfdist.compat.keras import keras_frames, sharded_optimizer
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import sharded_optimizer
 from tfdist.compat.tensorflow import new_variables, numeric_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
@@ -115,7 +114,7 @@ def _optimizer_outside_replicas() -> bool:
 
     TensorFlow asks it in reductions as well, also in the middle of a merge call.
     """
-    asker = sys._getframe(2)
+    asker = next(keras_frames.frames(2, 1))
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
 
 
