@@ -11,7 +11,7 @@ from tests.integration.agents import ROOT
 # a machine with two GPUs and what containers get, as the agent sees them
 AGENT = """
 import sys
-from tfdist.jobs.process import shared_memory
+from tfdist.processes import shared_memory
 shared_memory.observe, shared_memory.observe_gpus = lambda: 64 << 20, lambda: int(sys.argv[1])
 from tfdist.cli.main import main
 main(["run", "-n", "2", "script.py"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROUNDS = """
 import resource
-from tfdist.data.reading import memory
+from tfdist.data.reading import malloc_tuning
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -17,7 +17,7 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20
 
 first = faults()
-memory.keep()
+malloc_tuning.keep()
 faults()
 print(first, faults())
 """

@@ -7,7 +7,7 @@ SCRIPT = """
 import sys, time
 import psutil
 from loky.backend import queues
-from tfdist.data import pool
+from tfdist.data import process_pool
 
 feed = queues.Queue._feed
 
@@ -16,7 +16,7 @@ def slow(*args):
     time.sleep(0.3)  # the arguments, semaphores among them, are still held
 
 queues.Queue._feed = staticmethod(slow)
-assert list(pool.in_processes(divmod, [(7, 2)], 1)) == [(3, 1)]
+assert list(process_pool.in_processes(divmod, [(7, 2)], 1)) == [(3, 1)]
 assert not [child for child in psutil.Process().children() if "loky" in " ".join(child.cmdline())]
 print(sys.modules.keys() & {"tensorflow", "keras"})
 """

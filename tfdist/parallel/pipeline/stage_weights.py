@@ -186,7 +186,7 @@ class StageSharding:
 
 
 class SlotSharding:
-    """A slot of which each replica of a stage has a stretch, see `training.sharding.parts`.
+    """A slot of which each replica of a stage has a stretch, see `gradients.sharding.variable_parts`.
 
     What a weight is updated with lies so, too. Until it is known which stages have the weight, a slot is whole.
 
