@@ -32,6 +32,7 @@ class _Benchmarks(Main):
 @click.group(
     cls=_Benchmarks,
     package="benchmarks",
+    modules="{}",
     table={name: text for name, (_, text) in COMMANDS.items()},
     examples={
         "python -m benchmarks data --help": "its sides, columns and options",

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.testing.worker_runs import Reply, WorkerPool
+from tfdist.testing.pool import Reply, WorkerPool
 
 
 class RestingPool(WorkerPool):

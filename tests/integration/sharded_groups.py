@@ -10,7 +10,7 @@ import pytest
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 900
 CASES = Path(__file__).parent / "cases"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.integration.forks import Forks
 from tfdist.bench.all_reduce import reduced_message
 from tfdist.cli.main import main
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
 ENGINES = ["tensorflow", "multi-worker", "horovod", "ring", "native", "open-mpi", "tcp", "bare", "memcpy"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
 

@@ -17,7 +17,7 @@ from tests.integration.agents import alive, says, wait_until
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 CASES = Path(__file__).parent / "cases"
 DEADLINE_SECONDS = 800

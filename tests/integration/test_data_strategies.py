@@ -20,7 +20,7 @@ from tests.integration.light import python_path
 from tests.integration.resting import RestingPool
 from tfdist import data
 from tfdist.cluster import ports
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tfdist.testing.worker_runs import Reply, WorkerPool
+from tfdist.testing.pool import Reply, WorkerPool
 
 pytestmark = pytest.mark.quick
 
@@ -169,7 +169,7 @@ def test_temporary_files_of_workers_go_with_them(pool: WorkerPool) -> None:
 ORPHANS = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tfdist.testing.worker_runs import WorkerPool
+from tfdist.testing.pool import WorkerPool
 environments = lambda: [dict(os.environ, PYTHONPATH={str(CASES)!r}, RANK=str(rank)) for rank in range(2)]
 pool = WorkerPool(environments)
 print(*(reply.value[1] for reply in pool.call("pool_cases:echo", {{"value": 1}}, timeout_seconds=200)), flush=True)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.agents import says
 from tests.integration.forks import Forks
 from tfdist.cluster import ports
-from tfdist.testing.worker_runs import worker_environments
+from tfdist.testing.pool import worker_environments
 
 LOST_AFTER_SECONDS = 12  # and a busy machine answers sooner
 

@@ -203,10 +203,10 @@ def test_what_asks_ray_for_something_after_its_end_starts_no_cluster() -> None:
     """A thread that looks after actors may ask once more when the driver has let go of Ray."""
     asks = """
 from tfdist.errors import TfdistError
-from tfdist.jobs.remote.ray import driver
+from tfdist.jobs.remote.ray import ray_driver
 
 try:
-    driver.connect("127.0.0.1:1")  # nobody is there
+    ray_driver.connect("127.0.0.1:1")  # nobody is there
 except TfdistError:
     import ray
 

@@ -96,7 +96,7 @@ import json, os, pathlib, sys, time
 import keras
 import numpy as np
 import tfdist
-from tfdist.training.replica import step
+from tfdist.training.replica import current_step
 
 SHARED, START = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTARTS"])
 
@@ -109,7 +109,7 @@ class WaitsForTheReserve(keras.callbacks.Callback):
             time.sleep(0.01)
 
 def loss(y_true, y_pred):
-    if step.current() is not None:  # called while the step of a replica is made
+    if current_step.current() is not None:  # called while the step of a replica is made
         (SHARED / f"made {START} {os.environ['TFDIST_WORKER_INDEX']}").touch()
     return keras.losses.mean_squared_error(y_true, y_pred)
 

@@ -23,7 +23,7 @@ from tests.integration.sharded_groups import (
     start,
     within,
 )
-from tfdist.testing.worker_runs import WorkerPool
+from tfdist.testing.pool import WorkerPool
 
 TWO, THREE = (2, 1, "native"), (3, 2, "native")
 OVER_HOROVOD = (2, 1, "horovod")

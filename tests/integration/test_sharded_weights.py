@@ -19,7 +19,7 @@ from tests.integration.sharded_groups import (
     start,
     within,
 )
-from tfdist.testing.worker_runs import WorkerPool
+from tfdist.testing.pool import WorkerPool
 
 WEIGHTS = (2, 3, "native")
 OVER_TENSORFLOW = (2, 3, "tensorflow")

@@ -12,7 +12,7 @@ from tests.integration.cases import refusal_fields
 from tests.integration.forks import OPTIMIZED, Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"

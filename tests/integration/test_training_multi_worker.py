@@ -17,7 +17,7 @@ from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
-from tfdist.testing.worker_runs import Reply, WorkerPool, worker_environments
+from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"

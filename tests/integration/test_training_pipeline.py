@@ -12,7 +12,7 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.planner import schedules
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 from tfdist.tune.schedule_run import measured
 
 DEADLINE_SECONDS = 800
@@ -292,9 +292,9 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("subclassed", ("UnsupportedError", "subclassed", "Subclassed")),
+        ("subclassed", ("UnsupportedError", ..., "Subclassed")),
         ("own call", ("UnsupportedError", ..., "OwnCall")),
-        ("between blocks", ("UnsupportedError", "named")),
+        ("between blocks", ("UnsupportedError", ..., ..., "blocks")),
         ("own step", ("UnsupportedError", ..., "train_step")),
         ("eager", ("UnsupportedError", "run_eagerly", "True")),
         ("jit", ("UnsupportedError", "jit_compile", "True")),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.test_training_pipeline import call, start
-from tfdist.testing.worker_runs import WorkerPool
+from tfdist.testing.pool import WorkerPool
 
 
 @pytest.fixture(scope="module")

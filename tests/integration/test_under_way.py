@@ -13,7 +13,7 @@ from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.monitor.stacks.waits import VARIABLE
 from tfdist.native import stamp_ops
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 tf = pytest.importorskip("tensorflow")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tfdist.cluster import ports
 from tfdist.strategies import ModelParallelStrategy
-from tfdist.testing.worker_runs import WorkerPool, worker_environments
+from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 240
 WIDTH, WORDS, EXAMPLES, FEW = 256, 16, 32, 64

@@ -35,7 +35,7 @@ MODULES = {
     "tfdist.errors",
     "tfdist.reproducibility",
     "tfdist.cluster.ports",
-    "tfdist.testing.worker_runs",
+    "tfdist.testing.pool",
 }
 # Keras calls these, with arguments that Keras' documentation describes
 OF_KERAS = re.compile(r"on_\w+|set_model|[sg]et_state|build|update_step|apply|scale_loss|get_config|from_config")

@@ -70,12 +70,12 @@ def test_a_worker_lists_what_it_is_about_to_make(tmp_path: Path) -> None:
     code = """
 import sys, tempfile
 sys.path.insert(0, sys.argv[2])
-import worker
-worker.list_generated_files(sys.argv[1] + "/list")
+import script_worker
+script_worker.list_generated_files(sys.argv[1] + "/list")
 tempfile.mkstemp(prefix="data", dir=sys.argv[1])
 tempfile.mkstemp(dir=sys.argv[1].encode())
 _, made = tempfile.mkstemp(prefix="__autograph_generated_file", suffix=".py", dir=sys.argv[1])
-worker.list_generated_files(sys.argv[1] + "/no folder/list")
+script_worker.list_generated_files(sys.argv[1] + "/no folder/list")
 tempfile.mkstemp(prefix="__autograph_generated_file", suffix=".py", dir=sys.argv[1])
 """
     folder = str(Path(script_worker.__file__).parent)

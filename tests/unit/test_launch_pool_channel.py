@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfdist.cluster import from_environment
 from tfdist.processes.pool import pool_channel
-from tfdist.testing.worker_runs import worker_environments
+from tfdist.testing.pool import worker_environments
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

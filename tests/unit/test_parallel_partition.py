@@ -332,8 +332,8 @@ def test_the_search_takes_a_hundred_layers() -> None:
 
 
 def test_planning_loads_no_tensorflow() -> None:
-    names = "devices link parts planning profile search stages step_time tensor_layouts"
-    code = f"import sys\nfrom tfdist.parallel.partition import {', '.join(names.split())}\n"
+    names = "device_kinds division_plans layer_parts layer_profile planner_link stage_cost stage_search step_time"
+    code = f"import sys\nfrom tfdist.planner import tensor_layouts, {', '.join(names.split())}\n"
     code += "print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "[]\n", done.stderr

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tfdist.testing.worker_runs import Reply
+from tfdist.testing.pool import Reply
 from tfdist.verify import cell_judge
 from tfdist.verify.feature import features
 

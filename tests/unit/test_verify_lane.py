@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.testing.worker_runs import Reply
+from tfdist.testing.pool import Reply
 from tfdist.verify import feature, lane
 
 

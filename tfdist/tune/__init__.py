@@ -6,6 +6,6 @@ Example:
     32
 """
 
-from tfdist.tune.batch_size import batch_size
+from tfdist.tune.script_batch import batch_size
 
 __all__ = ["batch_size"]

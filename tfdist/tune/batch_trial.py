@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tfdist.monitor.stopwatch import Measurement, Request, read
 from tfdist.tune.batch_search import Outcome, Tried
-from tfdist.tune.batch_size import VARIABLE
+from tfdist.tune.script_batch import VARIABLE
 
 # What TensorFlow, CUDA, C++ and Python say when there is no memory.
 _NO_MEMORY = re.compile(

@@ -21,7 +21,7 @@ import tfdist.reproducibility
 import tfdist.strategies.factory
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigError
-from tfdist.testing.worker_runs import worker_environments
+from tfdist.testing.pool import worker_environments
 
 DEADLINE_SECONDS = 600  # for a machine that does other things
 # name -> (strategy, workers, replicas of each, seed, whether workers are late, each at other times)

@@ -4,11 +4,12 @@ A file is read once, from its beginning to its end, a window of it at a time.
 
 Example:
     >>> import tempfile
+    >>> from tfdist.data.format import record_framing
     >>> from tfdist.storage.directory import storage
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     place = storage(folder)
     ...     with place.create("a.tfrecord") as file:
-    ...         _ = file.write(records.frame(b"one") + b"dirt" + records.frame(b"two"))
+    ...         _ = file.write(record_framing.frame(b"one") + b"dirt" + record_framing.frame(b"two"))
     ...     [(found.offset, found.size, found.payload) for found in walk(Content(place, "a.tfrecord"))]
     [(0, 19, b'one'), (19, 4, None), (23, 19, b'two')]
 """

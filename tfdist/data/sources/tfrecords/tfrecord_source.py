@@ -4,11 +4,11 @@ A feature list of a SequenceExample becomes a list of any length, where each of 
 
 Example:
     >>> import tempfile, pathlib
-    >>> from tfdist.data.format import example, records
+    >>> from tfdist.data.format import example, record_framing
     >>> payload = example.joined([example.entry("x", Feature("int64"), example.content_of(Feature("int64"), 7))])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "a.tfrecord")
-    ...     _ = path.write_bytes(records.frame(payload))
+    ...     _ = path.write_bytes(record_framing.frame(payload))
     ...     source = open_tfrecords([str(path)])
     ...     print(source.count, [block["x"].tolist() for block in source.blocks(0, None)])
     1 [[7]]
