@@ -31,7 +31,7 @@ class Option:
 
     Attributes:
         help: one line.
-        kind: bool (a flag), int, float or str.
+        kind: bool (a flag), int, float, str, or Path, which whatever opens it checks.
         flags: on the command line; the field's name with hyphens by default.
         metavar: stands for the value in the help.
         minimum: of a number, included.
@@ -126,7 +126,7 @@ def _check_one(name: str, value: Any, known: Option) -> None:
         integer(name, value, minimum=_whole(known.minimum), maximum=_whole(known.maximum))
     elif known.kind is float:
         number(name, value, minimum=known.minimum, maximum=known.maximum, above=known.above)
-    else:
+    elif known.kind is str:
         text(name.partition(" ")[0], value)
 
 

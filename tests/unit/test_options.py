@@ -1,6 +1,7 @@
 """Tests of options as fields of a dataclass: they are checked, and a command has them by the same names."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import pytest
@@ -77,3 +78,13 @@ def test_every_option_of_a_job_can_be_given_to_run() -> None:
     taken = {parameter.name: parameter.opts for parameter in run.params}
     for field, known in options_of(LaunchConfig):
         assert tuple(taken[field.name]) == flags_of(field.name, known)
+
+
+def test_a_file_of_a_job_may_be_a_path() -> None:
+    config = LaunchConfig(target="train.py", event_file=Path("events"), trace=Path("trace"), monitor=True)
+    assert (config.event_file, config.trace) == (Path("events"), Path("trace"))
+
+
+def test_bounds_that_depend_on_the_number_of_workers_are_said_together() -> None:
+    with refused(ConfigError, name="min_workers (--min-workers)", received="0", mentions=("from 1 to 2",)):
+        LaunchConfig(target="train.py", workers=2, min_workers=0)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -109,12 +110,8 @@ class LaunchConfig:
         maximum=MAX_RESTARTS,
         may_be_unset=True,
     )
-    min_workers: int | None = option(
-        None, "The fewest with which it goes on.  [default: N]", kind=int, metavar="A", minimum=1
-    )
-    max_workers: int | None = option(
-        None, "The most that may be asked for.  [default: N]", kind=int, metavar="B", maximum=MAX_WORKERS
-    )
+    min_workers: int | None = option(None, "The fewest with which it goes on.  [default: N]", kind=int, metavar="A")
+    max_workers: int | None = option(None, "The most that may be asked for.  [default: N]", kind=int, metavar="B")
     hang_seconds: float = option(
         2.0, "A step hangs after it and 5 usual ones.", metavar="S", above=0, maximum=DAY_SECONDS
     )
@@ -123,9 +120,9 @@ class LaunchConfig:
     standby: bool = option(False, "Keep a second set of workers ready to take over.")
     evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
     evict_seconds: float = option(30.0, metavar="S", above=0, maximum=DAY_SECONDS)
-    event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=str, metavar="PATH")
+    event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=Path, metavar="PATH")
     monitor: bool = option(False, "Say at the end, and at SIGUSR1, what the job is bound by.")
-    trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=str, metavar="FILE")
+    trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=Path, metavar="FILE")
     exporters: tuple[str, ...] = option(
         (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
     )
