@@ -36,11 +36,7 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def make(root: Path, names: tuple[str, ...]) -> None:
-    """Make these folders in the folder of the cache, and try that files can be written there.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Make these folders in the folder of the cache, and try that files can be written there."""
     try:
         for name in names:
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -56,13 +52,7 @@ def make(root: Path, names: tuple[str, ...]) -> None:
 
 
 def put(source: Path, place: Path, *, work: Path) -> Path:
-    """Copy a file to its place at once: others see the old file, or the whole new one.
-
-    Args:
-        source: the file.
-        place: where it is put; its folder is made.
-        work: where the copy is before, on the same file system.
-    """
+    """Copy a file to its place at once: others see the old file, or the whole new one."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as whole, tempfile.NamedTemporaryFile(dir=work, delete=False) as copy:
         try:
@@ -133,9 +123,6 @@ def clean(root: Path, names: tuple[str, ...]) -> None:
     """Remove these folders of the cache. What is in them is made anew when it is needed.
 
     A process that has opened a file keeps it; one that is making something keeps its temporary files.
-
-    Raises:
-        ConfigError: a folder cannot be removed.
     """
     for name in names:
         assert name not in IN_USE
@@ -158,16 +145,7 @@ def _reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a file; the system releases it when the process that holds it ends, however it ends.
-
-    Args:
-        path: the file, which is made and stays.
-        timeout_seconds: how long to wait for a process that holds it.
-        on_wait: called once, with who holds it, when there is someone to wait for.
-    Raises:
-        DeadlineError: the lock was not free in time.
-        TfdistError: the file system knows no locks.
-    """
+    """Hold the lock of a file; the system releases it when the process that holds it ends, however it ends."""
     with path.open("a+", encoding="utf-8") as file:
 
         def holder() -> str:

@@ -66,15 +66,7 @@ def option(
     flags: Sequence[str] = (),
     **known: Any,
 ) -> Any:
-    """Return a field of a dataclass that is an option.
-
-    Args:
-        default: of the field; False makes a flag, a tuple an option that can be given several times.
-        help: one line; without it the help leaves the option out.
-        kind: of the value; by default that of ``default``.
-        flags: see `Option`.
-        known: the other fields of `Option`.
-    """
+    """Return a field of a dataclass that is an option."""
     is_several = isinstance(default, tuple)
     found = Option(
         help=help,
@@ -103,12 +95,7 @@ def flags_of(name: str, known: Option) -> tuple[str, ...]:
 
 
 def check(instance: Any) -> None:
-    """Check the options of an instance.
-
-    Raises:
-        ConfigTypeError: a value has another type.
-        ConfigError: a value is out of range.
-    """
+    """Check the options of an instance."""
     for one, known in options_of(type(instance)):
         value = getattr(instance, one.name)
         if value is None and one.default is None:

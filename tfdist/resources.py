@@ -15,11 +15,7 @@ _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
 def root() -> Path:
-    """Return the folder with ``strategies/``, ``docs/`` and ``README.md``.
-
-    Raises:
-        MissingDependencyError: the package was installed without them.
-    """
+    """Return the folder with ``strategies/``, ``docs/`` and ``README.md``."""
     for place in (_PACKAGE / "share", _PACKAGE.parent):
         if (place / "strategies" / "README.md").is_file():
             return place

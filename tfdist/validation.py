@@ -38,18 +38,6 @@ def shown(value: object, *, limit: int = 200) -> str:
 def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None, hint: str = "") -> int:
     """Return ``value`` as an int within the bounds, both included.
 
-    Args:
-        name: what the user calls the value.
-        value: an int, or anything with ``__index__`` (a NumPy integer); never a bool, a float or text.
-        minimum: smallest value allowed.
-        maximum: largest value allowed.
-        hint: what to do, appended to the message.
-    Returns:
-        The value as a plain int.
-    Raises:
-        ConfigTypeError: not an integer.
-        ConfigError: out of bounds.
-
     Example:
         >>> integer("epochs", 3, minimum=1)
         3
@@ -70,9 +58,6 @@ def parse_integer(
     name: str, text: str, *, minimum: int | None = None, maximum: int | None = None, hint: str = ""
 ) -> int:
     """Return the int that ``text`` (an environment variable, a flag) spells in decimal digits.
-
-    Raises:
-        ConfigError: not decimal digits with an optional sign, or out of bounds.
 
     Example:
         >>> parse_integer("SLURM_PROCID", "3", minimum=0)
@@ -97,10 +82,6 @@ def number(
 ) -> float:
     """Return ``value`` as a finite float within the bounds (``minimum``, ``maximum`` included, ``above`` excluded).
 
-    Raises:
-        ConfigTypeError: a bool, text, or anything else that is no real number.
-        ConfigError: NaN, infinite or out of bounds.
-
     Example:
         >>> number("grace_seconds", 5, minimum=0)
         5.0
@@ -122,9 +103,6 @@ def number(
 def boolean(name: str, value: Any, *, hint: str = "") -> bool:
     """Return ``value`` if it is exactly True or False.
 
-    Raises:
-        ConfigTypeError: anything else; 1 and "yes" are no bool.
-
     Example:
         >>> boolean("shuffle", False)
         False
@@ -136,10 +114,6 @@ def boolean(name: str, value: Any, *, hint: str = "") -> bool:
 
 def text(name: str, value: Any, *, hint: str = "") -> str:
     """Return ``value`` if it is a str that is not empty.
-
-    Raises:
-        ConfigTypeError: no str.
-        ConfigError: empty, or only white space.
 
     Example:
         >>> text("name", "ring")
@@ -165,9 +139,6 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> Any:
     """Return ``value`` if it equals one of ``allowed``, compared together with its type (True is not 1).
-
-    Raises:
-        ConfigError: any other value; the message lists what is allowed, and what may have been meant.
 
     Example:
         >>> one_of("tail", "pad", ("pad", "drop"))

@@ -22,12 +22,7 @@ LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, Any], Any], numbers: Collection[signal.Signals] = ENDING) -> Iterator[None]:
-    """Handle signals; one that is ignored stays ignored, as SIGHUP is under `nohup`.
-
-    Args:
-        handler: is given the number, and where the main thread was.
-        numbers: of the signals.
-    """
+    """Handle signals; one that is ignored stays ignored, as SIGHUP is under `nohup`."""
     before = {one: signal.getsignal(one) for one in numbers if signal.getsignal(one) != signal.SIG_IGN}
     for number in before:
         signal.signal(number, handler)
@@ -39,13 +34,7 @@ def handled(handler: Callable[[int, Any], Any], numbers: Collection[signal.Signa
 
 
 def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
-    """Wait for the end of a process, with the handlers of this process run for every signal that arrives.
-
-    Args:
-        process: as it was started.
-    Returns:
-        Its exit code.
-    """
+    """Wait for the end of a process, with the handlers of this process run for every signal that arrives."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_SECONDS)
@@ -58,11 +47,7 @@ def join_heeding_signals(thread: threading.Thread) -> None:
 
 
 def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[Any]]":
-    """Yield what is done, in the order in which it is, with the handlers run for every signal that arrives.
-
-    Args:
-        work: each of it once.
-    """
+    """Yield what is done, in the order in which it is, with the handlers run for every signal that arrives."""
     from concurrent import futures  # most who wait have none
 
     left = set(work)

@@ -45,19 +45,41 @@ def exported(module: griffe.Object, name: str) -> griffe.Object:
 
 def public_names() -> str:
     """Return the golden text: each public module or name, and below it what it has."""
-    pages = sorted(_PAGES.glob("*.md"))
-    told = sorted({name for page in pages for name in _DIRECTIVE.findall(page.read_text(encoding="utf-8"))})
-    return "\n".join(line for path in told for line in _lines(path)) + "\n"
+    return "\n".join(line for path in _told() for line in _lines(path)) + "\n"
+
+
+@cache
+def public_paths() -> frozenset[str]:
+    """Return where the public classes and functions are defined, such as `tfdist.optimizers.lars.LARS`."""
+    return frozenset(target.path for target in _targets() if isinstance(target, griffe.Class | griffe.Function))
 
 
 def _behind(member: griffe.Object | griffe.Alias) -> griffe.Object:
     return member.final_target if isinstance(member, griffe.Alias) else member
 
 
-def _lines(path: str) -> Iterator[str]:
+def _told() -> list[str]:
+    """Return the modules and names that pages have a directive for."""
+    pages = sorted(_PAGES.glob("*.md"))
+    return sorted({name for page in pages for name in _DIRECTIVE.findall(page.read_text(encoding="utf-8"))})
+
+
+def _found(path: str) -> griffe.Object:
     found: griffe.Object = package()
     for name in path.split(".")[1:]:
         found = _behind(found.members[name])
+    return found
+
+
+def _targets() -> Iterator[griffe.Object]:
+    for path in _told():
+        found = _found(path)
+        is_module = isinstance(found, griffe.Module)
+        yield from (exported(found, name) for name in names_of(found)) if is_module else [found]
+
+
+def _lines(path: str) -> Iterator[str]:
+    found = _found(path)
     if not isinstance(found, griffe.Module):
         yield from _of_name(path, found)
         return

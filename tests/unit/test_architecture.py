@@ -421,32 +421,6 @@ def test_these_modules_load_no_tensorflow_and_set_no_variable() -> None:
     assert done.stdout.splitlines() == ["loaded", "changed"]
 
 
-def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            yield f"{prefix}{node.name}", node
-            if isinstance(node, ast.ClassDef):
-                yield from public_definitions(node.body, f"{prefix}{node.name}.")
-
-
-def _documented_by_decorator(node: ast.AST) -> bool:
-    """An override has its parent's documentation, `@feature("...")` carries its own."""
-    for decorator in getattr(node, "decorator_list", []):
-        call = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if dotted(call).split(".")[-1] in ("override", "overload", "setter", "feature"):
-            return True
-    return False
-
-
-def undocumented(source: Source) -> Iterator[str]:
-    if not ast.get_docstring(source.tree):
-        yield f"{source.where(source.tree)}: the module"
-    private = any(part.startswith("_") and not part.startswith("__") for part in source.module.split("."))
-    for name, node in () if private else public_definitions(source.tree.body):
-        if not _documented_by_decorator(node) and not ast.get_docstring(node):  # type: ignore[arg-type]
-            yield f"{source.where(node)}: {name}"
-
-
 def test_frames_are_looked_at_in_one_file() -> None:
     """What is looked for in the callers of a function breaks with every change between the two."""
     asking = {"_getframe", "currentframe", "f_back"}
@@ -457,11 +431,6 @@ def test_frames_are_looked_at_in_one_file() -> None:
         if isinstance(node, ast.Attribute) and node.attr in asking
     }
     assert found == {"tfdist.compat.keras.keras_frames"}
-
-
-def test_public_names_are_documented() -> None:
-    missing = [line for source in sources() for line in undocumented(source)]
-    assert not missing, "no docstring:\n" + "\n".join(missing)
 
 
 def test_files_are_short() -> None:

@@ -33,11 +33,6 @@ _LANES: Mapping[str, str] = {
 def arms(strategy: str, *, steps_per_execution: int = 1, horovod: bool = True) -> dict[str, str]:
     """Return what is measured for a strategy, with the lane of each: a peer's name, or the strategy's.
 
-    Args:
-        strategy: a name from `STRATEGIES`.
-        steps_per_execution: steps in one graph, of the last arm; 1: there is no such arm.
-        horovod: whether it is installed; the ring asks for it in any case.
-
     Example:
         >>> arms("mirrored")
         {'tensorflow loop': 'tensorflow', 'tfdist loop': 'mirrored', 'tfdist fit': 'mirrored'}
@@ -97,10 +92,6 @@ class StepBench(Suite):
 
     def run(self, told: Told = untold) -> "StepReport":
         """Measure all arms in turns and return the report.
-
-        Raises:
-            MissingDependencyError: the strategy's collective backend is not installed.
-            TfdistError: a worker failed; the message has its traceback.
 
         Example:
             >>> StepBench(strategy="ring", steps=20).run().correctness_cost                     # doctest: +SKIP

@@ -39,16 +39,7 @@ def option(
     flag: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """Return a field of a `Suite`, which is an option of its command.
-
-    Args:
-        default: its value and its type; a tuple can be given several times, False makes a flag.
-        text: its help.
-        minimum: of a number.
-        choices: the texts that are allowed.
-        flag: its name on the command line, where that is not the field's.
-        metavar: what stands for its value in the help.
-    """
+    """Return a field of a `Suite`, which is an option of its command."""
     told = {"text": text, "minimum": minimum, "choices": choices, "flag": flag, "metavar": metavar}
     return field(default=default, metadata=told)
 
@@ -65,11 +56,7 @@ class Suite(abc.ABC):
 
     @abc.abstractmethod
     def run(self, told: Told = untold) -> "Report":
-        """Measure all arms in turns and return the report.
-
-        Raises:
-            TfdistError: a process failed; the message has its traceback.
-        """
+        """Measure all arms in turns and return the report."""
 
 
 def _check(one: "dataclasses.Field[Any]", value: Any) -> None:
@@ -119,11 +106,7 @@ class Report(abc.ABC):
         """Yield the tables for a terminal, and the sentences between them."""
 
     def draw(self, path: Path) -> None:
-        """Draw the report as a PNG, where the benchmark has a picture.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-        """
+        """Draw the report as a PNG, where the benchmark has a picture."""
         raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
 
     def to_json(self) -> str:
@@ -170,12 +153,6 @@ def rounds(
 ) -> Iterator[tuple[int, list[_Arm]]]:
     """Yield the number of each round, from 1 on, and the order in which it measures the arms.
 
-    Args:
-        arms: what takes turns.
-        count: how many rounds.
-        first: how far the first round is rotated.
-        order: returns the arms in the order of a round, whose number counts from 0.
-
     Example:
         >>> list(rounds("ab", 2))
         [(1, ['a', 'b']), (2, ['b', 'a'])]
@@ -194,14 +171,6 @@ def in_turns(
     first: int = 0,
 ) -> dict[_Arm, list[_Measured]]:
     """Measure every arm once a round, each round in another order, and return what each arm's rounds have given.
-
-    Args:
-        arms: what takes turns.
-        measure: measures an arm in a round, whose number counts from 1.
-        count: how many rounds.
-        told: told of each arm and round before it is measured.
-        subject: of what is told.
-        first: see `rounds`.
 
     Example:
         >>> in_turns("ab", lambda arm, number: f"{arm}{number}", count=2)

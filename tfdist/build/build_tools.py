@@ -48,11 +48,7 @@ def missing_tools(tools: Mapping[str, str | None]) -> tuple[str, ...]:
 
 
 def require_tools(tools: Mapping[str, str | None]) -> None:
-    """Raise unless every tool is there.
-
-    Raises:
-        MissingDependencyError: a tool is missing; all that are missing are named, with what installs them.
-    """
+    """Raise unless every tool is there."""
     missing = missing_tools(tools)
     if missing:
         raise MissingDependencyError("Horovod cannot be built here:\n" + "\n".join(f"  {line}" for line in missing))

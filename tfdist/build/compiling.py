@@ -49,13 +49,7 @@ class Build:
     on_progress: OnProgress
 
     def wheel(self) -> Path:
-        """Return a new wheel in the temporary folder; the library in it was loaded and has reduced a tensor.
-
-        Raises:
-            ProgramError: a program failed; the log has what it said.
-            DeadlineError: a program took too long.
-            UnsupportedError: Horovod's sources are others than the recipe was written for.
-        """
+        """Return a new wheel in the temporary folder; the library in it was loaded and has reduced a tensor."""
         folders = self._folders()
         environ = recipe.environment(self.inherited, folders, self.options, jobs=self.jobs)
         self.on_progress("fetching", None)

@@ -77,13 +77,7 @@ _SIGNS: Sequence[_Sign] = (
 
 
 def find_cause(log: str) -> Cause:
-    """Return the first cause that a log of pip, CMake, the compiler or Python tells of.
-
-    Args:
-        log: all that the programs wrote; a line "$ ..." is a command.
-    Returns:
-        The cause; the last line of the log when nothing is recognised.
-    """
+    """Return the first cause that a log of pip, CMake, the compiler or Python tells of."""
     log = "\n".join(line for line in log.splitlines() if not line.startswith("$ "))
     for sign in _SIGNS:
         found = re.search(sign.pattern, log, re.MULTILINE)

@@ -31,11 +31,7 @@ class Edit:
     why: str
 
     def applied(self, text: str) -> str:
-        """Return the text with the replacement.
-
-        Raises:
-            UnsupportedError: the old text is not there exactly once.
-        """
+        """Return the text with the replacement."""
         found = text.count(self.old)
         if found != 1:
             raise UnsupportedError(
@@ -109,12 +105,7 @@ FOR_CPU = (
 
 
 def run_path(paths: Iterable[str], *, linked: bool) -> Edit:
-    """Return the edit that says where the library looks for others when it is loaded.
-
-    Args:
-        paths: folders; ``$ORIGIN`` is that of the library.
-        linked: whether also where the build found them.
-    """
+    """Return the edit that says where the library looks for others when it is loaded."""
     old = 'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
     new = (
         f"set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE "
@@ -125,11 +116,7 @@ def run_path(paths: Iterable[str], *, linked: bool) -> Edit:
 
 
 def apply(edits: Iterable[Edit], root: Path) -> None:
-    """Apply the edits to the sources under ``root``; either all of them or none.
-
-    Raises:
-        UnsupportedError: a file is missing or looks different.
-    """
+    """Apply the edits to the sources under ``root``; either all of them or none."""
     changed: dict[Path, str] = {}
     for edit in edits:
         path = root / edit.path

@@ -81,13 +81,7 @@ EDITS = (
 
 
 def toolkit(home: Path | None) -> Toolkit:
-    """Return the CUDA toolkit to compile with: that of a folder, or that of the wheels.
-
-    Args:
-        home: a folder with ``bin/nvcc``; None for the wheels.
-    Raises:
-        ConfigError: there is no compiler in the folder, or it does not say its version.
-    """
+    """Return the CUDA toolkit to compile with: that of a folder, or that of the wheels."""
     if home is None:
         return FROM_WHEELS
     nvcc = home.expanduser().absolute() / "bin" / "nvcc"
@@ -113,11 +107,7 @@ def toolkit(home: Path | None) -> Toolkit:
 
 
 def nccl_requirement(declared: Iterable[str]) -> str:
-    """Return the requirement of NCCL that TensorFlow declares for GPUs.
-
-    Raises:
-        UnsupportedError: it declares none; it was built without CUDA.
-    """
+    """Return the requirement of NCCL that TensorFlow declares for GPUs."""
     for requirement in map(Requirement, declared):
         if requirement.name.startswith("nvidia-nccl-"):
             return f"{requirement.name}{requirement.specifier}"
@@ -134,11 +124,7 @@ def nccl_of(package: str) -> str:
 
 
 def link_toolkit(packages: Path) -> Path:
-    """Give the wheels of CUDA the names under which CMake looks; return the toolkit's folder.
-
-    Args:
-        packages: where the wheels were unpacked.
-    """
+    """Give the wheels of CUDA the names under which CMake looks; return the toolkit's folder."""
     home = packages / _WHEELS_HOME
     (home / "lib64").symlink_to("lib")
     (runtime,) = (home / "lib").glob("libcudart.so.*")
@@ -147,12 +133,7 @@ def link_toolkit(packages: Path) -> Path:
 
 
 def link_nccl(installed: Path, folder: Path) -> Path:
-    """Make a folder of NCCL with the name that a linker looks for; return it.
-
-    Args:
-        installed: where the wheel's files are.
-        folder: what is made, outside of them.
-    """
+    """Make a folder of NCCL with the name that a linker looks for; return it."""
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to((installed / "include").absolute())
     for name in ("libnccl.so", "libnccl.so.2"):

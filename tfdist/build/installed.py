@@ -179,12 +179,7 @@ def proof_command() -> list[str]:
 
 
 def proof_environment(inherited: Mapping[str, str], *, on_gpus: bool) -> dict[str, str]:
-    """Return an environment in which Horovod believes to be the only process.
-
-    Args:
-        inherited: this process' environment.
-        on_gpus: whether GPUs are used, where there are some.
-    """
+    """Return an environment in which Horovod believes to be the only process."""
     launchers = ("HOROVOD_", "OMPI_", "PMI", "PMIX_", "SLURM_", "TF_CONFIG", "TFDIST_")
     alone = {name: value for name, value in inherited.items() if not name.startswith(launchers)}
     gpus = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}

@@ -21,13 +21,7 @@ _ASK_SECONDS = 20.0
 
 
 def toolkit(home: Path | None) -> Toolkit:
-    """Return the MPI to build with: that of a folder, or that of the wheel.
-
-    Args:
-        home: a folder with ``bin/mpicxx`` and ``bin/mpirun``; None for the wheel.
-    Raises:
-        ConfigError: there is no MPI in the folder, or it does not say which it is.
-    """
+    """Return the MPI to build with: that of a folder, or that of the wheel."""
     if home is None:
         return FROM_WHEEL
     home = home.expanduser().absolute()

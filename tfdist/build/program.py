@@ -47,18 +47,7 @@ class Runner:
         timeout_seconds: float,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Run a program to its end.
-
-        Args:
-            command: program and arguments.
-            environ: its environment; the guardian's mark is added.
-            cwd: its working directory.
-            timeout_seconds: deadline; then it is killed with all that it started.
-            on_line: called with each line that it writes to standard output or error.
-        Raises:
-            ProgramError: it ended with another code than 0, or could not be started.
-            DeadlineError: the deadline passed.
-        """
+        """Run a program to its end."""
         self.log.write(f"$ {shlex.join(command).splitlines()[0]}\n")
         try:
             process = subprocess.Popen(

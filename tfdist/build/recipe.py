@@ -151,15 +151,7 @@ def quiet_pip(inherited: Mapping[str, str]) -> dict[str, str]:
 def environment(
     inherited: Mapping[str, str], folders: Folders, options: Options, *, jobs: int, extras: Iterable[Extra] = ()
 ) -> dict[str, str]:
-    """Return the environment in which Horovod is fetched and built.
-
-    Args:
-        inherited: this process' environment.
-        folders: the folders of the build.
-        options: what is built in.
-        jobs: how many files are compiled at once.
-        extras: what the options add.
-    """
+    """Return the environment in which Horovod is fetched and built."""
     extras = tuple(extras)
     include = folders.libraries / "tensorflow" / "include"
     switches = {

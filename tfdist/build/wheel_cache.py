@@ -28,11 +28,7 @@ class Cache:
 
     @property
     def workplace(self) -> Path:
-        """Where a build has its temporary folder; TensorFlow's flags for a compiler cannot carry a path with spaces.
-
-        Raises:
-            ConfigError: neither the cache nor the folder for temporary files has a path without spaces.
-        """
+        """Where a build has its temporary folder; TensorFlow's flags for a compiler cannot carry a path with spaces."""
         for place in (self.work, Path(tempfile.gettempdir())):
             if not any(sign.isspace() for sign in str(place)):
                 return place
@@ -70,11 +66,7 @@ class Cache:
 
 
 def open_cache(environ: Mapping[str, str]) -> Cache:
-    """Return the cache, with its folders made and tried.
-
-    Raises:
-        ConfigError: the folder cannot be written, or its path cannot be passed to the programs of a build.
-    """
+    """Return the cache, with its folders made and tried."""
     root = cache.folder(environ)
     if any(sign in str(root) for sign in ":;\n"):
         raise ConfigError(

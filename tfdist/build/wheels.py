@@ -7,14 +7,7 @@ from pathlib import Path
 
 
 def add_to_metadata(wheel: Path, name: str, text: str, *, destination: Path) -> None:
-    """Write the wheel to ``destination`` with one more file in its folder of metadata, and in its list of files.
-
-    Args:
-        wheel: the wheel.
-        name: of the new file.
-        text: its content.
-        destination: the file that is written.
-    """
+    """Write the wheel to ``destination`` with one more file in its folder of metadata, and in its list of files."""
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(destination, "w", zipfile.ZIP_DEFLATED) as copy:
         (listing,) = (entry for entry in source.infolist() if entry.filename.endswith(".dist-info/RECORD"))
         added = listing.filename.removesuffix("RECORD") + name

@@ -13,18 +13,7 @@ from tfdist.processes.job_resources import guarded
 
 @contextlib.contextmanager
 def workshop(parent: Path, log: Path, *, keep_log: bool, verb: str) -> Iterator[Runner]:
-    """Yield what runs programs; afterwards they and the temporary folder are gone.
-
-    Args:
-        parent: where the temporary folder is made.
-        log: where everything that programs say is written; it stays when one of them fails.
-        keep_log: whether it stays in any case.
-        verb: what is done in here, for the message: "built".
-    Raises:
-        ConfigError: the log cannot be written.
-        DeadlineError: a program took too long.
-        TfdistError: what was done in here failed; the message has the cause in one line, and where the log is.
-    """
+    """Yield what runs programs; afterwards they and the temporary folder are gone."""
     try:
         file = log.open("w", encoding="utf-8")
     except OSError as error:

@@ -16,12 +16,7 @@ _logger = logging.getLogger("tfdist")
 
 
 class Alerting:
-    """Tells alerts until it is ended, at which it looks once more.
-
-    Args:
-        steps: the folder of the records of a start.
-        tell: is called with each alert; what it raises is logged, and training goes on.
-    """
+    """Tells alerts until it is ended, at which it looks once more."""
 
     def __init__(self, steps: Path, tell: Callable[[Alert], None]) -> None:
         self._steps = steps

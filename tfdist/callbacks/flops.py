@@ -33,12 +33,6 @@ _CONVOLUTIONS = ("Conv2D", "Conv3D")
 def of_example(model: Any) -> float | None:
     """Return the floating-point operations of a model's forward pass for one example.
 
-    Args:
-        model: a Keras model that is built, with inputs that it knows.
-    Returns:
-        The number; None where it cannot be counted: inputs of unknown shape or unknown to the model, a loop (as a
-        recurrent layer has), a product of unknown size, a model that cannot be called outside of a step.
-
     Example:
         >>> of_example(keras.Sequential([keras.Input((10, 16)), keras.layers.Dense(32)])) == 2 * 10 * 16 * 32
         True

@@ -224,9 +224,6 @@ def _squared_norm(tensors: list[tf.Tensor]) -> tf.Tensor:
 def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
     """Return the number of small batches.
 
-    Raises:
-        ConfigError: it suits the batch or the replicas not, or no number does.
-
     Example:
         >>> _parts(None, 48, 3)
         6

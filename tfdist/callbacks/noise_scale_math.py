@@ -50,9 +50,6 @@ class Norms:
 class Averages:
     """Moving averages of both estimates, each by itself: their ratio has less bias than the average of ratios.
 
-    Args:
-        decay: which part of an average stays when a measurement is added, from 0 to below 1.
-
     Example:
         >>> averages = Averages(0.5)
         >>> averages.add(Norms(small_batch=1, big_batch=4, small=5.0, big=2.0))
@@ -112,10 +109,6 @@ def verdict(averages: Averages, batch: int) -> str:
 
     With the learning rate tuned to each, a batch of B examples needs (1 + b / B) times the fewest steps and (1 + B / b)
     times the fewest examples, b the noise scale.
-
-    Args:
-        averages: of the measurements.
-        batch: examples; of this size it says more.
 
     Example:
         >>> averages = Averages(0.0)

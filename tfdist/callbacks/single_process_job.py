@@ -47,14 +47,7 @@ class Recorded:
 
 @contextlib.contextmanager
 def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
-    """Yield the job of this process, whose steps are recorded in the block: the launcher's, or one of its own.
-
-    Args:
-        clock: of this process.
-        rank: its number among the workers.
-    Raises:
-        OSError: nothing can be written in memory, nor where temporary files belong.
-    """
+    """Yield the job of this process, whose steps are recorded in the block: the launcher's, or one of its own."""
     with contextlib.ExitStack() as stack:
         asked, status = os.environ.get(VARIABLE), os.environ.get(_STATUS)
         known = next((one for one in clock.observers if isinstance(one, Recorder)), None)

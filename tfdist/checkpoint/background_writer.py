@@ -212,11 +212,6 @@ def finish_saves(url: str) -> None:
     """Wait until what was submitted for a place is saved, by a writer of this process that nobody has closed.
 
     A training that an exception has ended leaves one; what reads there next has to find what it was given.
-
-    Args:
-        url: of the store.
-    Raises:
-        Exception: what went wrong in it, unless that was the disk.
     """
     writer = _last.pop(url, None)
     if writer is not None:

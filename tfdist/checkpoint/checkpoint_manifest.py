@@ -64,11 +64,7 @@ class Manifest:
         return hashlib.sha256(canonical(self._json())).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return the one spelling that `from_bytes` reads.
-
-        Raises:
-            ConfigError: the state is too large.
-        """
+        """Return the one spelling that `from_bytes` reads."""
         data = canonical({**self._json(), "digest": self.digest})
         if len(data) > LARGEST_BYTES:
             raise ConfigError(
@@ -87,11 +83,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        """Return the manifest that `to_bytes` wrote.
-
-        Raises:
-            CorruptDataError: it is none, or a byte of it is not what was written.
-        """
+        """Return the manifest that `to_bytes` wrote."""
         try:
             return _read(data)
         except (ConfigError, RecursionError) as error:
@@ -114,9 +106,6 @@ def canonical(value: Any) -> bytes:
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of ``state`` as it will be read back.
-
-    Raises:
-        ConfigTypeError: a part of it is no JSON; the message says where.
 
     Example:
         >>> plain_state({"epoch": 3, "history": {"loss": [0.5, float("inf")]}})
@@ -212,11 +201,7 @@ def _read(data: bytes) -> Manifest:
 
 
 def file_from(value: Any) -> File:
-    """Return a file's entry from its JSON; one of the first version says nothing of parts.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a file's entry from its JSON; one of the first version says nothing of parts."""
     if not isinstance(value, dict) or set(value) - {"part"} != {"name", "bytes", "crc32c"}:
         raise ConfigError(
             f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.",

@@ -67,11 +67,7 @@ def failure(joint: Joint, *, step: int, part: int, reason: str) -> bytes:
 
 
 def read_receipt(data: bytes, joint: Joint, *, step: int, part: int) -> File | None:
-    """Return what `receipt` was given; None where it is not whole yet, or of something else.
-
-    Raises:
-        StorageError: the part will not come.
-    """
+    """Return what `receipt` was given; None where it is not whole yet, or of something else."""
     about = _about(joint, step, part)
     try:
         found = json.loads(data)

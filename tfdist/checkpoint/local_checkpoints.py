@@ -32,12 +32,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 class LocalPlace:
-    """A folder; see `tfdist.checkpoint.checkpoint_store.Place` for its methods.
-
-    Args:
-        folder: its path; it need not exist.
-        durable: whether a checkpoint is on the disk, and not only in memory, before it counts.
-    """
+    """A folder; see `tfdist.checkpoint.checkpoint_store.Place` for its methods."""
 
     keeps_names = True
 
@@ -59,12 +54,7 @@ class LocalPlace:
         return os.path.lexists(self._folder / name / file)
 
     def read(self, name: str, file: str, most: int) -> NDArray[np.uint8]:
-        """Return the bytes of a file, mapped.
-
-        Raises:
-            MissingFileError: there is none.
-            CorruptDataError: it is no regular file, or has more than ``most`` bytes.
-        """
+        """Return the bytes of a file, mapped."""
         path = self._folder / name / plain_name(file)
         with explained(path, "read"):
             # no link is followed, and a pipe without a writer does not block
@@ -95,15 +85,7 @@ class LocalPlace:
         is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
-        """Make a step's folder of these files at once, in place of one with the same name.
-
-        Args:
-            name: of the step.
-            files: names and what writes them, the manifest last; asked for one by one.
-            mark: of this save alone.
-            is_joint: whether others write into the same folder, by `put_part`.
-            on_ready: called when all is written, before it appears, with the folder where it is until then.
-        """
+        """Make a step's folder of these files at once, in place of one with the same name."""
         final = self._folder / name
         with explained(final, "written"):
             make_directory(self._folder, durable=self._durable)
@@ -124,13 +106,7 @@ class LocalPlace:
                 os.close(claim)
 
     def put_part(self, name: str, files: Iterable[tuple[str, Callable[[BinaryIO], None]]], *, mark: str) -> None:
-        """Write files of a step's folder that another process makes.
-
-        Args:
-            name: of the step.
-            files: names and what writes them, the receipt last; asked for one by one.
-            mark: of this save, as the process knows it that makes the folder.
-        """
+        """Write files of a step's folder that another process makes."""
         with explained(self._folder / name, "written"):
             make_directory(self._folder, durable=self._durable)
             temporary, claim = _claimed(self._folder, name, mark)
@@ -158,11 +134,7 @@ class LocalPlace:
         _remove_folder(self._folder / name)
 
     def clean(self, *, spare: str | None = None) -> None:
-        """Remove what killed processes left.
-
-        Args:
-            spare: what the marks begin with of saves that other processes may have begun.
-        """
+        """Remove what killed processes left."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             left = [
                 e.path

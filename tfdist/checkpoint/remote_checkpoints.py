@@ -20,12 +20,7 @@ from tfdist.storage.remote_storage import FsspecStorage
 
 
 class RemotePlace:
-    """A directory of a store; see `tfdist.checkpoint.checkpoint_store.Place` for its methods.
-
-    Args:
-        url: such as ``s3://bucket/backup``.
-        options: what the driver takes.
-    """
+    """A directory of a store; see `tfdist.checkpoint.checkpoint_store.Place` for its methods."""
 
     keeps_names = False
 
@@ -46,12 +41,7 @@ class RemotePlace:
         return file in self._folder(name).names()
 
     def read(self, name: str, file: str, most: int) -> NDArray[np.uint8]:
-        """Return the bytes of a file.
-
-        Raises:
-            MissingFileError: there is none.
-            CorruptDataError: it has more than ``most`` bytes.
-        """
+        """Return the bytes of a file."""
         folder = self._folder(name)
         size = folder.size(file)
         if size > most:
@@ -67,15 +57,7 @@ class RemotePlace:
         is_joint: bool,
         on_ready: Callable[[Path | None], None],
     ) -> None:
-        """Make a step's folder of these files, the last of which makes it count.
-
-        Args:
-            name: of the step.
-            files: names and what writes them, the manifest last; asked for one by one.
-            mark: of this save alone; all names but the manifest's have it.
-            is_joint: whether others write into the same folder, by `put_part`.
-            on_ready: called before the last one.
-        """
+        """Make a step's folder of these files, the last of which makes it count."""
         folder, is_whole = self._folder(name), False
         before = set(folder.names())
         seen = set(before)
@@ -101,13 +83,7 @@ class RemotePlace:
                 folder.remove_directory()
 
     def put_part(self, name: str, files: Iterable[tuple[str, Callable[[BinaryIO], None]]], *, mark: str) -> None:
-        """Write files of a step's folder that another process makes.
-
-        Args:
-            name: of the step.
-            files: names and what writes them, the receipt last; asked for one by one.
-            mark: of this save, which their names have.
-        """
+        """Write files of a step's folder that another process makes."""
         folder = self._folder(name)
         for file, fill in files:
             with folder.create(file) as remote:

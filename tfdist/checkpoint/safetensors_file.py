@@ -53,11 +53,6 @@ _Kind = tuple[str, tuple[int, ...]]
 def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
     """Return what can be written of each array: itself where it is contiguous and in this machine's order, else a copy.
 
-    Args:
-        arrays: names to NumPy arrays, eager tensors, or what else `numpy.asarray` takes.
-    Raises:
-        ConfigTypeError: a name is no text, or an array has a dtype that a file cannot hold.
-
     Example:
         >>> kernel = np.zeros((2, 2))
         >>> as_arrays({"kernel": kernel})["kernel"] is kernel
@@ -89,17 +84,7 @@ def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
 def write(
     file: BinaryIO, arrays: Mapping[str, _Array], *, on_middle: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
-    """Write arrays, which `as_arrays` made, without copying them.
-
-    Args:
-        file: where to; written in pieces of at most `PIECE_BYTES`.
-        arrays: names to arrays.
-        on_middle: called when about half of it is written.
-    Returns:
-        The bytes that were written, and their CRC-32C.
-    Raises:
-        ConfigError: so many arrays that their names alone are too much.
-    """
+    """Write arrays, which `as_arrays` made, without copying them."""
     head = _header((name, (_CODES[array.dtype], array.shape)) for name, array in arrays.items())
     if len(head) > LARGEST_HEADER:
         raise ConfigError(
@@ -138,11 +123,7 @@ def crc32c(data: NDArray[np.uint8]) -> int:
 
 
 def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
-    """Return the arrays of a file, which is mapped or in memory, without copying them; nobody can write to them.
-
-    Raises:
-        CorruptDataError: it is no file that `write` made.
-    """
+    """Return the arrays of a file, which is mapped or in memory, without copying them; nobody can write to them."""
     kinds, begin = _kinds(data)
     arrays = {}
     for name, (code, shape) in kinds.items():

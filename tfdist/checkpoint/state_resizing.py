@@ -68,15 +68,6 @@ class ShardedState:
 def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) -> _Array:
     """Return what a shard has of what other shards had.
 
-    Args:
-        rule: see `ShardedState`; with as many shards as before each has its own, whatever the rule. What is "owned" is
-            returned to every shard: which of them has it now only they know.
-        shards: what each had, in order; at least one.
-        index: of the new shard.
-        count: of the new shards.
-    Raises:
-        ConfigError: the rule refuses, or the shards do not fit together.
-
     Example:
         >>> [resharded("keep", ["a", "b"], index=i, count=3) for i in range(3)]
         ['a', 'b', 'a']

@@ -87,9 +87,6 @@ def command(
 def arguments_of_run(job: Sequence[str]) -> list[str]:
     """Return what follows ``tfdist run`` in a command.
 
-    Raises:
-        ConfigError: it is another command.
-
     Example:
         >>> arguments_of_run(["python", "-m", "tfdist", "run", "-n", "2", "train.py"])
         ['-n', '2', 'train.py']

@@ -41,11 +41,7 @@ EXAMPLES = {
 
 
 class Main(LazyGroup):
-    """A group of subcommands, with examples, that says how it ends when one fails.
-
-    Args:
-        examples: lines for a shell, and what each does.
-    """
+    """A group of subcommands, with examples, that says how it ends when one fails."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
         super().__init__(*args, **options)

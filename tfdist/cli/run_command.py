@@ -227,16 +227,7 @@ def _config(
     collectives: str | None,
     script: Sequence[str],
 ) -> LaunchConfig:
-    """Return the request.
-
-    Args:
-        asked: the options of `LaunchConfig`; None for what was not given.
-        remote: see `LaunchConfig`.
-        engine: the launcher.
-        mesh: axes, for the workers' variables.
-        collectives: a backend, for the workers' variables.
-        script: its path or module, and its arguments.
-    """
+    """Return the request."""
     strategy = asked["strategy"]
     servers = server_count(strategy, parameter_servers=asked["parameter_servers"])
     workers = worker_count(asked["workers"], remote, servers)
@@ -275,11 +266,7 @@ def _whole(count: float | None) -> Any:
 
 
 def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:
-    """Check that the strategy takes what was asked for beside it.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Check that the strategy takes what was asked for beside it."""
     if collectives and strategy and collectives not in strategy_table.get(strategy).collectives:
         takers = [name for name in strategy_table.names() if collectives in strategy_table.get(name).collectives]
         raise click.UsageError(

@@ -151,12 +151,6 @@ class Cluster:
 def split_address(name: str, address: object) -> tuple[str, int]:
     """Return host and port of "host:port"; an IPv6 host stands in brackets, "[::1]:2222", and is returned without.
 
-    Args:
-        name: what the user calls the value; it begins the message.
-        address: the text.
-    Raises:
-        ConfigError: no host, no port, a port outside 1 to 65535, or a URL.
-
     Example:
         >>> split_address("TFDIST_COORDINATOR", "node1:2222")
         ('node1', 2222)
@@ -182,9 +176,6 @@ def split_address(name: str, address: object) -> tuple[str, int]:
 
 def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...]:
     """Return the addresses as a tuple, each of the form host:port and none twice.
-
-    Raises:
-        ConfigError: a bad or a repeated address; the message says at which positions.
 
     Example:
         >>> distinct_addresses("TFDIST_WORKERS", ["a:1", "a:2"])

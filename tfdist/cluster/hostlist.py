@@ -23,12 +23,6 @@ _COUNT = re.compile(r"(?P<count>\d{1,9})(?:\(x(?P<times>\d{1,9})\))?", re.ASCII)
 def expand(nodes: str, *, name: str = "node list") -> list[str]:
     """Return the node names that ``nodes`` stands for, in its order, repetitions kept.
 
-    Args:
-        nodes: the list as Slurm writes it.
-        name: the variable it was read from, for messages.
-    Raises:
-        ConfigError: brackets that do not match, an empty entry, a range that runs backwards, more than 100,000 nodes.
-
     Example:
         >>> expand("r[1-2]n[3,5]")
         ['r1n3', 'r1n5', 'r2n3', 'r2n5']
@@ -43,9 +37,6 @@ def expand(nodes: str, *, name: str = "node list") -> list[str]:
 
 def expand_counts(counts: str, *, name: str = "tasks per node") -> list[int]:
     """Return one count per node from Slurm's short form.
-
-    Raises:
-        ConfigError: not of that form, or more than 100,000 nodes.
 
     Example:
         >>> expand_counts("2(x3),1")

@@ -33,9 +33,6 @@ def drawn() -> str:
 def from_environment(environ: Mapping[str, str]) -> bytes | None:
     """Return the job's key, or None where no launcher has handed out one.
 
-    Raises:
-        ConfigError: the variable is set and no key; its value is not repeated.
-
     Example:
         >>> from_environment({}) is None, len(from_environment({"TFDIST_JOB_KEY": drawn()}))
         (True, 32)
@@ -58,12 +55,6 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
 
 def from_file(path: Path, *, make: bool = False) -> bytes:
     """Return the key in a file, which nobody else may read.
-
-    Args:
-        path: of the file.
-        make: whether a file that is not there is written, with a new key.
-    Raises:
-        ConfigError: it is not there, others may read it, or it has no key; its content is not repeated.
 
     Example:
         >>> import tempfile
@@ -101,11 +92,6 @@ def derived(key: bytes, purpose: str, told: Sequence[str]) -> bytes:
     """Return a key for one purpose, which follows from the job's and from what the workers have told each other.
 
     Who knows only what they told cannot make it, and workers that tell something new have another.
-
-    Args:
-        key: of the job.
-        purpose: what it is for.
-        told: by each worker, in their order.
 
     Example:
         >>> one, other = (derived(bytes(32), "engine", ["a", last]) for last in ("b", "c"))

@@ -23,10 +23,6 @@ class Mesh:
     Attributes:
         axes: name and size of each axis, the last one counted first.
 
-    Raises:
-        ConfigError: no axis, a name twice or that is no identifier, a size below 1.
-        ConfigTypeError: something else than names and integers.
-
     Example:
         >>> mesh = Mesh((("batch", 2), ("model", 2)))
         >>> mesh.size, mesh.coordinates(2), mesh.group(2, ["model"])
@@ -78,12 +74,6 @@ class Mesh:
     def parse(cls, text: str, *, name: str = "mesh") -> "Mesh":
         """Return the mesh that a text describes.
 
-        Args:
-            text: ``NAME=SIZE`` for each axis, separated by commas.
-            name: of what the text is given as, for messages.
-        Raises:
-            ConfigError: the text describes none.
-
         Example:
             >>> Mesh.parse("batch=2, model=3").shape
             (2, 3)
@@ -116,19 +106,11 @@ class Mesh:
         return math.prod(self.shape)
 
     def size_of(self, axis: str) -> int:
-        """Return the number of devices along an axis.
-
-        Raises:
-            ConfigError: there is no such axis.
-        """
+        """Return the number of devices along an axis."""
         return dict(self.axes)[self.require(axis)]
 
     def require(self, axis: str) -> str:
-        """Return the name of an axis that there is.
-
-        Raises:
-            ConfigError: there is none of this name.
-        """
+        """Return the name of an axis that there is."""
         return str(validation.one_of("an axis", axis, self.names, hint=f"The mesh is {self}."))
 
     def others(self, axis: str) -> tuple[str, ...]:
@@ -169,14 +151,7 @@ class Mesh:
         return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
 
     def devices_of_each(self, processes: int, what: str) -> int:
-        """Return how many devices each process has, so that the mesh has one at each place.
-
-        Args:
-            processes: how many there are.
-            what: who says so, for the message.
-        Raises:
-            ConfigError: there are more than places, or their number does not divide that of the places.
-        """
+        """Return how many devices each process has, so that the mesh has one at each place."""
         if processes > self.size or self.size % processes:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
@@ -188,15 +163,7 @@ class Mesh:
         return self.size // processes
 
     def require_size(self, processes: int, devices: int, what: str) -> None:
-        """Raise unless there are as many devices as the mesh has places.
-
-        Args:
-            processes: how many there are.
-            devices: of each process.
-            what: who says so, for the message.
-        Raises:
-            ConfigError: there are more or fewer.
-        """
+        """Raise unless there are as many devices as the mesh has places."""
         if processes * devices != self.size:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and {what} gives {processes} process"
@@ -209,12 +176,6 @@ class Mesh:
 
     def between_processes(self, devices: int, *, divisible: str) -> "Mesh":
         """Return the mesh of the processes, each of which has the devices that lie along the last axes.
-
-        Args:
-            devices: of each process.
-            divisible: the axis that may have places in a process and in others too.
-        Raises:
-            ConfigError: another axis would.
 
         Example:
             >>> mesh = Mesh.parse("batch=4,model=2")
@@ -245,11 +206,6 @@ class Mesh:
 
 def of(given: Any) -> Mesh:
     """Return the mesh for what a user has: a `Mesh`, a text, a dictionary, or a mesh of Keras.
-
-    Args:
-        given: one of these; of Keras' `DeviceMesh` the names and the sizes of the axes.
-    Raises:
-        ConfigTypeError: it is none of them.
 
     Example:
         >>> of({"batch": 1, "model": 2}) == of("batch=1,model=2")

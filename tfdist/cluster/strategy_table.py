@@ -148,9 +148,6 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Entry:
     """Return the entry of a registered strategy.
 
-    Raises:
-        ConfigError: no strategy has that name; the message lists those that exist.
-
     Example:
         >>> get("mirrored").processes
         'one'

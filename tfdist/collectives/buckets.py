@@ -33,11 +33,6 @@ _log = logging.getLogger(__name__)
 def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]:
     """Return buckets of indices, of one dtype each, in the order of the mapping; a bucket is one message.
 
-    Args:
-        tensors: by index; what is there first comes first.
-        bucket_bytes: how large a bucket is, at most; a larger tensor is a bucket of its own. The first bucket has no
-            more than `FIRST_BYTES`.
-
     Example:
         >>> in_buckets({3: tf.zeros([4]), 2: tf.zeros([2]), 1: tf.zeros([1], tf.int32), 0: tf.zeros([2])}, 16)
         [[3], [2, 0], [1]]
@@ -62,9 +57,6 @@ def as_made(gradients: Sequence[Any]) -> list[int]:
     A tape makes the operations of a backward pass one after the other, and a graph keeps them so. That is the reverse
     of the order in which variables are used, which need not be the one in which they were created.
 
-    Args:
-        gradients: tensors or `tf.IndexedSlices`; of those made by one operation the last come first.
-
     Example:
         >>> as_made([tf.zeros([1]), tf.zeros([1])])
         [1, 0]
@@ -87,14 +79,7 @@ def as_made(gradients: Sequence[Any]) -> list[int]:
 
 
 def require_bytes(name: str, value: int | str) -> None:
-    """Raise unless a value says how large buckets are.
-
-    Args:
-        name: of the argument.
-        value: a number of bytes, or "auto".
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Raise unless a value says how large buckets are."""
     if value == "auto":
         return
     if isinstance(value, str):
@@ -107,12 +92,7 @@ def require_bytes(name: str, value: int | str) -> None:
 
 
 def chosen_bytes(asked: int | str, collective: Collective) -> int:
-    """Return the size of buckets, the same on all members; "auto" is measured, and all of them call it.
-
-    Args:
-        asked: a number of bytes, or "auto".
-        collective: carries the buckets.
-    """
+    """Return the size of buckets, the same on all members; "auto" is measured, and all of them call it."""
     if not isinstance(asked, str):
         return asked
     if collective.size == 1:
@@ -140,13 +120,7 @@ def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
 
 
 def measured_seconds(collective: Collective, size: int, *, seconds: float = _SECONDS) -> float:
-    """Return the median of the seconds that an all_reduce takes when it has been repeated for a while.
-
-    Args:
-        collective: of several members, all of which call it.
-        size: in bytes.
-        seconds: that it is repeated for, the same on all of them; small ones for less.
-    """
+    """Return the median of the seconds that an all_reduce takes when it has been repeated for a while."""
     ones = tf.ones([size // 4])
 
     def taken() -> float:

@@ -180,44 +180,24 @@ def count_of(tensor: tf.Tensor) -> Any:
 
 
 def require_op(op: str) -> str:
-    """Return a reduction that there is.
-
-    Raises:
-        ConfigError: it is none of `OPS`.
-    """
+    """Return a reduction that there is."""
     return validation.one_of("op", op, OPS)
 
 
 def require_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor that has rows.
-
-    Raises:
-        ConfigError: it is a scalar.
-    """
+    """Return a tensor that has rows."""
     if tensor.shape.rank == 0:
         raise ConfigError(f"a scalar ({tensor.dtype.name}) has no rows; pass a tensor of one axis or more.")
     return tensor
 
 
 def require_rank(name: str, rank: int, size: int) -> int:
-    """Return a member's number.
-
-    Args:
-        name: of the argument.
-        rank: its value.
-        size: number of members.
-    Raises:
-        ConfigError: there is no such member.
-    """
+    """Return a member's number."""
     return validation.integer(name, rank, minimum=0, maximum=size - 1)
 
 
 def require_other(name: str, rank: int, collective: Collective) -> int:
-    """Return the number of another member.
-
-    Raises:
-        ConfigError: there is no such member, or it is this one.
-    """
+    """Return the number of another member."""
     require_rank(name, rank, collective.size)
     if rank == collective.rank:
         raise ConfigError(f"{name} is {rank}, which is this member; a tensor that stays is sent to nobody.")
@@ -225,11 +205,7 @@ def require_other(name: str, rank: int, collective: Collective) -> int:
 
 
 def require_known(spec: tf.TensorSpec) -> tf.TensorSpec:
-    """Return the spec of a tensor that can be received.
-
-    Raises:
-        ConfigError: its shape is not known.
-    """
+    """Return the spec of a tensor that can be received."""
     if not spec.shape.is_fully_defined():
         raise ConfigError(
             f"spec has the shape {spec.shape}; what is received has to be known when a step is traced. Give every axis "

@@ -14,11 +14,6 @@ def reduce_scatter(collective: Collective, tensor: tf.Tensor, *, key: str) -> tf
     """Return this member's part of the sum over members, from `all_to_all` and an addition in the order of ranks.
 
     A member sends and receives S (n - 1) / n of S bytes, as in a ring, and holds S bytes for the others' parts.
-
-    Args:
-        collective: of which `all_to_all` is called.
-        tensor: numbers or bools, shape (rows, ...); 16-bit floats are added in float32 and rounded once.
-        key: of the operation.
     """
     parts = collective.all_to_all(require_rows(tensor), key=key)
     dtype, wide = tensor.dtype, tf.float32 if tensor.dtype in HALVES else tensor.dtype
@@ -33,11 +28,6 @@ def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key:
 
     Every member adds up its part of the tensors, which the others send to it, and hands it to all: as many bytes as a
     ring moves.
-
-    Args:
-        collective: of which `all_to_all` and `all_gather` are called.
-        tensors: of one dtype.
-        key: of the operation.
     """
     sizes = [count_of(tensor) for tensor in tensors]
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
@@ -47,12 +37,7 @@ def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key:
 
 
 class SideEffect:
-    """Makes functions run what nobody looks at, such as sends, which TensorFlow would drop.
-
-    Args:
-        name: of the place that is written to, another for each of a process.
-        device: where it is; in a cluster of TensorFlow's with its task, which else might be another's.
-    """
+    """Makes functions run what nobody looks at, such as sends, which TensorFlow would drop."""
 
     def __init__(self, name: str, device: str) -> None:
         self._name = name

@@ -27,9 +27,6 @@ _NAMED = 2  # of those that a process is in
 class UnderWay:
     """The collectives that this process is in.
 
-    Args:
-        library: of the operations.
-
     Example:
         >>> UnderWay(library).text()                                                     # doctest: +SKIP
         'all_reduce (sum, float32) of 4096 bytes'
@@ -47,12 +44,6 @@ class UnderWay:
         """Run or trace a collective, and note when this process is in it; return what it returns.
 
         More than there are slots run without.
-
-        Args:
-            name: what it is, for people.
-            device: that it runs on.
-            given: tensors for which it waits on this side.
-            run: runs it, and returns its results.
         """
         if tf.executing_eagerly():
             with self._eagerly(name):

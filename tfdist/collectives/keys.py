@@ -19,11 +19,7 @@ _of_graph: "weakref.WeakKeyDictionary[Any, dict[int, Signature]]" = weakref.Weak
 
 
 def current_signature(replica: int = 0) -> Signature | None:
-    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly.
-
-    Args:
-        replica: of this process, whose part of the function it is.
-    """
+    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -33,12 +29,7 @@ def current_signature(replica: int = 0) -> Signature | None:
 
 
 def next_key(entries: Sequence[str], replica: int = 0) -> str:
-    """Return the key of the operation that reduces these next, and note them in the function's signature.
-
-    Args:
-        entries: what each tensor is, as `described` says it; at least one.
-        replica: of this process; those that are traced into one function have equal keys.
-    """
+    """Return the key of the operation that reduces these next, and note them in the function's signature."""
     traced = current_signature(replica)
     return EAGER if traced is None else [traced.add(entry) for entry in entries][-1]
 

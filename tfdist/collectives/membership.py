@@ -19,15 +19,7 @@ _BEATS, _LAST_WORDS, _CAUSE = "beats", "last-words", "cause"
 
 
 class Membership:
-    """This worker's entry in the list of those that are there.
-
-    Args:
-        store: shared by the workers.
-        index: this worker's.
-        addresses: of all workers, for messages; may be empty.
-        count: number of workers.
-        on_broken: called once, from another thread, when another worker has found the job broken; must not block.
-    """
+    """This worker's entry in the list of those that are there."""
 
     def __init__(
         self, store: Store, *, index: int, count: int, addresses: Sequence[str], on_broken: Callable[[], None]

@@ -26,13 +26,6 @@ _AGES = "ages"
 class StoreServer:
     """Serves the store from a thread of this process until it is closed or the process ends.
 
-    Args:
-        host: the address to listen on.
-        port: 0 takes a free one.
-
-    Raises:
-        OSError: the address cannot be bound.
-
     Example:
         >>> server = StoreServer("127.0.0.1", 0)
         >>> store = Store(server.address)
@@ -60,9 +53,6 @@ class StoreServer:
 class Store:
     """The store as a worker uses it.
 
-    Args:
-        address: host:port of the server.
-
     Example:
         >>> Store("127.0.0.1:40001").address
         '127.0.0.1:40001'
@@ -73,19 +63,11 @@ class Store:
         self._host, self._port = split_address("the address of the store", address)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Write a value.
-
-        Raises:
-            OSError: the server cannot be reached.
-        """
+        """Write a value."""
         self._request("PUT", _path(scope, key), value)
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """Return a value, or None if nobody has written it.
-
-        Raises:
-            OSError: the server cannot be reached.
-        """
+        """Return a value, or None if nobody has written it."""
         return self._request("GET", _path(scope, key))
 
     def wait(self, scope: str, key: str, timeout_seconds: float) -> bytes | None:
@@ -103,11 +85,7 @@ class Store:
             pause = min(2 * pause, _POLL_SECONDS)
 
     def ages(self, scope: str) -> dict[str, float]:
-        """Return the seconds since each key of the scope was written last.
-
-        Raises:
-            OSError: the server cannot be reached.
-        """
+        """Return the seconds since each key of the scope was written last."""
         answer = self._request("GET", _path(_AGES, scope))
         return {str(key): float(age) for key, age in json.loads(answer or b"{}").items()}
 

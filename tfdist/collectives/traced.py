@@ -24,14 +24,6 @@ _SMALL_TABLE_BYTES = 1 << 20
 class TracedCollective:
     """Operations of a collective under keys that follow from the function that is being traced; see `keys`.
 
-    Args:
-        collective: carries the tensors.
-        bucket_bytes: see `buckets.in_buckets`: large enough to fill the wire, and small enough that the last bucket,
-            which nothing hides, is soon done.
-        replica: of this process, whose end of the collective it is.
-        names_shapes: whether keys say which shapes are reduced: not where other groups do the same with other numbers
-            of rows at that place, and some of their members and of these meet in a third group afterwards.
-
     Example:
         >>> TracedCollective(collective, bucket_bytes=4 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
@@ -53,15 +45,6 @@ class TracedCollective:
         """Return the sums over members, in the order given.
 
         A bucket waits for its own tensors alone, and for no other bucket.
-
-        Args:
-            values: tensors alike on every member, or `tf.IndexedSlices` of alike tables; what is there first comes
-                first.
-            labels: what the values are, for messages; equal on every member.
-            keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, as one device has them.
-        Returns:
-            Dense sums. Of slices, the rows of all members; unless rows matter, the sum of the table where that is
-            small, and every row of the table where that is fewer bytes than the members' rows.
         """
         if self.size == 1:
             return list(values)
@@ -83,57 +66,31 @@ class TracedCollective:
         return results
 
     def carried(self, value: Any, *, keep_duplicate_indices: bool) -> Any:
-        """Return a value as `all_reduce` carries it: of rows a small table as a whole, unless the rows matter.
-
-        Args:
-            value: a tensor or `tf.IndexedSlices`.
-            keep_duplicate_indices: whether rows must stay apart.
-        """
+        """Return a value as `all_reduce` carries it: of rows a small table as a whole, unless the rows matter."""
         is_rows = isinstance(value, tf.IndexedSlices) and (keep_duplicate_indices or not _is_small_table(value))
         return value if is_rows else tf.convert_to_tensor(value)
 
     def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return the rows of all members in their order; the numbers of rows may differ, all else may not.
-
-        Args:
-            tensor: numbers or bools, shape (rows, ...).
-            label: what it is, for messages.
-        """
+        """Return the rows of all members in their order; the numbers of rows may differ, all else may not."""
         if self.size == 1:
             return tensor
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
         return self.collective.all_gather(tensor, key=self._key(self._described("all_gather", tensor, label, shape)))
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`.
-
-        Args:
-            tensor: numbers or bools, shape (rows, ...), the same on every member.
-            label: what it is, for messages.
-        """
+        """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`."""
         if self.size == 1:
             return tensor
         return self.collective.reduce_scatter(tensor, key=self._key(self._described("reduce_scatter", tensor, label)))
 
     def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
-        """Return this member's part of every member's rows, see `Collective.all_to_all`.
-
-        Args:
-            tensor: numbers or bools, shape (rows, ...), the same on every member.
-            label: what it is, for messages.
-        """
+        """Return this member's part of every member's rows, see `Collective.all_to_all`."""
         if self.size == 1:
             return tensor
         return self.collective.all_to_all(tensor, key=self._key(self._described("all_to_all", tensor, label)))
 
     def broadcast(self, tensor: tf.Tensor, label: str = "", *, root: int = 0) -> tf.Tensor:
-        """Return one member's value, bit for bit.
-
-        Args:
-            tensor: numbers or bools, of the same shape and dtype on every member.
-            label: what it is, for messages.
-            root: whose value, the same on every member.
-        """
+        """Return one member's value, bit for bit."""
         if self.size == 1:
             return tensor
         key = self._key(self._described("broadcast", tensor, label))

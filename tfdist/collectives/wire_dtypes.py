@@ -19,13 +19,6 @@ def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") ->
     what they make of NaN and of zeros with another sign, and some have other bits on each member. A NaN anywhere
     makes the result NaN, always with the same bits, and -0 is less than 0.
 
-    Args:
-        tensor: numbers or bools.
-        reduced: dtypes that the engine reduces; float32, int32 and int64 at least.
-        op: "sum", "min" or "max".
-    Raises:
-        UnsupportedError: text, or another dtype that is not reduced in this way.
-
     Example:
         >>> carried, restore = for_op(tf.constant([True, False]), [tf.float32, tf.int32, tf.int64])
         >>> restore(carried + carried).numpy().tolist()
@@ -68,11 +61,7 @@ def _in_order(tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, Restore]:
 
 
 def require_op(dtype: tf.DType, op: str) -> None:
-    """Raise unless values of a dtype are reduced in this way.
-
-    Raises:
-        UnsupportedError: text; or the smallest or largest of numbers that have no order, or of uint64.
-    """
+    """Raise unless values of a dtype are reduced in this way."""
     ordered = not dtype.is_complex and dtype != tf.uint64
     if not _is_number(dtype) or not (op == "sum" or ordered):
         raise UnsupportedError(
@@ -83,9 +72,6 @@ def require_op(dtype: tf.DType, op: str) -> None:
 
 def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
     """Return the tensor's bits as integers whose sum with zeros is exact, and the way back.
-
-    Raises:
-        UnsupportedError: text.
 
     Example:
         >>> carried, restore = for_copy(tf.constant([-0.0, 1.5]))
@@ -107,13 +93,6 @@ def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
 
     An engine that carries few dtypes carries all in this way, without a byte more than the last word's. The words are
     called float32, whatever they are, because TensorFlow keeps int32 of a GPU in the host's memory.
-
-    Args:
-        table: numbers or bools, shape (rows, n).
-    Returns:
-        float32, shape (rows, words); and a function from float32 (any number of rows, words) to the dtype, (rows, n).
-    Raises:
-        UnsupportedError: text.
 
     Example:
         >>> words, restore = in_words(tf.constant([[1.5, -0.0, 2.0]], tf.bfloat16))
@@ -151,11 +130,7 @@ _UNSIGNED = {1: tf.uint8, 2: tf.uint16}
 
 
 def require_copy(dtype: tf.DType) -> None:
-    """Raise unless values of a dtype can travel.
-
-    Raises:
-        UnsupportedError: text.
-    """
+    """Raise unless values of a dtype can travel."""
     if not _is_number(dtype):
         raise UnsupportedError(f"a tensor of dtype {dtype.name} cannot travel between workers; send numbers or bools.")
 

@@ -32,12 +32,7 @@ def started(processes: int) -> ProcessPoolExecutor:
 
 
 def end(pool: ProcessPoolExecutor, *, at_once: bool) -> None:
-    """End a pool, and the tracker behind the last one if it was started for them.
-
-    Args:
-        pool: from ``started``.
-        at_once: whether its processes are ended while they are at work.
-    """
+    """End a pool, and the tracker behind the last one if it was started for them."""
     feeder = getattr(pool._call_queue, "_thread", None)
     is_fed = False
     try:

@@ -39,11 +39,7 @@ def capture() -> dict[str, NDArray[Any]]:
 
 
 def restore(states: dict[str, NDArray[Any]]) -> None:
-    """Put back what `capture` returned.
-
-    Args:
-        states: by name; one that is missing stays as it is.
-    """
+    """Put back what `capture` returned."""
     if _PYTHON in states:
         random.setstate(_from_words(states[_PYTHON]))
     if _NUMPY in states:

@@ -75,10 +75,6 @@ def judge(tensorflow: str, keras: str) -> Judgement:
 
     A local part of a version (``2.21.0+nv25.1``) is not looked at; a version that cannot be read is out of range.
 
-    Args:
-        tensorflow: the installed version, as ``tf.__version__`` has it.
-        keras: likewise, ``keras.__version__``.
-
     Example:
         >>> print(judge("2.22.0", "3.15.1").text.replace(": ", ":\\n"))
         TensorFlow 2.22.0 with Keras 3.15.1 is out of range:

@@ -101,10 +101,6 @@ class Measured:
 def is_due(seconds_since: float, seconds_taken: float) -> bool:
     """Return whether the network may be measured again.
 
-    Args:
-        seconds_since: the last time.
-        seconds_taken: by it.
-
     Example:
         >>> is_due(seconds_since=5.0, seconds_taken=0.08), is_due(seconds_since=9.0, seconds_taken=0.08)
         (False, True)
@@ -122,11 +118,6 @@ def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
     with k and c what it computes for each of u tensors and for each number; h rounds of m messages of latency a; and w
     bytes that travel in b seconds each. u is the number of gradients for a codec that takes each by itself, else that
     of buckets. What no codec is for travels in any case, and its first bucket is counted here.
-
-    Args:
-        given: what is known.
-        specs: of gradients, by their places.
-        choice: the index of the option of each.
 
     Example:
         >>> from tfdist.compression import QSGD
@@ -159,10 +150,6 @@ def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int
     for each gradient. Chosen is the first with which a step takes as long as with the best, but for what predictions
     may be wrong by; so options are given in the order in which they are preferred, and a codec that saves less than
     that is not used.
-
-    Args:
-        given: what is known.
-        specs: of gradients, by their places.
 
     Example:
         >>> from tfdist.compression import QSGD, Whole

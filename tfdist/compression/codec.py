@@ -185,11 +185,6 @@ def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[
     Each member adds up one part of the tensor, in the order of the members, and compresses the sum once
     more. What that second time leaves out belongs to the member that did it: so the members' parts add up to the sum.
 
-    Args:
-        codec: makes the words.
-        tensor: of any shape, float32 or float64.
-        context: the members, and the seeds.
-
     Source: G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023 (two
     hops in place of a ring, which would compress again at every member).
     """
@@ -239,14 +234,7 @@ def reduced_bytes(count: int, itemsize: int, members: int) -> float:
 
 
 def require_codec(name: str, value: Any) -> "Codec":
-    """Return a codec.
-
-    Args:
-        name: of the argument.
-        value: what somebody gave.
-    Raises:
-        ConfigTypeError: it is none.
-    """
+    """Return a codec."""
     if isinstance(value, Codec):
         return value
     hint = f" Pass {value.__name__}(...), an object of it." if isinstance(value, type) else ""
@@ -259,11 +247,7 @@ def require_codec(name: str, value: Any) -> "Codec":
 
 
 def take_over(codec: Codec) -> None:
-    """Give a codec around another one what it was not given itself of that one's general options.
-
-    Args:
-        codec: with an attribute ``codec``, and None for each option that was not given.
-    """
+    """Give a codec around another one what it was not given itself of that one's general options."""
     inner = require_codec("codec", codec.codec)  # type: ignore[attr-defined]
     for name in ("start_after", "min_saving"):
         if getattr(codec, name) is None:

@@ -23,15 +23,7 @@ class Carrier(Protocol):
 
 
 def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carrier) -> list[Exchanged]:
-    """Carry out the exchanges of one member side by side; what they add up at the same time travels together.
-
-    Args:
-        exchanges: of as many tensors, in the same order on every member.
-        labels: what each tensor is, for messages and keys: no two alike.
-        carrier: carries what they ask for.
-    Returns:
-        What each has come to.
-    """
+    """Carry out the exchanges of one member side by side; what they add up at the same time travels together."""
     ends: list[Any] = [None] * len(exchanges)
     asked = _advanced(exchanges, dict.fromkeys(range(len(exchanges))), ends)
     hop = 1
@@ -55,9 +47,6 @@ def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carri
 def together(members: Sequence[Exchange]) -> list[Exchanged]:
     """Carry out one tensor's exchange for all members of a group, in this process.
 
-    Args:
-        members: the exchange of each, in order; made with contexts of their size and ranks.
-
     Example:
         >>> from tfdist.compression import Whole
         >>> from tfdist.compression.seeds import context
@@ -74,12 +63,7 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
 
 
 def by_itself(exchange: Exchange, members: int) -> Exchanged:
-    """Carry out the exchange of one member as if all others sent what it sends: what it computes, and no more.
-
-    Args:
-        exchange: of the member.
-        members: number of members.
-    """
+    """Carry out the exchange of one member as if all others sent what it sends: what it computes, and no more."""
     answer: Any = None
     while True:
         try:

@@ -34,9 +34,6 @@ def kernels() -> Any | None:
     That is on a machine with GPUs, where gradients are on those; with TFDIST_NATIVE=0; in `for_other_processes`; and
     where nothing can be compiled, which is said in one warning.
 
-    Raises:
-        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
-
     Example:
         >>> words = kernels().tfdist_to_signs(rows)  # doctest: +SKIP
     """

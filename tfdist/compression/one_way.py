@@ -25,10 +25,6 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
     """Return what travels of a tensor.
 
     Random numbers follow from the tensor itself: one that is computed again is encoded alike.
-
-    Args:
-        codec: one that goes one way.
-        tensor: float32 or float64, of a known shape.
     """
     if isinstance(codec, Rounded):
         return tf.cast(tensor, codec.wire_dtype)
@@ -47,11 +43,6 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
 
 def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     """Return the tensor that something stands for.
-
-    Args:
-        codec: that of `sent`.
-        wire: what it gave.
-        spec: of the tensor.
 
     Example:
         >>> from tfdist.compression import Float16

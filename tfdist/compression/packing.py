@@ -8,10 +8,6 @@ WORD_BITS = 32
 def packed(values: tf.Tensor, bits: int) -> tf.Tensor:
     """Return small integers side by side in words, the first one in the lowest bits.
 
-    Args:
-        values: int32 from 0 to 2**bits - 1, shape (rows, count); count is a multiple of 32 / bits.
-        bits: a divisor of 32.
-
     Example:
         >>> packed(tf.constant([[1, 2, 3, 0]]), 8).numpy().tolist()
         [[197121]]

@@ -51,12 +51,6 @@ def names() -> list[str]:
 def codec_of(compression: str | Codec) -> Codec:
     """Return the codec that a user has asked for; one that is biased and remembers nothing with `ErrorFeedback`.
 
-    Args:
-        compression: a name, or a codec.
-    Raises:
-        ConfigError: no such name.
-        ConfigTypeError: neither a name nor a codec.
-
     Example:
         >>> codec_of("powersgd").codec
         PowerSGD(start_after=0, min_saving=2.0, rank=2)
@@ -110,9 +104,6 @@ def to_config(codec: Codec) -> dict[str, Any]:
 
 def from_config(config: dict[str, Any]) -> Codec:
     """Return the codec that `to_config` was given.
-
-    Raises:
-        ConfigError: a codec that is not registered.
 
     Example:
         >>> from_config(to_config(QSGD(bits=4))) == QSGD(bits=4)

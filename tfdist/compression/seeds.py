@@ -16,14 +16,6 @@ def context(
 ) -> Context:
     """Return the context of one tensor in one step.
 
-    Args:
-        rank: of this member.
-        size: number of members.
-        step: updates before this one.
-        seed: another one gives other numbers everywhere.
-        place: of the tensor among those of a step.
-        slower: see `Context`.
-
     Example:
         >>> one, other = context(0, 2, step=5), context(1, 2, step=5)
         >>> bool(tf.reduce_all(one.shared_seed == other.shared_seed))

@@ -17,9 +17,6 @@ def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
     """Yield the results of a function for each tuple of arguments, as they are ready.
 
     The first error stops the rest, and so does leaving the iteration. No process stays.
-
-    Raises:
-        TfdistError: a process was killed, for instance because memory ran out.
     """
     pool = loky_tracker.started(processes)
     ended_well = False
@@ -36,9 +33,6 @@ class InOrder:
     """Processes for any number of iterations, each of which gives results in the order of its tasks.
 
     They are started when the first task is given, and end with `close`.
-
-    Args:
-        processes: how many.
     """
 
     def __init__(self, processes: int) -> None:
@@ -47,11 +41,7 @@ class InOrder:
         self._lock = threading.Lock()
 
     def each(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[Any]:
-        """Yield (key, result) for each (key, arguments); a few tasks are taken ahead.
-
-        Raises:
-            TfdistError: a process was killed, for instance because memory ran out.
-        """
+        """Yield (key, result) for each (key, arguments); a few tasks are taken ahead."""
         waiting: deque[tuple[Any, Future[Any]]] = deque()
         for key, arguments in tasks:
             if self._pool is None:
@@ -64,11 +54,7 @@ class InOrder:
             yield key, _result(future, "fewer processes")
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a function; several threads may ask at once.
-
-        Raises:
-            TfdistError: a process was killed, for instance because memory ran out.
-        """
+        """Return the result of a function; several threads may ask at once."""
         with self._lock:
             if self._pool is None:
                 self._pool = loky_tracker.started(self._processes)

@@ -30,11 +30,7 @@ class Limits:
 
 
 def observe(root: Path = Path("/")) -> Limits:
-    """Read the limits of this process.
-
-    Args:
-        root: where ``proc`` and ``sys`` are mounted; another one in tests.
-    """
+    """Read the limits of this process."""
     memory: list[tuple[int, int]] = []
     cpus: list[float] = []
     for controllers, group in _groups(root):

@@ -33,13 +33,6 @@ def run(command: Sequence[str], *, timeout_seconds: float, environ: Mapping[str,
     """Return how ``command`` ended; it is killed, with all that it started, when the deadline passes.
 
     A process that even SIGKILL does not end (one that waits inside a driver) is left to the kernel.
-
-    Args:
-        command: program and arguments.
-        timeout_seconds: deadline for all of it.
-        environ: the environment of the program; this process' own by default.
-    Returns:
-        The outcome. Nothing is raised for a missing program or a passed deadline.
     """
     try:
         process = subprocess.Popen(

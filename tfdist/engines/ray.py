@@ -296,14 +296,6 @@ def _kept_of(run: Any) -> CheckpointConfig:
 def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = None) -> Demand:
     """Return what is asked of Ray for each worker.
 
-    Args:
-        scaling: a ScalingConfig, of this module or Ray's.
-        address: of the cluster.
-        wait_seconds: how long it may take.
-    Raises:
-        ConfigTypeError: it is none.
-        ConfigError: it names resources that are not asked for here.
-
     Example:
         >>> demand_of(ScalingConfig(num_workers=2, use_gpu=True)).resources
         {'CPU': 1, 'GPU': 1}

@@ -22,11 +22,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Serve until the process is ended.
-
-    Args:
-        argv: ["--parent", PID]; with the PID 0 the process may outlive anybody.
-    """
+    """Serve until the process is ended."""
     _, parent = argv
     if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
         del sys.path[0]  # the modules beside this file are not meant for others to import by such short names
@@ -39,14 +35,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def serve(cluster: dict[str, list[str]], task_type: str, task_index: int, *, parent: int) -> NoReturn:
-    """Serve a task of the cluster, and do not return.
-
-    Args:
-        cluster: "host:port" of every task, by task type.
-        task_type: "worker" or "ps".
-        task_index: which of them, from 0.
-        parent: whose signals end it; 0 for anybody's.
-    """
+    """Serve a task of the cluster, and do not return."""
     # Blocked before anything starts a thread, NumPy's among them: a signal of somebody else's would end this process
     # by any thread that does not block it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

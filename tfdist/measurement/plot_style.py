@@ -9,11 +9,7 @@ __all__ = ["caption", "figure_of", "plain", "require_matplotlib"]
 
 
 def require_matplotlib() -> None:
-    """Raise now if the picture cannot be drawn later.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Raise now if the picture cannot be drawn later."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -30,11 +26,7 @@ def plain(axes: Any) -> None:
 
 
 def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
-    """Return an empty figure of this size in inches.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Return an empty figure of this size in inches."""
     require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -43,11 +35,7 @@ def figure_of(width: float, height: float, *, dpi: int = 200) -> Any:
 
 
 def caption(machine: Mapping[str, str]) -> str:
-    """Return the line that says what a benchmark ran on.
-
-    Args:
-        machine: see `tfdist.measurement.machine.observed`.
-    """
+    """Return the line that says what a benchmark ran on."""
     return (
         f"TensorFlow {machine['tensorflow']}, Horovod {machine['horovod']}, {machine['cores']} cores of one machine, "
         f"{machine['processor']}; {machine['time'][:10]}; load average {machine['load average']} before, "

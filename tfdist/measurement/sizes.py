@@ -15,9 +15,6 @@ def as_bytes(text: str) -> int:
 
     A part of a byte is left out.
 
-    Raises:
-        ConfigError: that is no size.
-
     Example:
         >>> as_bytes("4K"), as_bytes("256MiB"), as_bytes("1.5 GB")
         (4096, 268435456, 1610612736)

@@ -51,13 +51,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 def verdicts(
     plan: FaultPlan, happened: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[Verdict, ...]:
-    """Return what became of each fault.
-
-    Args:
-        plan: what should happen.
-        happened: the faults' log: objects with "clock", and "fault" and "step" or "warning".
-        events: the job's event file; see `tfdist.jobs.agent.events`.
-    """
+    """Return what became of each fault."""
     left = list(happened)
     found = []
     for fault in plan.faults:

@@ -175,11 +175,6 @@ class Fault:
 def parse(text: str) -> tuple[Fault, ...]:
     """Return the faults of a plan.
 
-    Args:
-        text: a JSON list of objects with the attributes of `Fault`.
-    Raises:
-        ConfigError: it is something else.
-
     Example:
         >>> [fault.step for fault in parse('[{"kind": "stop", "step": 7}]')]
         [7]
@@ -219,11 +214,7 @@ class Script:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Script":
-        """Return the script that the launcher's variables give this process; an empty one if there is no plan.
-
-        Raises:
-            ConfigError: the plan cannot be read.
-        """
+        """Return the script that the launcher's variables give this process; an empty one if there is no plan."""
         faults = parse(environ[VARIABLE]) if environ.get(VARIABLE) else ()
         worker, restart = environ.get("TFDIST_WORKER_INDEX", "0"), environ.get("TFDIST_RESTARTS", "0")
         return cls(
@@ -269,18 +260,7 @@ def _own_script() -> Script:
 
 
 def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, memory: bool = False) -> None:
-    """Let happen what the plan has for this worker at this point.
-
-    Args:
-        point: a key of POINTS.
-        step: the number of the step; what the point belongs to.
-        path: the file or directory that a save has written, which "corrupt" changes.
-        memory: whether it is saved for this job alone, and not on a disk.
-    Raises:
-        RuntimeError: that was the fault.
-        OSError: that was the fault.
-        ConfigError: the plan cannot be read, or has "corrupt" where nothing has been written.
-    """
+    """Let happen what the plan has for this worker at this point."""
     script = _own_script()
     if not script.waiting:
         return
@@ -299,11 +279,7 @@ class FaultInjector(StepObserver):
 
     @classmethod
     def from_environment(cls) -> "FaultInjector | None":
-        """Return what injects the faults of TFDIST_FAULTS, or None where none is meant for this worker.
-
-        Raises:
-            ConfigError: the plan cannot be read.
-        """
+        """Return what injects the faults of TFDIST_FAULTS, or None where none is meant for this worker."""
         return cls() if _own_script().waiting else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:

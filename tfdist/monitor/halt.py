@@ -48,9 +48,6 @@ class StepPosition:
 def target_of(positions: Iterable[StepPosition]) -> int | None:
     """Return the last step that all workers run; None while it cannot be known, or when there is no worker.
 
-    Args:
-        positions: of all workers that have not ended, read after the request was seen by everybody.
-
     Example:
         >>> held, running = (StepPosition(step=6, state=s) for s in (StepState.HELD, StepState.RUNNING))
         >>> target_of([held, held]), target_of([held, running])

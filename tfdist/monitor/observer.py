@@ -57,42 +57,16 @@ class StepObserver:
         """Learn that the step was in this phase from `begin` to `end`."""
 
     def on_trained(self, step: int, examples: int, replicas: int) -> None:
-        """Learn that a batch was trained on; `steps_per_execution` of them are in one step.
-
-        Args:
-            step: of which it is a part.
-            examples: of all replicas; 0 if that is not known.
-            replicas: over all workers.
-        """
+        """Learn that a batch was trained on; `steps_per_execution` of them are in one step."""
 
     def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
-        """Learn that a worker of this chief has computed a part of a step.
-
-        Args:
-            step: of which it is a part.
-            worker: its number.
-            nanoseconds: from when all workers had their parts until its result was there; 0 where others compute other
-                batches meanwhile, and the step did not wait for it alone.
-            passes: what it tells of its part; None where it tells nothing.
-        """
+        """Learn that a worker of this chief has computed a part of a step."""
 
     def on_end(self, step: int, worked: int, now: int) -> None:
-        """Learn that a step has ended.
-
-        Args:
-            step: its number.
-            worked: nanoseconds of all its phases but `CALLBACKS`.
-            now: the end of its last phase.
-        """
+        """Learn that a step has ended."""
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
-        """Learn that a step has ended, and of what it consisted: one call for those who need not know it sooner.
-
-        Args:
-            step: its number.
-            spent: nanoseconds in each of its phases, which add up to it.
-            now: the end of its last phase.
-        """
+        """Learn that a step has ended, and of what it consisted: one call for those who need not know it sooner."""
 
     def on_outside(self, phase: Phase, begin: int, end: int) -> None:
         """Learn that this process was in this phase from `begin` to `end`, and no step was under way."""

@@ -39,9 +39,6 @@ def kinds(
 def step_clock() -> StepClock:
     """Return the step clock of this process, which is made when it is asked for first.
 
-    Raises:
-        ConfigError: a variable that asks for an observer is none that tfdist wrote.
-
     Example:
         >>> step_clock() is step_clock()
         True

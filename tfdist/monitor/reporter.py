@@ -37,10 +37,6 @@ class StatusReporter(StepObserver):
 
     Each call takes about a microsecond; those that wait say so.
 
-    Args:
-        path: of the status table.
-        worker: the number of this worker.
-
     Example:
         >>> reporter = StatusReporter.from_environment({})  # not under `tfdist run`
         >>> reporter is None
@@ -61,11 +57,7 @@ class StatusReporter(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "StatusReporter | None":
-        """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set.
-
-        Raises:
-            ConfigError: the file is no status table, or has no record for this worker.
-        """
+        """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set."""
         path, worker = environ.get("TFDIST_PROGRESS_FILE"), environ.get("TFDIST_WORKER_INDEX")
         if not path or not os.path.exists(path):
             return None
@@ -154,12 +146,7 @@ class StatusReporter(StepObserver):
     # What is no step
 
     def resumed(self, step: int, source: str) -> None:
-        """Say, after restoring, from where: for the agent's report.
-
-        Args:
-            step: number of steps that need not be repeated.
-            source: where the state came from, in a few words such as "memory" or a path.
-        """
+        """Say, after restoring, from where: for the agent's report."""
         text = source.encode()[-SOURCE_BYTES:].ljust(SOURCE_BYTES, b"\0")
         for index in range(SOURCE_BYTES // 8):
             self._put(Word.SOURCE + index, int.from_bytes(text[8 * index : 8 * index + 8], "little", signed=True))

@@ -91,12 +91,6 @@ class WorkerStatus:
 class StatusTable:
     """The agent's side of the table.
 
-    Args:
-        path: where the file is made; it must not exist.
-        workers: how many have a record in it.
-        reserve: whether they wait, before their first step, for `take_over`.
-        chief: whether the one that reports is the chief of a job with parameter servers.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -140,12 +134,7 @@ class StatusTable:
         return found
 
     def show(self, worker: int, words: Sequence[int]) -> None:
-        """Show what a worker on another host has said, to who looks at this table.
-
-        Args:
-            worker: which.
-            words: of its record, with times on this host's clock.
-        """
+        """Show what a worker on another host has said, to who looks at this table."""
         start = HEADER + worker * RECORD
         self._words.view[start : start + RECORD] = memoryview(array("q", words))
 
@@ -195,10 +184,6 @@ def warnings_file(table: Path, worker: int) -> Path:
 def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
     """Return what all workers have said in a table that another process has made.
 
-    Raises:
-        ConfigError: the file is no status table.
-        OSError: it cannot be read.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -214,10 +199,6 @@ def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
 
 def is_in_reserve(path: str | os.PathLike[str]) -> bool:
     """Return whether the workers of a table that another process has made wait in reserve, and take no part yet.
-
-    Raises:
-        ConfigError: the file is no status table.
-        OSError: it cannot be read.
 
     Example:
         >>> import tempfile
@@ -240,10 +221,6 @@ def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
 
 def status_of(words: Sequence[int], request: int) -> WorkerStatus:
     """Return what the words of a worker's record say.
-
-    Args:
-        words: as many as RECORD.
-        request: the number of the request to halt that is in force, or 0.
 
     Example:
         >>> status_of([0] * RECORD, 0).activity
@@ -270,11 +247,7 @@ def status_of(words: Sequence[int], request: int) -> WorkerStatus:
 
 
 class Words:
-    """A mapped file as words, `view`.
-
-    Raises:
-        ConfigError: it is no table, or has no record for this worker.
-    """
+    """A mapped file as words, `view`."""
 
     def __init__(self, path: str | os.PathLike[str], *, must_have: int) -> None:
         with open(path, "r+b") as file:

@@ -39,11 +39,6 @@ class StepClock:
     is counted, so the numbers are the same on all of them. Each thread has at most one step under way. What this
     process does, its activity, is what the thread does that has begun the last step.
 
-    Args:
-        observers: whom to tell, in this order.
-        reporter: the one of them that tells the agent, if there is an agent.
-        now: returns nanoseconds.
-
     Example:
         >>> class Print(StepObserver):
         ...     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
@@ -145,9 +140,6 @@ class StepClock:
 
         A function that runs inside a step, as where a `train_step` of the user's evaluates a model, is a part of it.
         Who begins a step ends it, whatever happens in between; ending one that did not begin does nothing.
-
-        Raises:
-            SystemExit: this process is to end before the step.
         """
         thread = get_ident()
         step = self._steps.get(thread)
@@ -215,11 +207,7 @@ class StepClock:
 
     @contextmanager
     def step(self, kind: Kind, phase: Phase) -> Iterator[None]:
-        """Count the block as a step, which begins in this phase.
-
-        Raises:
-            SystemExit: this process is to end before the step.
-        """
+        """Count the block as a step, which begins in this phase."""
         try:
             self.begin(kind)
             self.enter(phase)
@@ -329,11 +317,7 @@ class StepClock:
         self._show(Activity.ENDED)
 
     def stand_by(self, prepare: Callable[[], None]) -> None:
-        """Wait, if this process is in reserve, until it is needed; called before anything that others could see.
-
-        Args:
-            prepare: called in reserve alone, before the wait.
-        """
+        """Wait, if this process is in reserve, until it is needed; called before anything that others could see."""
         if self.reporter is not None and self.reporter.is_in_reserve:
             with self.doing(Activity.RESERVE):
                 prepare()

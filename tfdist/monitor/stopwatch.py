@@ -73,13 +73,6 @@ class Measurement:
 class Stopwatch(StepObserver):
     """Measures a worker's steps of training, and ends the process before the step after the last that is measured.
 
-    Args:
-        request: what to measure.
-        worker: the number of this worker.
-        settle: waits until all devices have done what they were given.
-        device_memory: returns bytes.
-        now: returns nanoseconds, on the clock of the steps.
-
     Example:
         >>> import tempfile
         >>> now = 0
@@ -117,11 +110,7 @@ class Stopwatch(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> "Stopwatch | None":
-        """Return the stopwatch that is asked for, or None.
-
-        Raises:
-            ConfigError: TFDIST_STOPWATCH is not what `Request` writes.
-        """
+        """Return the stopwatch that is asked for, or None."""
         if not environ.get(VARIABLE):
             return None
         try:

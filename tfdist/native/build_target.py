@@ -62,11 +62,7 @@ class Target:
 
 
 def observe() -> Target:
-    """Return what is installed here; TensorFlow is found, not loaded.
-
-    Raises:
-        MissingDependencyError: TensorFlow is not installed, or without the headers that a build needs.
-    """
+    """Return what is installed here; TensorFlow is found, not loaded."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
@@ -117,11 +113,6 @@ COMPILERS = ("c++", "g++", "clang++")
 
 def find_program(environ: Mapping[str, str], variable: str, *names: str) -> str | None:
     """Return the path of a program; None when there is none.
-
-    Args:
-        environ: its PATH is searched.
-        variable: the name of a variable that chooses the program, and is followed when it is set; may be empty.
-        names: what is looked for otherwise, the first that is found counts.
 
     Example:
         >>> find_program({"PATH": "/nowhere"}, "CXX", *COMPILERS)

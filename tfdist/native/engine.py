@@ -90,28 +90,11 @@ class Engines:
             function.restype, function.argtypes = result, arguments
 
     def make(self, nonce: int, *, members: int = 1, index: int = 0) -> tuple[int, str]:
-        """Make the memory that the members of a host share; it ends with the last of their processes.
-
-        Args:
-            nonce: of 128 bits, by which they know that it is the same.
-            members: number of members on this host; of one that is alone it is memory of its process.
-            index: this process's among them.
-        Returns:
-            Its number and where the others open it, or 0 and why not.
-        """
+        """Make the memory that the members of a host share; it ends with the last of their processes."""
         return self._joined("make", nonce, members, index)
 
     def open(self, path: str, nonce: int, *, members: int, index: int) -> tuple[int, str]:
-        """Open the memory that another member has made.
-
-        Args:
-            path: from its `make`, while that process has not called `start`.
-            nonce: see `make`.
-            members: see `make`.
-            index: see `make`.
-        Returns:
-            Its number and "", or 0 and why not.
-        """
+        """Open the memory that another member has made."""
         return self._joined("open", nonce, members, index, path.encode())
 
     def _joined(self, name: str, nonce: int, members: int, index: int, *path: bytes) -> tuple[int, str]:
@@ -125,23 +108,13 @@ class Engines:
         return bool(self._library.tfdist_collectives_has_come(segment, index))
 
     def listen(self, host: str) -> tuple[int, int, str]:
-        """Listen for members on other hosts, at an address of this one.
-
-        Returns:
-            The number of the socket and its port, or 0, 0 and why not.
-        """
+        """Listen for members on other hosts, at an address of this one."""
         port, why = ctypes.c_uint16(), ctypes.create_string_buffer(_WHY_BYTES)
         number = self._library.tfdist_collectives_listen(host.encode(), ctypes.byref(port), why, _WHY_BYTES)
         return number, port.value, why.value.decode(errors="replace")
 
     def start(self, segment: int, listener: int, members: "Members") -> int:
-        """Start the engine of this process, once all members of its host have come, and return its number.
-
-        Args:
-            segment: from `make` or `open`; the engine takes it over.
-            listener: from `listen`, likewise; 0: all members are on one host.
-            members: who they are.
-        """
+        """Start the engine of this process, once all members of its host have come, and return its number."""
         size = len(members.hosts)
         return int(
             self._library.tfdist_collectives_start(
@@ -154,14 +127,7 @@ class Engines:
         )
 
     def choose(self, engine: int, algorithm: str | None) -> str:
-        """Fix the algorithm of all reductions between hosts; all members do, before they reduce anything.
-
-        Args:
-            engine: from `start`.
-            algorithm: one of `ALGORITHMS`; None: it is chosen by size, from what is measured of the network now.
-        Returns:
-            Why it could not be measured, if a member has ended meanwhile; else "".
-        """
+        """Fix the algorithm of all reductions between hosts; all members do, before they reduce anything."""
         why = ctypes.create_string_buffer(_WHY_BYTES)
         self._library.tfdist_collectives_choose(
             engine, -1 if algorithm is None else ALGORITHMS.index(algorithm), why, _WHY_BYTES
@@ -196,9 +162,6 @@ class Engines:
 @cache
 def engines() -> Engines:
     """Return the library, compiled by the first process that asks.
-
-    Raises:
-        TfdistError: it cannot be compiled or loaded; see `library.build`.
 
     Example:
         >>> engines().ops.tfdist_all_reduce  # doctest: +SKIP

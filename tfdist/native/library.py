@@ -111,11 +111,6 @@ def name(of: Library, target: Target, *, digest: str) -> str:
 
     The ops use TensorFlow's C interface, and of its C++ classes only where `collectives/cancellation.cc` finds a
     member, which the version says: so what a compiler makes of C++ classes is no part of it.
-
-    Args:
-        of: which one.
-        target: what it is compiled for.
-        digest: of the sources and flags, in hexadecimal digits.
     """
     parts = (of.name, f"{target.package}-{target.version}", target.platform, target.libc, digest[:12])
     return "-".join(part for part in parts if part) + ".so"
@@ -178,20 +173,7 @@ def build(
     force: bool = False,
     on_start: Callable[[str], None] = lambda sentence: None,
 ) -> Built:
-    """Return the library, compiled unless it is kept; of several processes one compiles and the others wait for it.
-
-    Args:
-        of: which one.
-        target: what it is compiled for.
-        environ: the environment: PATH, CXX, and where the cache is.
-        force: compile anew, whatever is kept.
-        on_start: called with a sentence before the compiler is started, or another process is waited for.
-    Raises:
-        MissingDependencyError: there is no compiler.
-        ConfigError: the cache cannot be written.
-        DeadlineError: the compiler, or another process, took too long.
-        TfdistError: the compiler failed; the message has the first error and where the log is.
-    """
+    """Return the library, compiled unless it is kept; of several processes one compiles and the others wait for it."""
     kept = None if force else find(of, target, environ)
     if kept:
         return Built(path=kept, was="kept")

@@ -17,12 +17,6 @@ _Loaded = TypeVar("_Loaded")
 def load(of: library.Library, made: Callable[[Path], _Loaded]) -> _Loaded:
     """Return what is made of a library that TensorFlow can load, compiled by the first process that asks.
 
-    Args:
-        of: which library.
-        made: loads the library at a path, and returns what calls it.
-    Raises:
-        TfdistError: it cannot be compiled or loaded; see `library.build`.
-
     Example:
         >>> load(library.RECORDS, Records)  # doctest: +SKIP
     """
@@ -46,11 +40,6 @@ def load(of: library.Library, made: Callable[[Path], _Loaded]) -> _Loaded:
 def load_or_none(of: library.Library, made: Callable[[Path], _Loaded], *, instead: str) -> _Loaded | None:
     """Return what `load` does, or None and a warning where the library cannot be had.
 
-    Args:
-        of: which library.
-        made: loads the library at a path, and returns what calls it.
-        instead: what is done without it, the beginning of the warning.
-
     Example:
         >>> load_or_none(library.RECORDS, Records, instead="Records are read through NumPy")  # doctest: +SKIP
     """
@@ -62,14 +51,7 @@ def load_or_none(of: library.Library, made: Callable[[Path], _Loaded], *, instea
 
 
 def module_of(path: Path, names: Iterable[str]) -> Any:
-    """Return the module of a library's ops.
-
-    Args:
-        path: of the library.
-        names: of functions of the module.
-    Raises:
-        TfdistError: it has not all of them.
-    """
+    """Return the module of a library's ops."""
     import tensorflow as tf
 
     module = tf.load_op_library(str(path))

@@ -182,9 +182,6 @@ class Records:
 def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether TFDIST_NATIVE leaves the ops on.
 
-    Raises:
-        ConfigError: it is neither 0 nor 1.
-
     Example:
         >>> is_wanted({"TFDIST_NATIVE": "0"}), is_wanted({})
         (False, True)

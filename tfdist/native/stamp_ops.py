@@ -46,19 +46,11 @@ class StampOps:
         """Copy a ring, once the rows of steps that have ended are whole, and return how many have ended.
 
         It waits for a second at most. Steps do not wait for it. A row that is overwritten meanwhile is all zeros.
-
-        Args:
-            number: from `make`.
-            into: float64, shape (rows, width).
         """
         return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
 
     def under_way(self, count: int) -> list[int]:
-        """Return what the ops `tfdist_note` have said last of each of the first so many slots: 1 or 0.
-
-        Args:
-            count: at most `SLOTS`.
-        """
+        """Return what the ops `tfdist_note` have said last of each of the first so many slots: 1 or 0."""
         into = np.zeros([count], np.int64)
         self._library.tfdist_notes_read(count, into.ctypes.data)
         return list(map(int, into))
@@ -68,9 +60,6 @@ def stamp_ops() -> StampOps | None:
     """Return the library, compiled by the first process that asks; None with TFDIST_NATIVE=0, or if it cannot be had.
 
     Why it cannot is said in one warning.
-
-    Raises:
-        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
 
     Example:
         >>> stamp_ops().make(1024, 26)  # doctest: +SKIP
@@ -83,11 +72,7 @@ def stamp_ops() -> StampOps | None:
 
 
 def stamp_ops_if_kept() -> StampOps | None:
-    """Return the library if it was compiled before; None where `stamp_ops` would compile it first.
-
-    Raises:
-        ConfigError: TFDIST_NATIVE is neither 0 nor 1.
-    """
+    """Return the library if it was compiled before; None where `stamp_ops` would compile it first."""
     if not is_wanted() or library.find(library.STAMPS, observe(), os.environ) is None:
         return None
     return stamp_ops()

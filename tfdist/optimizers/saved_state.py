@@ -27,12 +27,7 @@ _LOSES = (
 
 
 class SavedState:
-    """What of an optimizer's variables is not the same everywhere, to be written to a saved model and read from it.
-
-    Args:
-        optimizer: whose variables.
-        states: its `sharded_state()`.
-    """
+    """What of an optimizer's variables is not the same everywhere, to be written to a saved model and read from it."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, states: Sequence[ShardedState]) -> None:
         strategy = keras_optimizer.created_under(optimizer)
@@ -41,13 +36,7 @@ class SavedState:
         self._states = {id(variable): state for state in states for variable in state.variables}
 
     def of_one_device(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return what Keras saves of the optimizer, with the state of a single shard.
-
-        Args:
-            saved: the value of each variable, by its place among the optimizer's.
-        Raises:
-            ConfigError: a rule does not allow another number of shards.
-        """
+        """Return what Keras saves of the optimizer, with the state of a single shard."""
         lost = []
         for key, state, variable in self._in_shards():
             shards = [copy.numpy() for copy in _own_copies(state, variable)]

@@ -63,9 +63,6 @@ def scale_learning_rate(
 def factor(rule: str, ratio: float) -> float:
     """Return what a learning rate is multiplied by when the batch is multiplied by a ratio.
 
-    Raises:
-        ConfigError: the rule is none.
-
     Example:
         >>> factor("linear", 4.0), factor("sqrt", 4.0), factor("none", 4.0)
         (4.0, 2.0, 1.0)
@@ -75,14 +72,7 @@ def factor(rule: str, ratio: float) -> float:
 
 
 def require_rule(name: str, rule: str) -> None:
-    """Raise if a rule is none.
-
-    Args:
-        name: of the argument.
-        rule: its value.
-    Raises:
-        ConfigError: it is none.
-    """
+    """Raise if a rule is none."""
     if rule not in _FACTORS:
         raise ConfigError(
             f"{name} is {validation.shown(rule)}; it must be one of {', '.join(_FACTORS)}.",

@@ -22,10 +22,6 @@ class ProposedLayouts:
     - of other weights with two dims and more the last dim is cut that the axis divides
     - others are whole: statistics, scales, and what no axis divides
 
-    Args:
-        axis: of the mesh, or None: all weights are whole.
-        size: of the axis.
-
     Example:
         >>> proposed = ProposedLayouts("model", 2)
         >>> proposed.of("up/kernel", (8, 32)), proposed.of("up/bias", (32,)), proposed.of("down/kernel", (32, 8))
@@ -45,12 +41,7 @@ class ProposedLayouts:
         self._kernels: dict[str, tuple[tuple[int, ...], Layout]] = {}
 
     def of(self, path: str, shape: Sequence[int]) -> Layout:
-        """Return the axis of each dim of a weight that is made.
-
-        Args:
-            path: the weight's.
-            shape: the whole weight's.
-        """
+        """Return the axis of each dim of a weight that is made."""
         layer, _, name = path.rpartition("/")
         shape = tuple(shape)
         if name == "kernel":

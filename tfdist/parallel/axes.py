@@ -19,14 +19,6 @@ from tfdist.errors import UnsupportedError
 class Axes:
     """One replica's end of the collectives along each axis.
 
-    Args:
-        mesh: the mesh.
-        rank: of the replica.
-        collectives: for each axis, of the members that differ from this one there alone.
-        waiting: returns a context for code that waits for other processes, given what it does.
-        inside: the axes whose members are all in this process.
-        late: shared by the replicas of a process; None makes one.
-
     Attributes:
         late: what a step gathers only if it takes it.
     """
@@ -55,14 +47,7 @@ class Axes:
         return self._collectives[axis]
 
     def all_gather(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
-        """Return the parts of all members along an axis, one behind the other along a dim.
-
-        Args:
-            tensor: this process's part, of equal shape on every member.
-            axis: along which members differ.
-            dim: along which parts lie.
-            label: what it is, for messages.
-        """
+        """Return the parts of all members along an axis, one behind the other along a dim."""
         collective = self._collectives[axis]
         if collective.size == 1:
             return tensor
@@ -74,14 +59,7 @@ class Axes:
         return tf.ensure_shape(whole, shape)
 
     def reduce_scatter(self, tensor: tf.Tensor, axis: str, dim: int, label: str) -> tf.Tensor:
-        """Return this member's part along a dim of the sum over the members along an axis.
-
-        Args:
-            tensor: of equal shape on every member; their number divides the dim.
-            axis: along which members differ.
-            dim: that is divided.
-            label: what it is, for messages.
-        """
+        """Return this member's part along a dim of the sum over the members along an axis."""
         collective = self._collectives[axis]
         if collective.size == 1:
             return tensor
@@ -93,13 +71,7 @@ class Axes:
         return tf.ensure_shape(part, shape)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], axes: Iterable[str], label: str) -> list[tf.Tensor]:
-        """Return the sums over the members along some axes, one after the other; equal bit for bit on all of them.
-
-        Args:
-            tensors: of equal shapes on every member.
-            axes: along which members differ.
-            label: what they are, for messages.
-        """
+        """Return the sums over the members along some axes, one after the other; equal bit for bit on all of them."""
         sums = list(tensors)
         for axis in self.mesh.names:
             if axis in axes and self._collectives[axis].size > 1 and sums:
@@ -118,14 +90,7 @@ class Axes:
             )
 
     def broadcast(self, tensor: tf.Tensor, axis: str, root: int, label: str) -> tf.Tensor:
-        """Return the value of one member along an axis, bit for bit.
-
-        Args:
-            tensor: of the same shape and dtype on every member.
-            axis: along which members differ.
-            root: whose value.
-            label: what it is, for messages.
-        """
+        """Return the value of one member along an axis, bit for bit."""
         with self._waits(f"the value of {label}, which every worker has to ask for,"):
             return self._collectives[axis].broadcast(tensor, f"{label} along {axis}", root=root)
 

@@ -19,13 +19,7 @@ _log = logging.getLogger("tfdist")
 
 
 class InitialParts:
-    """Makes the parts that this process's replicas have of the first process's initial values.
-
-    Args:
-        everybody: of all processes.
-        waiting: returns a context for code that waits for other processes, given what it does.
-        agree: called with path, shape and dtype of a weight before its parts are made; compares them with others'.
-    """
+    """Makes the parts that this process's replicas have of the first process's initial values."""
 
     def __init__(
         self,
@@ -38,14 +32,7 @@ class InitialParts:
         self._agree = agree
 
     def __call__(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Sharding]) -> list[tf.Tensor]:
-        """Return the part of each replica.
-
-        Args:
-            value: the whole, or a callable that returns it.
-            initializer: what Keras makes it by, or None where that is not known.
-            dtype: of the weight.
-            shardings: of the weight, for each replica.
-        """
+        """Return the part of each replica."""
         # else those of all replicas would be on the device of the first
         with contextlib.nullcontext() if len(shardings) == 1 else tf.device("/device:CPU:0"):
             return self._made(value, initializer, dtype, shardings)

@@ -24,20 +24,6 @@ AUTO_SEQUENCE = "auto-sequence"
 class Layouts:
     """The layouts of a model's weights.
 
-    Args:
-        mesh: whose axes they name.
-        given: patterns and layouts: a dictionary, a `keras.distribution.LayoutMap`, "auto", or None for none. "auto"
-            is `ProposedLayouts` along the last axis of the mesh that is not ``batch`` and has more than one place;
-            "auto:dense,dense_1" is that for the weights of these layers, and of what is in them; "auto-sequence" cuts
-            the sequence of activations too. A pattern that ends in ``/output`` is for these, see
-            `OutputLayouts`.
-        batch: the axis along which examples are shared out.
-
-    Raises:
-        ConfigError: a pattern is no regular expression; a layout names an axis that is not there, twice, or the one of
-            the examples.
-        ConfigTypeError: something else than patterns and layouts.
-
     Example:
         >>> layouts = Layouts(Mesh.parse("batch=2,model=2"), {".*kernel": (None, "model")}, batch="batch")
         >>> layouts.of("dense/kernel", (4, 6)), layouts.of("dense/bias", (6,))
@@ -72,15 +58,7 @@ class Layouts:
         return self._is_auto or bool(self.given) or self.outputs.may_cut
 
     def of(self, path: str, shape: Sequence[int]) -> Layout:
-        """Return the axis of each dim of a weight, and note that there is such a weight.
-
-        Args:
-            path: the weight's.
-            shape: the whole weight's.
-        Raises:
-            ConfigError: several patterns match; the layout has more dims than the weight, or an axis does not divide
-                its dim.
-        """
+        """Return the axis of each dim of a weight, and note that there is such a weight."""
         self._seen[path] = tuple(shape)
         if self._is_auto:
             self._proposals[path] = self._proposal(path, shape)
@@ -116,11 +94,7 @@ class Layouts:
         return self._proposed.of(path, shape) if named else self._proposed.whole(shape)
 
     def proposal(self, paths: Iterable[str]) -> str | None:
-        """Return what "auto" has proposed, as a dictionary to copy into a script; None if it was not asked.
-
-        Args:
-            paths: of the weights of a model.
-        """
+        """Return what "auto" has proposed, as a dictionary to copy into a script; None if it was not asked."""
         if not self._is_auto:
             return None
         proposed = ((path, self._proposals.get(path, ())) for path in paths)
@@ -129,11 +103,7 @@ class Layouts:
         return "\n".join(["layout_map={", *cut, "}"])
 
     def require_all_matched(self) -> None:
-        """Raise if a pattern matches no weight that was made so far.
-
-        Raises:
-            ConfigError: one does not; the message has the weights that there are.
-        """
+        """Raise if a pattern matches no weight that was made so far."""
         lost = [pattern for pattern in (*self.given, *sorted(self._layers or ())) if pattern not in self._matched]
         if lost:
             there = "; ".join(f"{path} {shape}" for path, shape in self._seen.items()) or "none"

@@ -16,11 +16,6 @@ def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective
     """Return the collective of the members that differ from this one along some axes alone.
 
     Every member of the mesh calls it, for the same axes in the same order.
-
-    Args:
-        collective: of all members of the mesh.
-        mesh: how they lie.
-        axes: names.
     """
     found: Collective | None = None
     for group in mesh.groups(axes):
@@ -30,14 +25,7 @@ def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective
 
 
 def among(collective: Collective, members: Sequence[int]) -> Collective | None:
-    """Return the collective of some members, or None where this one is none of them; all of them call it.
-
-    Args:
-        collective: of more members.
-        members: ranks in it, in rising order.
-    Raises:
-        UnsupportedError: its engine has to be told of groups when it starts (Horovod).
-    """
+    """Return the collective of some members, or None where this one is none of them; all of them call it."""
     if list(members) == list(range(collective.size)):
         return collective
     if len(members) == 1:
@@ -56,11 +44,6 @@ def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str])
     """Return for each replica of this process the collective of those that differ from it along some axes alone.
 
     Every process of the mesh calls it, for the same axes in the same order.
-
-    Args:
-        replicas: of this process, in their order, each one's collective of all members of the mesh.
-        mesh: how they lie.
-        axes: names.
     """
     found: list[Collective | None] = [None] * len(replicas)
     for group in mesh.groups(axes):

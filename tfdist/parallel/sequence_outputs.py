@@ -20,14 +20,6 @@ WHOLE = ""
 class OutputLayouts:
     """The layouts of what layers return.
 
-    Args:
-        mesh: whose axes they name.
-        given: the layout of each pattern.
-        batch: the axis along which examples are shared out.
-
-    Raises:
-        ConfigError: a layout cuts another dim than the sequence, the second.
-
     Example:
         >>> one = OutputLayouts(Mesh.parse("batch=2,model=2"), {".*/output": ("batch", "model", None)}, batch="batch")
         >>> one.of("block/normalization")
@@ -60,13 +52,7 @@ class OutputLayouts:
         return any(axis != WHOLE for axis in self._axes.values())
 
     def of(self, path: str) -> str | None:
-        """Return the axis along which the sequence of what a layer returns is cut; `WHOLE`; or None: nobody has said.
-
-        Args:
-            path: the layer's.
-        Raises:
-            ConfigError: several patterns match.
-        """
+        """Return the axis along which the sequence of what a layer returns is cut; `WHOLE`; or None: nobody has said."""
         name = path + SUFFIX
         self._paths.add(name)
         pattern = pattern_of(self.given, name, "the activation")
@@ -76,13 +62,7 @@ class OutputLayouts:
         return self._axes[pattern]
 
     def require_all_matched(self, paths: Sequence[str]) -> None:
-        """Raise if a pattern matches no layer.
-
-        Args:
-            paths: of layers of a model.
-        Raises:
-            ConfigError: one does not; the message has the layers that there are.
-        """
+        """Raise if a pattern matches no layer."""
         for path in paths:
             self.of(path)
         lost = [pattern for pattern in self.given if pattern not in self._matched]
@@ -97,15 +77,7 @@ class OutputLayouts:
 
 
 def pattern_of(given: Mapping[str, object], path: str, what: str) -> str | None:
-    """Return the pattern that matches a path, or None.
-
-    Args:
-        given: patterns.
-        path: to match as a whole.
-        what: it is the path of, for messages.
-    Raises:
-        ConfigError: several match.
-    """
+    """Return the pattern that matches a path, or None."""
     if path in given:
         return path
     found = [pattern for pattern in given if re.fullmatch(pattern, path)]

@@ -31,12 +31,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 
 
 class Numbers:
-    """The numbers of an initializer.
-
-    Args:
-        output: what it returns, in a graph.
-        drawn: the key and the counter of each operation in it that draws, by its name.
-    """
+    """The numbers of an initializer."""
 
     def __init__(self, output: tf.Tensor, drawn: Mapping[str, tuple[Any, Any]]) -> None:
         self._output = output
@@ -70,13 +65,7 @@ class Numbers:
 
 
 def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | None:
-    """Return the numbers of an initializer, or None where they cannot be made by stretches.
-
-    Args:
-        initializer: one of Keras', whose seed is a number, if it has one.
-        shape: of the whole tensor.
-        dtype: of the tensor.
-    """
+    """Return the numbers of an initializer, or None where they cannot be made by stretches."""
     found: list[Any] = []
 
     @tf.function(autograph=False)

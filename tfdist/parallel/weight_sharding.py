@@ -32,14 +32,7 @@ _BLOCK_ELEMENTS = 1 << 22  # drawn at once, and then cut
 
 
 class Sharding:
-    """The layout of one weight, and this process's part of it.
-
-    Args:
-        axes: of the mesh.
-        layout: the axis that each dim is cut along, or None.
-        shape: of the whole.
-        path: of the weight, for messages.
-    """
+    """The layout of one weight, and this process's part of it."""
 
     #: within the bounds: all
     elements: tuple[int, int] | None = None
@@ -69,11 +62,7 @@ class Sharding:
         return self.whole(variable.read_value())
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole of which every member has its part; see the head of this file for the gradient.
-
-        Raises:
-            UnsupportedError: XLA compiles what is being traced.
-        """
+        """Return the whole of which every member has its part; see the head of this file for the gradient."""
         self.require_collectives()
 
         @tf.custom_gradient
@@ -83,11 +72,7 @@ class Sharding:
         return gathered(part)
 
     def require_collectives(self) -> None:
-        """Raise where nothing can travel between processes.
-
-        Raises:
-            UnsupportedError: XLA compiles what is being traced.
-        """
+        """Raise where nothing can travel between processes."""
         current = current_step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(
@@ -99,12 +84,7 @@ class Sharding:
             )
 
     def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole of the parts of all replicas of this process, where no replica runs.
-
-        Args:
-            shardings: of one weight, of each replica of this process.
-            parts: of each.
-        """
+        """Return the whole of the parts of all replicas of this process, where no replica runs."""
         ends = {one.mesh_axes.rank: one.mesh_axes for one in shardings}
         held = dict(zip(ends, parts, strict=True))
         cuts = [(dim, axis) for dim, axis in enumerate(self.layout) if axis is not None]
@@ -122,11 +102,7 @@ class Sharding:
         return made(self.mesh_axes.rank, cuts)
 
     def part(self, whole: Any) -> Any:
-        """Return this process's part of something that has the whole's shape and is alike on all members.
-
-        Args:
-            whole: a tensor, or the `tf.IndexedSlices` that are its gradient.
-        """
+        """Return this process's part of something that has the whole's shape and is alike on all members."""
         if isinstance(whole, tf.IndexedSlices):
             return self._rows(whole)
 
@@ -159,12 +135,7 @@ class Sharding:
         return part
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums of what members with different parts have, such as of their squares.
-
-        Args:
-            tensors: scalars or tensors of equal shapes on all members.
-            axes: to add up along; None: those of this weight.
-        """
+        """Return the sums of what members with different parts have, such as of their squares."""
         along = self.axes if axes is None else axes
         return self.mesh_axes.all_reduce(tensors, along, f"parts of {self.label}" if axes is None else "parts")
 

@@ -21,16 +21,7 @@ from tfdist.training.replica import current_step
 
 
 class StretchSharding:
-    """A weight of which each worker has a stretch, see `compat.tensorflow.meshes.sharded.Sharding`.
-
-    Args:
-        traced: carries it.
-        waiting: returns a context for code that waits for other workers, given what it does.
-        gathers: what a step gathers.
-        shape: of the whole.
-        dtype: of the weight.
-        path: of the weight, for messages.
-    """
+    """A weight of which each worker has a stretch, see `compat.tensorflow.meshes.sharded.Sharding`."""
 
     #: no two workers have the same element
     is_first = True
@@ -63,19 +54,11 @@ class StretchSharding:
         gathers.expect(self._stretch.count * dtype.size)
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the weight of which a variable has this worker's part; a step gathers it in its turn.
-
-        Args:
-            variable: a TensorFlow variable.
-        """
+        """Return the weight of which a variable has this worker's part; a step gathers it in its turn."""
         return self._gathers.read(variable, self.whole)
 
     def whole(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the weight.
-
-        Raises:
-            UnsupportedError: XLA compiles what is being traced.
-        """
+        """Return the weight."""
         current = current_step.current()
         if current is not None and current.is_one_program:
             raise UnsupportedError(

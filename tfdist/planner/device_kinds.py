@@ -71,11 +71,7 @@ class DeviceKind:
 
 
 def require_names(kinds: Iterable[DeviceKind]) -> tuple[DeviceKind, ...]:
-    """Return kinds of devices of which no two have one name.
-
-    Raises:
-        ConfigError: two have; or there is none.
-    """
+    """Return kinds of devices of which no two have one name."""
     found = tuple(kinds)
     names = [one.name for one in found]
     if not found or len(set(names)) < len(names):

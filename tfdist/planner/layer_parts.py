@@ -43,15 +43,7 @@ class Costs:
 
 
 def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, link: Link, rows: float) -> list[Costs]:
-    """Return what each layer costs, whole and in parts.
-
-    Args:
-        layers: of a model.
-        times: of each, the seconds of a micro-batch forward and backward, with all weights.
-        parts: the size of the model axis.
-        link: between two processes.
-        rows: examples of a micro-batch.
-    """
+    """Return what each layer costs, whole and in parts."""
     found = []
     for one, time in zip(layers, times, strict=True):
         can = parts > 1 and one.divides > 0 and one.divides % parts == 0
@@ -72,13 +64,7 @@ def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, li
 
 
 def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Costs | None]:
-    """Return the seconds that a layer adds, and the layer if it leaves its result in parts.
-
-    Args:
-        before: the layer before, if it has left its result in parts.
-        one: the layer.
-        in_parts: whether it lies in parts.
-    """
+    """Return the seconds that a layer adds, and the layer if it leaves its result in parts."""
     gathered = 0.0 if before is None else before.leaving
     if not in_parts or one.part is None:
         return gathered + one.whole, None

@@ -238,10 +238,6 @@ def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
     It is that of the slowest, longer by as much as the last of a turn takes longer than that one mostly does: now one
     of them is late, now another.
 
-    Args:
-        profiles: one of each process.
-        alone: of a process that was measured when none of these ran.
-
     Example:
         >>> layer = LayerProfile(name="a", forward_seconds=(1.0,), backward_seconds=(2.0,))
         >>> given = {"model": "m", "batch": 8, "batch_sizes": (8,), "layers": (layer,)}

@@ -44,13 +44,7 @@ class _Choice:
 
 
 class _Search:
-    """The search in one setting.
-
-    Args:
-        setting: what stages are for.
-        limits_memory: whether they have to fit.
-        uses_all: whether every device has to have a stage.
-    """
+    """The search in one setting."""
 
     def __init__(self, setting: Setting, *, limits_memory: bool, uses_all: bool) -> None:
         self._setting = setting
@@ -93,12 +87,7 @@ class _Search:
         return found
 
     def _all(self, bound: tuple[float, float] | None) -> dict[tuple[int, ...], list[_Kept]]:
-        """Return for each set of used devices what is kept of all layers.
-
-        Args:
-            bound: the smallest pace that there is, and the seconds that some stages reach, so that what needs more is
-                dropped; None: of all stages, one with the smallest pace is kept.
-        """
+        """Return for each set of used devices what is kept of all layers."""
         setting = self._setting
         found: dict[int, dict[tuple[int, ...], list[_Kept]]] = {
             self._layers: {(0,) * len(setting.kinds): [_Kept(0.0, 0.0, 0.0, ())]}

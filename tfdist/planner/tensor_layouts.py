@@ -47,11 +47,6 @@ def inside(choice: Choice, weights: float, outputs: float) -> float:
 def between(first: Choice, second: Choice, outputs: float, errors: float) -> float:
     """Return the bytes that travel between a layer and the next one, for two halves.
 
-    Args:
-        first, second: what the layers divide.
-        outputs: bytes of what the first one returns, whole.
-        errors: bytes of the gradient of that.
-
     Example:
         >>> [between(a, b, 4.0, 8.0) for a in ("data", "model") for b in ("data", "model")]
         [0.0, 6.0, 8.0, 8.0]
@@ -62,12 +57,7 @@ def between(first: Choice, second: Choice, outputs: float, errors: float) -> flo
 
 
 def traffic(choices: Sequence[Choice], weights: Sequence[float], outputs: Sequence[float]) -> float:
-    """Return the bytes that travel in a chain of layers with these choices, between two halves.
-
-    Args:
-        choices: of each layer.
-        weights, outputs: bytes of each layer's; gradients of outputs are as large.
-    """
+    """Return the bytes that travel in a chain of layers with these choices, between two halves."""
     own = sum(inside(*one) for one in zip(choices, weights, outputs, strict=True))
     pairs = zip(choices[:-1], choices[1:], outputs[:-1], strict=True)
     return own + sum(between(first, second, size, size) for first, second, size in pairs)

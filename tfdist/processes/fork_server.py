@@ -67,17 +67,7 @@ class ForkServer:
         modules: Sequence[str] = tfdist.PRELOADED,
         stderr: int = subprocess.DEVNULL,
     ) -> "ForkServer":
-        """Start the process, which is ready some seconds later.
-
-        Args:
-            environment: complete; what modules read when they are imported must be in it as the workers will have it.
-            folder: what the workers have first in `sys.path`: that of their script, so that they and this process
-                find the same modules.
-            modules: what is imported, as far as it is there.
-            stderr: where the process complains.
-        Raises:
-            TfdistError: the system cannot start it, or is no Linux.
-        """
+        """Start the process, which is ready some seconds later."""
         if sys.platform != "linux":
             raise TfdistError(f"this system is {sys.platform}; workers can be forked from a process on Linux only.")
         ours, theirs = socket.socketpair()
@@ -129,17 +119,6 @@ class ForkServer:
         """Fork a worker that runs what ``argv`` would, in a session of its own.
 
         Its parent is this process, and of this process the main thread: that has to live as long as the worker.
-
-        Args:
-            argv: a command, of which the first word, the interpreter, is not looked at, and the second is a file.
-            environment: complete.
-            stdin: descriptor that it gets as standard input; the caller keeps its own, as of the other two.
-            stdout: likewise standard output.
-            stderr: likewise standard error.
-        Returns:
-            The process.
-        Raises:
-            TfdistError: it cannot, for whatever reason; it is of no use any more. Start the worker without it.
         """
         request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
         while True:
@@ -156,11 +135,7 @@ class ForkServer:
                 return worker.pid
 
     def prepare(self, count: int) -> None:
-        """Fork so many workers that wait for `spawn`, which then takes a millisecond.
-
-        Raises:
-            TfdistError: as `spawn`.
-        """
+        """Fork so many workers that wait for `spawn`, which then takes a millisecond."""
         while len(self.idle) < count:
             self.idle.append(self._fork())
 

@@ -27,11 +27,7 @@ _STREAMS = 3
 
 
 def main(argv: list[str]) -> None:
-    """Serve until the agent is gone; in a forked worker, be the worker.
-
-    Args:
-        argv: [the channel, the workers' folder, modules ...].
-    """
+    """Serve until the agent is gone; in a forked worker, be the worker."""
     channel, folder, *modules = argv
     if not sys.flags.safe_path:
         sys.path[0] = folder  # the modules beside this file are not meant for others to import by such short names
@@ -46,11 +42,7 @@ def main(argv: list[str]) -> None:
 
 
 def fork_workers(agent: socket.socket) -> None:
-    """Serve until the agent is gone, and end; return in a worker alone, when that has run its command.
-
-    Args:
-        agent: as for `serve`.
-    """
+    """Serve until the agent is gone, and end; return in a worker alone, when that has run its command."""
     with serve(agent) as own:
         request, streams = receive(own)
     if request is None:
@@ -60,11 +52,7 @@ def fork_workers(agent: socket.socket) -> None:
 
 
 def serve(agent: socket.socket) -> socket.socket:
-    """Fork a worker for every request; return in the worker alone, with its own channel.
-
-    Args:
-        agent: where the requests come from, each with a descriptor of a channel.
-    """
+    """Fork a worker for every request; return in the worker alone, with its own channel."""
     with contextlib.suppress(OSError):
         agent.sendall(READY)
     while True:
@@ -145,11 +133,7 @@ def _take(environment: dict[str, str], streams: list[int]) -> None:
 
 
 def become(command: list[str]) -> None:
-    """Run a file as ``python FILE ARGUMENTS`` would; what it raises is raised here.
-
-    Args:
-        command: [the file, its arguments ...].
-    """
+    """Run a file as ``python FILE ARGUMENTS`` would; what it raises is raised here."""
     file = command[0]
     sys.argv = list(command)
     if not sys.flags.safe_path:

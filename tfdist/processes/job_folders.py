@@ -23,12 +23,6 @@ _HOST_FILE = "host"
 def claimed(job_id: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield a new folder that nobody else may enter; after the block it is gone.
 
-    Args:
-        job_id: of the job, for its name.
-        parent: where it is made; where temporary files belong by default.
-    Raises:
-        OSError: it cannot be made there.
-
     Example:
         >>> with claimed("a1") as folder:
         ...     clear([folder.parent])  # somebody lives in it
@@ -52,11 +46,7 @@ def claimed(job_id: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def clear(parents: Iterable[Path]) -> None:
-    """Remove the folders that dead jobs of this user have left.
-
-    Args:
-        parents: where they may be.
-    """
+    """Remove the folders that dead jobs of this user have left."""
     for parent in parents:
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(parent)):

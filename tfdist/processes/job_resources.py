@@ -54,17 +54,7 @@ def guarded(
     also: tuple[Path, ...] = (),
     if_killed: tuple[Path, ...] = (),
 ) -> Iterator[Guard]:
-    """Yield a guard for the job; afterwards its directories and its process are gone, and those of dead jobs before.
-
-    Args:
-        job_id: of the job.
-        parent: where the directory is made; where temporary files belong by default.
-        in_memory: whether there is also one in memory, where the system has a place for it.
-        also: files that are removed with the directories.
-        if_killed: files and directories that are removed if this process is killed; else the caller sees to them.
-    Raises:
-        TfdistError: no temporary directory can be written, or the guardian cannot be started.
-    """
+    """Yield a guard for the job; afterwards its directories and its process are gone, and those of dead jobs before."""
     with contextlib.ExitStack() as stack:
         try:
             job_folders.clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])

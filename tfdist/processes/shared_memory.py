@@ -48,13 +48,7 @@ def observe_gpus(folder: Path = Path("/dev")) -> int:
 
 
 def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str | None:
-    """Return what is wrong with the size and what cures it; None when the job has what it needs.
-
-    Args:
-        total_bytes: the size of /dev/shm; None when there is none.
-        gpus: how many the job can use; from two on NCCL connects them.
-        holds_states: whether states of training are held there, for workers that are started again.
-    """
+    """Return what is wrong with the size and what cures it; None when the job has what it needs."""
     size = total_bytes or 0
     why = []
     if gpus > 1 and size < NCCL_BYTES:

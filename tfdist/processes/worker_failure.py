@@ -124,11 +124,6 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
     raised: if that was at most SEEN_LATE_SECONDS before, its death comes first. So does the loss of a host, which no
     worker can cause, and which the agent may hear of long after the workers of others.
 
-    Args:
-        ended: every worker that ended, in any order.
-        stopped_at: when the agent asked the workers to end; infinity if it never did.
-        received: the signal because of which it asked, or None.
-
     Example:
         >>> late, early = Failure(worker=0, time=9.0, returncode=1), Failure(worker=1, time=2.0, returncode=-9)
         >>> [failure.worker for failure in own_failures([late, early], stopped_at=2.0, received=None)]
@@ -160,11 +155,6 @@ def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
 
     On a busy machine another one's exception may be heard before the death from which it followed. Who had ended before
     the agent sent anything did not end by request, whenever its end is heard.
-
-    Args:
-        heard: when its end was heard.
-        stopped_at: when the agent asked the workers to end; infinity if it has not.
-        was_seen: whether it had ended already at that moment.
 
     Example:
         >>> [when_it_ended(2.5, stopped_at=2.0, was_seen=seen) for seen in (True, False)]
@@ -205,12 +195,6 @@ def how_it_ended(returncode: int) -> str:
 
 def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
     """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
-
-    Args:
-        failures: the workers that failed, the root cause first.
-        workers: how many processes the job had.
-        started: when it started, on the clock of the failures.
-        shown: whether a single worker's traceback stands right above already.
 
     Example:
         >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))

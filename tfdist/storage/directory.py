@@ -116,16 +116,6 @@ def storage(
 ) -> Storage:
     """Return the storage of a directory; it need not exist, and nothing is read or written yet.
 
-    Args:
-        directory: a path (``~`` is the home directory), ``file://`` URL, or any URL of fsspec: ``s3://bucket/digits``,
-            ``gs://``, ``hdfs://``, ``memory://``, ...
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        cache: keeps blocks of remote files; local ones need none.
-        follow_symlinks: whether files of a local directory may be symbolic links to files elsewhere.
-    Raises:
-        ConfigError: no such kind of URL, or the URL is malformed.
-        MissingDependencyError: the driver's package is missing; the message has the pip command.
-
     Example:
         >>> storage("/data/digits").local, storage("memory://digits").local
         (PosixPath('/data/digits'), None)

@@ -14,12 +14,7 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def explained(path: Path, doing: str) -> Iterator[None]:
-    """Turn the system's errors of the block, which is ``doing`` something to ``path``, into `StorageError`.
-
-    Raises:
-        MissingFileError: the file is not there, and ``doing`` is not "written".
-        StorageError: any other error of the system; `errno` is kept.
-    """
+    """Turn the system's errors of the block, which is ``doing`` something to ``path``, into `StorageError`."""
     try:
         yield
     except TfdistError:

@@ -18,15 +18,6 @@ _OPTIONS = {"directory": "storage_options", "source": "source_options"}
 def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tuple[Any, str]:
     """Return the driver of a URL, and what the driver calls the place.
 
-    Args:
-        url: such as ``s3://bucket/folder``.
-        options: what the driver takes.
-        of: whose URL it is, for messages: "directory" or "source".
-
-    Raises:
-        ConfigError: there is no such kind of URL, or its driver refuses the options.
-        MissingDependencyError: the driver's package is missing.
-
     Example:
         >>> driver("memory://digits/train", {})[1]
         '/digits/train'
@@ -67,17 +58,7 @@ def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tu
 
 @contextmanager
 def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None]:
-    """Turn what drivers raise in a block, which is anything, into `StorageError`.
-
-    Args:
-        where: the URL of what the block is ``doing`` something to.
-        doing: "read", "written" or "removed".
-        of: whose URL it is: "directory" or "source".
-
-    Raises:
-        MissingFileError: there is no such file, and ``doing`` is not "written".
-        StorageError: any other error.
-    """
+    """Turn what drivers raise in a block, which is anything, into `StorageError`."""
     try:
         yield
     except TfdistError:

@@ -40,12 +40,7 @@ def sync_directory(path: Path) -> None:
 
 
 def claim(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock what is being made as long as the descriptor is open; return False where somebody else has the lock.
-
-    Args:
-        descriptor: of the file or folder.
-        shared: whether others who make it too may have the lock as well.
-    """
+    """Lock what is being made as long as the descriptor is open; return False where somebody else has the lock."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

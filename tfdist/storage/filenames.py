@@ -28,10 +28,6 @@ def is_plain(name: str) -> bool:
 def plain_name(name: str) -> str:
     """Return ``name`` if it names a file in a directory and cannot mean anything else, here and on an object store.
 
-    Raises:
-        ConfigTypeError: no str.
-        ConfigError: empty, with a separator, a leading dot, a control character, or longer than `LONGEST_NAME` bytes.
-
     Example:
         >>> plain_name("größe 1.tfrecord")
         'größe 1.tfrecord'

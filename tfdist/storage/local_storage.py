@@ -35,12 +35,6 @@ class LocalStorage:
     to be followed, and so are pipes and devices always, which could block a reader. Nothing is written through a link.
     A new file is written under a hidden name, brought to the disk, renamed, and the folder is brought to the disk. What
     a killed writer leaves is removed by the next one that takes the lock.
-
-    Args:
-        directory: its path; ``~`` is the home directory.
-        url: how its user calls it; default: the path.
-        follow_symlinks: whether files are read to which a symbolic link leads out of the folder, as the caches of DVC
-            and of model hubs have them.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, url: str = "", follow_symlinks: bool = False) -> None:
@@ -162,13 +156,6 @@ class LocalStorage:
         """Be the only writer for a block; the system frees the lock when its process ends, however it ends.
 
         Whoever gets it removes what killed writers left. The lock is not for a thread that has it already.
-
-        Args:
-            timeout_seconds: how long to wait for another writer.
-            on_wait: called with a message when the wait takes more than a second; default: a log entry.
-        Raises:
-            DeadlineError: another writer had it all the time.
-            StorageError: the folder cannot be written.
         """
         path = self.local / LOCK_NAME
         timeout_seconds = validation.number("timeout_seconds", timeout_seconds, minimum=0)

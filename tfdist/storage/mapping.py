@@ -26,12 +26,6 @@ def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
 
     The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
 
-    Args:
-        descriptor: of a regular file.
-        size: bytes, of which the file has as many.
-    Raises:
-        OSError: there is no room for the map; ENOMEM also where the process has as many as it may.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryFile() as file:

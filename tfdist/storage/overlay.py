@@ -10,14 +10,7 @@ from tfdist.storage.local_storage import LOCK_SECONDS
 
 
 class Overlay:
-    """A storage (`tfdist.storage.directory.Storage`) that reads some files of one directory, and writes into another.
-
-    Args:
-        files: the directory that is read alone.
-        names: its files that belong to this storage.
-        notes: where all others are.
-        url: how its user calls it.
-    """
+    """A storage (`tfdist.storage.directory.Storage`) that reads some files of one directory, and writes into another."""
 
     def __init__(self, files: Storage, names: Sequence[str], notes: Storage, *, url: str) -> None:
         self.url: str = url

@@ -32,13 +32,7 @@ class Plan:
     pieces: tuple[tuple[_Piece, ...], ...]
 
     def results(self, answers: Sequence[bytes]) -> list[bytes]:
-        """Return the bytes of each range, in the order in which they were asked for.
-
-        Args:
-            answers: the bytes of each request.
-        Raises:
-            ShortReadError: an answer does not have the length that was requested.
-        """
+        """Return the bytes of each range, in the order in which they were asked for."""
         if len(answers) != len(self.requests):
             raise ConfigError(
                 f"{len(answers)} answers were given; there must be one for each of {len(self.requests)}.",
@@ -57,15 +51,7 @@ class Plan:
 
 
 def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
-    """Return the fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order.
-
-    Args:
-        ranges: (name, start, length) in bytes.
-        gap: ranges of one file with at most so many bytes between them are fetched together.
-        largest: most bytes of one request; a longer range takes several.
-    Raises:
-        ConfigError: a start or a length is negative, or ``largest`` is below 1.
-    """
+    """Return the fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order."""
     validation.integer("gap", gap, minimum=0)
     validation.integer("largest", largest, minimum=1)
     wanted: dict[str, list[tuple[int, int]]] = {}
@@ -91,15 +77,6 @@ def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
     """Return ``start`` and ``length`` as plain ints, if they lie in a file of ``size`` bytes.
 
     Nothing is allocated for a length that a stranger's index names before it was here.
-
-    Args:
-        where: the file, for the message.
-        start: in bytes.
-        length: in bytes.
-        size: in bytes.
-    Raises:
-        ConfigError: not integers, or negative.
-        ShortReadError: the file ends before that.
 
     Example:
         >>> within("a.index", 90, 20, size=100)  # doctest: +ELLIPSIS

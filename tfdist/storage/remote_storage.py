@@ -35,16 +35,6 @@ class FsspecStorage:
     shrinks meanwhile raises ShortReadError. Failed requests are repeated by the driver. On an object store a new object
     appears when it is complete; elsewhere a file gets its name when it is complete. A writer of S3 that is killed
     leaves parts that nobody sees: let a rule of the bucket remove incomplete uploads.
-
-    Args:
-        url: such as ``s3://bucket/folder``.
-        storage_options: what the driver takes.
-        cache: keeps blocks that were read.
-        gap: ranges with at most so many bytes between them are fetched together.
-        largest: most bytes of one request.
-    Raises:
-        ConfigError: there is no such kind of URL.
-        MissingDependencyError: the driver's package is missing.
     """
 
     local = None
@@ -83,11 +73,7 @@ class FsspecStorage:
         return _storage, (self.url, self._options, self._cache, self._gap, self._largest)
 
     def names(self) -> list[str]:
-        """Return the plain names of the files, sorted; none where there is no directory.
-
-        Raises:
-            StorageError: the bucket does not exist, or may not be read.
-        """
+        """Return the plain names of the files, sorted; none where there is no directory."""
         fs, found = self._driver(), {}
         with self._explained(self.url, "read"):
             fs.invalidate_cache(self._root)

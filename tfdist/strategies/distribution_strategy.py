@@ -90,13 +90,7 @@ def is_split() -> bool:
 
 
 def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster) -> dict[str, Any]:
-    """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable.
-
-    Args:
-        layout_map: what the code gives, or None.
-        environ: variables.
-        cluster: who takes part.
-    """
+    """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable."""
     distribution = keras.distribution.distribution()
     if layout_map is not None:
         return {"layout_map": layout_map}

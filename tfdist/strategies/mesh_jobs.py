@@ -39,14 +39,7 @@ class MeshJob:
     strategy: Any
 
     def axes(self, mesh: Mesh, processes: Mesh, *, batch: str) -> list[Axes]:
-        """Return the ends of the collectives along each axis, for each replica of this process.
-
-        Args:
-            mesh: of all places.
-            processes: of the processes.
-            batch: the axis of the examples. Along the others travel activations, of which those with other examples
-                may have other numbers of rows.
-        """
+        """Return the ends of the collectives along each axis, for each replica of this process."""
         along = {name: mesh_groups.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
         count, found = len(self.replicas), list[Axes]()
         inside = [name for name in mesh.names if processes.size_of(name) == 1 and mesh.size_of(name) > 1]
@@ -73,19 +66,7 @@ def join(
     bucket_bytes: int | str,
     loss_reduction: str,
 ) -> MeshJob:
-    """Bring the processes of a mesh together; all of them call it at the same time.
-
-    Args:
-        cluster: who they are.
-        devices: of this process, where it is alone; None takes the first ones.
-        count: of the devices of each process.
-        engine: a name of `strategy_table.COLLECTIVES`.
-        timeout_seconds: see `MultiWorkerMirroredStrategy`.
-        bucket_bytes: see `MultiWorkerMirroredStrategy`.
-        loss_reduction: see `MultiWorkerMirroredStrategy`.
-    Raises:
-        ConfigError: this process has other devices, or too few.
-    """
+    """Bring the processes of a mesh together; all of them call it at the same time."""
     if cluster.num_workers == 1:
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         threads.ensure_inter_op(max(count, threads.devices_to_come()))

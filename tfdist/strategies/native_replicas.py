@@ -9,15 +9,7 @@ from tfdist.errors import ConfigError, UnsupportedError
 
 
 def of_devices(engine: str, devices: Sequence[str]) -> list[Collective]:
-    """Return the native collectives of replicas, or none where another engine is to carry their tensors.
-
-    Args:
-        engine: "native"; "auto": native where that is possible; any other name is another engine's.
-        devices: of the replicas of this process, who are alone.
-    Raises:
-        ConfigError: native collectives are asked for, and a replica is on a GPU.
-        UnsupportedError: they are, and cannot be had.
-    """
+    """Return the native collectives of replicas, or none where another engine is to carry their tensors."""
     on_gpus = any("GPU" in device for device in devices)
     if engine == "native" and on_gpus:
         raise ConfigError(
@@ -35,12 +27,7 @@ def of_devices(engine: str, devices: Sequence[str]) -> list[Collective]:
 
 
 def traced(collectives: Sequence[Collective], bucket_bytes: int) -> list[TracedCollective]:
-    """Return what a step reduces by, for each replica of this process.
-
-    Args:
-        collectives: of the replicas.
-        bucket_bytes: see `tfdist.collectives.buckets.in_buckets`.
-    """
+    """Return what a step reduces by, for each replica of this process."""
     return [
         TracedCollective(one, bucket_bytes=bucket_bytes, replica=replica) for replica, one in enumerate(collectives)
     ]
@@ -50,10 +37,6 @@ def of_rows(collectives: Sequence[Collective], bucket_bytes: int) -> list[Traced
     """Return what gathers rows of tables in a step, for each replica of this process.
 
     It has keys of its own, since one replica may reduce more than the others by other collectives.
-
-    Args:
-        collectives: of the replicas.
-        bucket_bytes: see `tfdist.collectives.buckets.in_buckets`.
     """
     return [
         TracedCollective(one, bucket_bytes=bucket_bytes, replica=-1 - replica)

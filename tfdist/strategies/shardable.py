@@ -11,12 +11,6 @@ from tfdist.errors import UnsupportedError
 def require(name: str, stage: Any) -> None:
     """Raise unless a value is a stage of sharded data parallelism that there is, or None.
 
-    Args:
-        name: of the argument.
-        stage: its value.
-    Raises:
-        ConfigError: it is none.
-
     Example:
         >>> require("stage", 2)
     """
@@ -26,14 +20,7 @@ def require(name: str, stage: Any) -> None:
 
 
 def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
-    """Raise unless a worker has one CPU replica, if anything is sharded.
-
-    Args:
-        stage: of sharding, or None.
-        devices: of its replicas.
-    Raises:
-        UnsupportedError: it has several, or a GPU.
-    """
+    """Raise unless a worker has one CPU replica, if anything is sharded."""
     if stage is not None and (len(devices) > 1 or "GPU" in devices[0]):
         raise UnsupportedError(
             f"an optimizer is to be sharded over workers with one CPU replica each, and this one has the replicas "
@@ -46,9 +33,6 @@ def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
 
 def stage_from(environ: Mapping[str, str]) -> int:
     """Return the stage that variables name, or else 1.
-
-    Raises:
-        ConfigError: it is no number.
 
     Example:
         >>> stage_from({}), stage_from({"TFDIST_SHARDING_STAGE": "2"})

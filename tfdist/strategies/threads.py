@@ -13,9 +13,6 @@ def ensure_inter_op(replicas: int) -> None:
     two replicas on two cores such a function waits for ever, under TensorFlow's own strategies as well. On one core
     there is one thread, which runs what was ready last first: what is to be sent to another process waits until there
     is nothing to compute. A second one takes what waits longest.
-
-    Args:
-        replicas: of this process.
     """
     is_set = tf.config.threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
     if is_set or len(os.sched_getaffinity(0)) > replicas:

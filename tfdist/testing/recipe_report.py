@@ -27,9 +27,6 @@ _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
 class EpochClock(keras.callbacks.Callback):
     """Measures how many training examples pass per second, without validation and without the first epoch's tracing.
 
-    Args:
-        examples: training examples per epoch, over all workers.
-
     Example:
         >>> EpochClock(1257).examples_per_second is None
         True
@@ -103,18 +100,7 @@ def conclude(
     clock: EpochClock,
     folder: Path,
 ) -> Summary:
-    """Evaluate a recipe's model on all workers; on the chief also print the summary and write its files.
-
-    Args:
-        model: compiled with one metric, the accuracy.
-        strategy: what distributed the training.
-        test: what `evaluate` takes.
-        history: as `leave` takes it.
-        clock: a callback of the training.
-        folder: where `leave` writes.
-    Returns:
-        The summary, the same on every worker but for the speed, which each measures itself.
-    """
+    """Evaluate a recipe's model on all workers; on the chief also print the summary and write its files."""
     loss, accuracy = model.evaluate(test, verbose=0)
     cluster = clusters.from_environment()
     summary = Summary(
@@ -135,17 +121,7 @@ def conclude(
 
 
 def leave(summary: Summary, history: Mapping[str, Sequence[float]], folder: Path) -> list[Path]:
-    """Write ``summary.json`` and ``loss.png`` into ``folder``, which is made when it is missing.
-
-    Args:
-        summary: the result.
-        history: ``loss`` and ``val_loss`` per epoch, as Keras' ``History.history`` has them; other metrics are kept.
-        folder: where to write; files of an earlier run are replaced.
-    Returns:
-        The files.
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Write ``summary.json`` and ``loss.png`` into ``folder``, which is made when it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: [float(value) for value in series] for name, series in history.items()}
     text, picture = folder / "summary.json", folder / "loss.png"

@@ -37,10 +37,6 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")}
 def only_watches(callback: Any, *, trusted: tuple[str, ...] = ("keras",)) -> bool:
     """Return whether a callback cannot change the training that it is told of; False where that cannot be seen.
 
-    Args:
-        callback: the object.
-        trusted: packages whose classes are not looked into.
-
     Example:
         >>> import time
         >>> class Seconds:

@@ -31,13 +31,7 @@ def adopt(
     workers: Workers,
     gathering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
-    """Let this model's `save`, `save_weights` and `export` write on the chief alone.
-
-    Args:
-        model: the model.
-        workers: of its strategy.
-        gathering: returns a context in which all that is saved with a model is on every worker.
-    """
+    """Let this model's `save`, `save_weights` and `export` write on the chief alone."""
     if workers.count == 1:
         vars(model)["export"] = functools.partial(_export, model)
         return

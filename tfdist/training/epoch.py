@@ -81,18 +81,7 @@ class Place(NamedTuple):
 
 
 class Epoch:
-    """The batches of one iteration over the input; iterate to take them one by one.
-
-    Args:
-        elements: tf.data's iterator over flat `Element`s.
-        layout: of every batch.
-        walk: how workers go through them.
-        failure: the text of a TensorFlow error -> what is behind it, or None.
-        begin: called before the first batch is taken.
-        took: called for each batch that was taken.
-        gives_places: whether to iterate gives `Place`s without end, for `predict`: Keras takes its batches before it
-            calls the function that could take several of them by a graph.
-    """
+    """The batches of one iteration over the input; iterate to take them one by one."""
 
     def __init__(
         self,
@@ -145,11 +134,7 @@ class Epoch:
         return self._walk.free(self._position, wanted)
 
     def give(self, graph: Callable[[Any], int]) -> int:
-        """Let a graph take batches; return how many it took.
-
-        Args:
-            graph: called with tf.data's iterator over flat `Element`s; returns how many it has taken.
-        """
+        """Let a graph take batches; return how many it took."""
         self._begin_once()
         with tf_data.raising(self._failure):
             count = graph(self._elements)
@@ -188,11 +173,6 @@ class SharedData:
     """The walk of workers that all read the same data; where it is not the same, all of them raise.
 
     They compare the first and the last batch; where nobody knows how many there are, every batch.
-
-    Args:
-        workers: who they are.
-        batches: how many there are, None if that is not known or they do not end.
-        endless: whether they do not end.
     """
 
     def __init__(self, workers: Workers, batches: int | None, *, endless: bool) -> None:
@@ -222,10 +202,6 @@ class OwnData:
     """The walk of workers that read data of their own, until all of it has ended.
 
     Who has none left repeats its last batch, without counting.
-
-    Args:
-        workers: who they are.
-        layout: of a batch.
     """
 
     def __init__(self, workers: Workers, layout: Layout) -> None:

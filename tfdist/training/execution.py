@@ -89,14 +89,7 @@ class Rows(Kept):
 
 
 class Execution:
-    """Runs several steps in one call.
-
-    Args:
-        step: the function of a step, traced: takes the examples of all replicas and the tensors of a batch.
-        kept: what is kept of what steps return.
-        renew: called from another thread whenever a step has gone on; None where nobody wants to know.
-        on_trace: called when the graph is made.
-    """
+    """Runs several steps in one call."""
 
     def __init__(
         self, step: Any, kept: Kept, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]

@@ -105,18 +105,6 @@ class Source(enum.Enum):
 class Input:
     """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches.
 
-    Args:
-        dataset: yields global batches.
-        batches: how many, None if that is not known or they do not end.
-        local_replicas: replicas of this worker.
-        workers: the workers that take part.
-        position: which of how many parts of a batch this worker has; None: each worker its own.
-        expect: told how many batches the next epoch has, where that is known when one ends.
-        gives_places: whether batches are taken where they are predicted, see `Epoch`.
-        whole: names of the inputs that every replica is given whole, see `KerasTraining.whole_inputs`.
-        tee: given the dataset of this worker's flat `Element`s and this input, returns the dataset to be iterated;
-            None leaves it as it is.
-
     Attributes:
         layout: of every batch.
         position: which of how many parts of a batch this worker has.
@@ -223,17 +211,7 @@ class Input:
 def in_parts(
     dataset: tf.data.Dataset, workers: Workers, slices: Sequence[int], parts: int, whole: Sequence[str]
 ) -> tf.data.Dataset:
-    """Return a dataset of the parts of each batch that the replicas of this worker have, for a loop of the user's own.
-
-    Args:
-        dataset: yields global batches, alike on all workers.
-        workers: the workers that take part.
-        slices: which part each replica has.
-        parts: in how many a batch is cut.
-        whole: names of the inputs that every replica is given whole.
-    Raises:
-        UnsupportedError: each worker reads data of its own.
-    """
+    """Return a dataset of the parts of each batch that the replicas of this worker have, for a loop of the user's own."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if workers.count > 1 and policy in _OWN:
         raise _no_whole_inputs(policy, whole)

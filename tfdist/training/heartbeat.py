@@ -57,12 +57,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def of(self, progress: Progress, renew: Callable[[], None]) -> Iterator[None]:
-        """Tell the step clock, and whoever else is to know, while the graph in the block goes on.
-
-        Args:
-            progress: of the graph.
-            renew: called when it has gone on.
-        """
+        """Tell the step clock, and whoever else is to know, while the graph in the block goes on."""
         with self._lock:
             self._under_way[get_ident()] = _UnderWay(progress, renew)
             if self._thread is None:

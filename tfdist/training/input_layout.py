@@ -9,11 +9,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 
 class Layout:
-    """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples.
-
-    Args:
-        spec: a nest of specs per slice, as a tuple; None stands for "no value".
-    """
+    """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples."""
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
         self.spec = spec
@@ -30,12 +26,7 @@ class Layout:
         return cls(tf.nest.map_structure(spec, slices, expand_composites=False))
 
     def pack(self, tensors: Sequence[Any], of_replicas: Sequence[int]) -> Any:
-        """Return a nest of per-replica values from tensors in the order of `signature`.
-
-        Args:
-            tensors: the slices.
-            of_replicas: which slice each local replica has.
-        """
+        """Return a nest of per-replica values from tensors in the order of `signature`."""
         slices = self.slices(tensors)
         return tf_strategies.per_replica(tuple(slices[index] for index in of_replicas))
 
@@ -45,11 +36,7 @@ class Layout:
         return len(self.spec) > 1
 
     def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
-        """Return the specs of one replica's data, without its number of examples.
-
-        Args:
-            relaxed: whether parts may have any number of examples.
-        """
+        """Return the specs of one replica's data, without its number of examples."""
         _, data = self.spec[0]
         return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
 

@@ -150,12 +150,7 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
 
 
 class _Predictions:
-    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned.
-
-    Args:
-        model: whose.
-        run: predicts a batch.
-    """
+    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned."""
 
     def __init__(self, model: keras.Model, run: "_Replicated") -> None:
         self._model = model
@@ -199,15 +194,7 @@ class _Predictions:
 
 
 class _Steps:
-    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned.
-
-    Args:
-        model: says how many.
-        strategy: runs them.
-        run: runs one on a batch.
-        tried: finds out what they reduce to.
-        training: whether they are of `fit`.
-    """
+    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned."""
 
     def __init__(
         self, model: keras.Model, strategy: Any, run: "_Replicated", tried: step_probe.Probe, *, training: bool
@@ -281,16 +268,7 @@ class _Steps:
 
 
 class _Replicated:
-    """A function of one replica's batch, run on every replica, traced once for each layout of the input.
-
-    Args:
-        model: decides whether to trace at all.
-        strategy: runs it.
-        workers: how long they may wait for each other.
-        run_on_replica: takes a replica's data, its number of examples, and that of all replicas (or None).
-        collect: makes of the per-replica results what is returned.
-        keeps: makes what a graph of several steps keeps of what is returned.
-    """
+    """A function of one replica's batch, run on every replica, traced once for each layout of the input."""
 
     #: whether one graph may run several steps
     runs_several = True

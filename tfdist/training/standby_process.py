@@ -13,10 +13,6 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
 
     Called when `fit` has prepared everything, before its callbacks begin. To make the step takes longer than all else
     that is left to do, so it is made here.
-
-    Args:
-        model: is about to train, test or predict.
-        training: whether it is to train.
     """
     step_clock().stand_by(lambda: _make_step(model) if training else None)
 

@@ -20,12 +20,7 @@ _rows: graph_stamps.Rows | None = None
 
 
 def stamped(run: Callable[[Any], Any], data: Any) -> Any:
-    """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped.
-
-    Args:
-        run: traces it, given its data.
-        data: of the replica.
-    """
+    """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped."""
     here = len(tf.distribute.get_strategy().extended.worker_devices)
     is_first = tf_strategies.replica_index() % here == 0
     if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp() or not is_first:
@@ -38,13 +33,7 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
 
 @contextlib.contextmanager
 def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
-    """Let the part of a step that is traced in the block be stamped, if somebody records; see `PassesRow.numbers`.
-
-    Args:
-        data: of the part.
-    Yields:
-        The data, behind the stamp of the begin, and the stamps; None where there are none.
-    """
+    """Let the part of a step that is traced in the block be stamped, if somebody records; see `PassesRow.numbers`."""
     if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp():
         yield data, None
         return

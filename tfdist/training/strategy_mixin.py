@@ -66,9 +66,6 @@ class KerasTraining:
 
         Guaranteed: the numbers of one device, in `fit`, `evaluate`, `predict` and the methods for one batch.
 
-        Raises:
-            ConfigTypeError: it is set to something else than names.
-
         Example:
             >>> strategy.whole_inputs = ["edges"]             # doctest: +SKIP
         """
@@ -100,9 +97,6 @@ class KerasTraining:
         Where slots are sharded, ``optimizer.variables`` are this worker's parts of them. All other variables are the
         same everywhere, and come as they are.
 
-        Args:
-            variable: a Keras variable of an optimizer of this strategy.
-
         Example:
             >>> strategy.whole_value(model.optimizer.variables[-1]).shape        # doctest: +SKIP
             (8, 1)
@@ -130,9 +124,6 @@ class KerasTraining:
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Call a function on every replica, as TensorFlow does; for a loop of your own.
 
-        Raises:
-            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
-
         Example:
             >>> strategy.run(step, args=(next(batches),))        # doctest: +SKIP
         """
@@ -140,12 +131,7 @@ class KerasTraining:
         return super().run(fn, args, kwargs, options)  # type: ignore[misc]
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it.
-
-        Raises:
-            UnsupportedError: Keras calls it for a `fit`, `evaluate` or `predict` that tfdist has not recognised.
-            ConfigError: for that of a model that was created outside the scope.
-        """
+        """Return the dataset distributed over the replicas; for a loop of your own as TensorFlow does it."""
         epoch_iterator = keras_model.calling_epoch_iterator()
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:
@@ -190,9 +176,6 @@ class KerasTraining:
         """Adopt what is creating a variable: the model whose `compile` is, for it may save before it trains.
 
         An optimizer is told that its slots are sharded, if they are.
-
-        Raises:
-            ConfigError: the model or its optimizer was created outside the scope.
         """
         optimizer = keras_optimizer.creating_variable()
         if optimizer is not None and self._sharding is not None:
@@ -219,13 +202,7 @@ class KerasTraining:
         return self._workers.index, self._workers.count
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> "Callable[[Any, int], Any] | None":
-        """Return what takes the place of Keras' step on a replica; None: Keras' own runs.
-
-        Args:
-            model: the model.
-            kind: "train", "test" or "predict".
-            unseeded: Keras' generator for random numbers without a seed.
-        """
+        """Return what takes the place of Keras' step on a replica; None: Keras' own runs."""
         return None
 
     def before_build(self, model: Any) -> None:

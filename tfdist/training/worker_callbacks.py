@@ -62,11 +62,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
 
 
 def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise if a callback of the chief's reads weights, to which every worker has to bring its part.
-
-    Raises:
-        UnsupportedError: one does.
-    """
+    """Raise if a callback of the chief's reads weights, to which every worker has to bring its part."""
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):

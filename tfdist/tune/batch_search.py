@@ -40,12 +40,6 @@ def following(trials: Sequence[Tried], *, start: int, most: int, precision: floa
     as too large after two trials: the smallest one that did not fit is tried again, because other processes may have
     had the memory. At last the gaps beside the fastest, and below the smallest that is nearly as fast, are bisected.
 
-    Args:
-        trials: in their order.
-        start: the first batch.
-        most: the largest that may be tried.
-        precision: by which part the border may lie above the largest that fits.
-
     Example:
         >>> trials = [Tried(batch=32, outcome=Outcome.FITS), Tried(batch=64, outcome=Outcome.TOO_LARGE)]
         >>> following(trials, start=32, most=1024, precision=0.1)

@@ -88,15 +88,7 @@ class Trial:
 
 
 def judged(batch: int, code: int | None, output: str, found: Sequence[Measurement], job: Job) -> Trial:
-    """Return what a job's end means.
-
-    Args:
-        batch: as it was given to the script.
-        code: exit code of `tfdist run`; None if it was ended because it took too long.
-        output: what it printed.
-        found: what its workers measured.
-        job: what was asked for.
-    """
+    """Return what a job's end means."""
     chief = found[0] if found else Measurement()
     if code == 0 and chief.is_complete:
         sizes = {"examples": chief.examples or batch, "replicas": chief.replicas}
@@ -137,12 +129,7 @@ def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
 
 
 def attempt(batch: int, job: Job) -> Trial:
-    """Start the job with a batch, and return what came of it; nothing of the job is left when this returns.
-
-    Args:
-        batch: what the script is given.
-        job: the rest.
-    """
+    """Start the job with a batch, and return what came of it; nothing of the job is left when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-tune-", ignore_cleanup_errors=True) as folder:
         request = Request(folder=folder, warm_up=job.warm_up, steps=job.steps)
         environment = {**os.environ, VARIABLE: str(batch), **request.to_environment()}

@@ -43,11 +43,7 @@ class Request:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script, and measure the model of its first `fit`.
-
-    Args:
-        arguments: the request, the script, and its own arguments.
-    """
+    """Run a script, and measure the model of its first `fit`."""
     request = Request(**json.loads(arguments[0]))
     end_with_parent(request.parent)
     from tfdist.compat.keras.first_batch import call_instead_of_fit

@@ -37,14 +37,6 @@ def beside(devices: int, *, threads: int | None, processors: int, gpus: int, fre
 
     Each needs its GPU where there are some, else a processor, or as many as it has threads; and memory.
 
-    Args:
-        devices: of the plans.
-        threads: of the processor, that a device has; None for all, which processes then share.
-        processors: on which they may run.
-        gpus: that they see.
-        free_bytes: of the host's memory.
-        each_bytes: that one process takes.
-
     Example:
         >>> host = {"processors": 8, "gpus": 0, "free_bytes": 16 << 30, "each_bytes": 1 << 30}
         >>> beside(4, threads=None, **host), beside(4, threads=4, **host), beside(32, threads=None, **host)
@@ -64,19 +56,7 @@ def measured(
     on_processes: Callable[[int], None] = lambda processes: None,
     **options: Any,
 ) -> Profile:
-    """Return the profile of a script's model as several processes of this host have it, and as one process alone has.
-
-    Args:
-        script: the script and its arguments.
-        devices: of the plans, processes of this host.
-        at_once: how many are measured at once; None: what `beside` finds.
-        threads: see `profiled`.
-        timeout_seconds: for the process alone, and again for all together.
-        on_processes: told how many are measured next.
-        **options: see `profiled`.
-    Raises:
-        TfdistError: see `profiled`.
-    """
+    """Return the profile of a script's model as several processes of this host have it, and as one process alone has."""
     given = {"threads": threads, "timeout_seconds": timeout_seconds, **options}
     on_processes(1)
     alone = profiled(script, **given)
@@ -107,23 +87,7 @@ def profiled(
     processes: int = 1,
     alone: Profile | None = None,
 ) -> Profile:
-    """Return the profile of the model that a script gives to `fit` first; the script's processes have ended then.
-
-    Args:
-        script: the script and its arguments.
-        is_module: whether it is the name of a module.
-        divisors: see `tfdist.tune.layer_probe.Request`.
-        threads: of a processor, that a device has; None for all. With one, seconds are those of the processor: what
-            else the machine does is not in them.
-        timeout_seconds: the longest time for it.
-        processes: how many are measured at once, each a worker alone in a job of tfdist's, so that its steps are those
-            of a plan of several; the profile is that of the slowest. One is no worker of any job.
-        alone: the profile of one process, where there are several.
-    Raises:
-        UnsupportedError: the model has no graph of layers.
-        TfdistError: the script fails, or ends without a call of `fit`; the message has the end of what it printed.
-        DeadlineError: it has not come to `fit` in time, or measuring took too long.
-    """
+    """Return the profile of the model that a script gives to `fit` first; the script's processes have ended then."""
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-", ignore_cleanup_errors=True) as folder:
         paths = [Path(folder, f"profile-{number}.json") for number in range(processes)]
         commands = []
@@ -186,13 +150,6 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of one of several processes that are measured at once.
 
-    Args:
-        base: variables to start from; those of jobs are left out.
-        number: which one, from 0.
-        processes: how many there are. Each of several is the worker of a job of its own, with a GPU of its own.
-        threads: of the processor, that each has; None for all.
-        gpus: that there are, as CUDA_VISIBLE_DEVICES names them.
-
     Example:
         >>> environment({"TFDIST_MESH": "data=2"}, 1, 2, threads=None, gpus=["0", "1"])
         {'TFDIST_STRATEGY': 'multi-worker', 'CUDA_VISIBLE_DEVICES': '1'}
@@ -221,11 +178,7 @@ def _gpus(base: Mapping[str, str], there: int) -> list[str]:
 def _finished(
     commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], paths: Sequence[Path], seconds: float
 ) -> list[int | None]:
-    """Run commands at once until all have ended, or one without its profile, or for so long.
-
-    Returns:
-        Their codes; None of those that were ended.
-    """
+    """Run commands at once until all have ended, or one without its profile, or for so long."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         processes = [
@@ -256,11 +209,7 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
 
 
 def measured_link() -> Link:
-    """Return the line between two processes of this host, as the collectives of `multi-worker` see it.
-
-    Raises:
-        TfdistError: it could not be measured.
-    """
+    """Return the line between two processes of this host, as the collectives of `multi-worker` see it."""
 
     def environments() -> list[dict[str, str]]:
         ports = free_ports(2)
@@ -279,12 +228,7 @@ def measured_link() -> Link:
 
 
 def all_reduce_seconds(sizes: Sequence[int], seconds: float) -> list[float]:
-    """Return the seconds of an all_reduce of so many bytes, for each; called by all workers of a job.
-
-    Args:
-        sizes: of each.
-        seconds: that each is repeated for.
-    """
+    """Return the seconds of an all_reduce of so many bytes, for each; called by all workers of a job."""
     from tfdist import strategies
     from tfdist.collectives import buckets
 

@@ -21,14 +21,6 @@ def measured(
 
     A process for each stage, on this host, whose clock all of them read. Layers sleep, so stages do not take the
     processor from each other: what is measured is the schedule, what carries it out, and nothing of a model.
-
-    Args:
-        schedule: one of those that have names.
-        forward_seconds: of a forward pass through a part of the model.
-        backward: of a backward pass, in forward passes.
-        pool: processes to run in, of the strategy "pipeline"; None starts some.
-    Raises:
-        TfdistError: a process failed.
     """
     if pool is None:
         with WorkerPool(lambda: _environments(schedule.stages)) as own:

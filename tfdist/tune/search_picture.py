@@ -12,11 +12,7 @@ _APART = 1.25  # of two batches that both have a number at the axis
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw examples per second over the batch, and where memory ends, as a PNG.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw examples per second over the batch, and where memory ends, as a PNG."""
     require_matplotlib()
     from matplotlib.figure import Figure
 

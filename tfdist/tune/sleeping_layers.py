@@ -15,13 +15,7 @@ Note = tuple[str, int, int, float, float]
 
 
 class Sleeping(keras.layers.Layer):
-    """Hands on what it is given after some time, forward and backward.
-
-    Args:
-        part: its number in the model.
-        seconds: of a forward and of a backward pass.
-        note: is told of each pass; called from threads of TensorFlow's.
-    """
+    """Hands on what it is given after some time, forward and backward."""
 
     def __init__(self, part: int, seconds: tuple[float, float], note: Callable[[Note], None], **options: Any) -> None:
         super().__init__(**options)

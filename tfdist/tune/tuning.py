@@ -88,19 +88,7 @@ def tune(
     on_trial: Callable[[Sequence[Trial], int | None], None] = lambda trials, following: None,
     trial_of: Callable[[int, Job], Trial] = attempt,
 ) -> Report:
-    """Try batches until the largest that fits and the fastest are known.
-
-    Args:
-        job: what to run.
-        start, most, precision: see `tfdist.tune.batch_search.following`.
-        machine: what the report says of it.
-        on_trial: told of the trials so far, and of the next batch.
-        trial_of: tries a batch.
-    Returns:
-        The report.
-    Raises:
-        TfdistError: the script fails with the first batch, for another reason than memory.
-    """
+    """Try batches until the largest that fits and the fastest are known."""
     trials: list[Trial] = []
     while True:
         batch = batch_search.following([one.tried for one in trials], start=start, most=most, precision=precision)

@@ -44,11 +44,7 @@ class Context:
         return self if self.make_strategy is None else replace(self, strategy=self.make_strategy())
 
     def barrier(self, name: str) -> None:
-        """Wait until every worker of the cell is here: before one reads what another writes.
-
-        Raises:
-            DeadlineError: one has not come in half a minute.
-        """
+        """Wait until every worker of the cell is here: before one reads what another writes."""
         present = self.directory.with_name(f"{self.directory.name}.{name}")
         if self.strategy is None or self.workers == 1:
             return

@@ -36,12 +36,6 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
     The same arguments give the same rows. Each row begins with the first pair that is still missing; the other factors
     get, one after the other, the value that brings the most missing pairs.
 
-    Args:
-        factors: the values of each.
-        excluded: pairs that no row has.
-    Raises:
-        ConfigError: an excluded pair does not exist, or a pair cannot occur because of all that is excluded.
-
     Example:
         >>> rows({"size": ["small", "large"], "colour": ["red", "blue"]})[0]
         {'size': 'small', 'colour': 'red'}

@@ -87,17 +87,7 @@ def logs(values: Mapping[str, Any], prefix: str) -> dict[str, np.ndarray]:
 def trained(
     ctx: Context, model: Any, x: Any, y: Any = None, *, batch_size: int | None = BATCH, epochs: int = 2, **fit: Any
 ) -> dict[str, np.ndarray]:
-    """Fit without shuffling and return the history, the weights and the optimizer's variables.
-
-    Args:
-        ctx: where this runs.
-        model: compiled.
-        x: what `fit` takes; datasets bring their own batches, so pass ``batch_size=None`` with them.
-        y: targets.
-        batch_size: the global batch.
-        epochs: passes over the data.
-        fit: more arguments of `fit`.
-    """
+    """Fit without shuffling and return the history, the weights and the optimizer's variables."""
     result = model.fit(x, y, batch_size=batch_size, epochs=epochs, **{"shuffle": False, "verbose": 0, **fit})
     return {**history(result), **state(ctx, model)}
 

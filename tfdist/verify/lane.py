@@ -23,15 +23,7 @@ _PROBE_SECONDS = 15.0
 
 
 class Lane:
-    """Runs features in processes that it starts when they are needed, and again after a feature has ruined them.
-
-    Args:
-        directory: for outcomes and for what features write; exists.
-        column: the strategy and its size; None for one device without a strategy.
-        baseline: whether the strategy is TensorFlow's own.
-        deadline_seconds: longest time for a cell, and for a start if it is longer than that has; None takes each
-            feature's own.
-    """
+    """Runs features in processes that it starts when they are needed, and again after a feature has ruined them."""
 
     def __init__(
         self, directory: Path, *, column: Column | None, baseline: bool = False, deadline_seconds: float | None = None
@@ -47,13 +39,7 @@ class Lane:
         self._calls = 0
 
     def outcomes(self, entry: Feature, *, workers: int, replicas: int) -> list[Mapping[str, Any]] | Verdict:
-        """Return each worker's outcome of a feature, or the verdict if there is none.
-
-        Args:
-            entry: the feature; on one device its reference runs.
-            workers: of the column that is compared.
-            replicas: of that column, over all workers.
-        """
+        """Return each worker's outcome of a feature, or the verdict if there is none."""
         if self.column is not None and entry.name in self.column.may_refuse:
             entry = replace(entry, may_refuse=True)
         if verdict := self._ready(entry):

@@ -52,18 +52,7 @@ def run(
     baseline: bool,
     one_device: bool,
 ) -> None:
-    """Run one feature and write its outcome.
-
-    Args:
-        module: where it is registered.
-        feature: its name.
-        directory: exists, empty, shared by the workers of the cell.
-        output: ``.npz`` file for this worker's outcome; ``{worker}`` in it stands for the worker's index.
-        workers: of the column.
-        replicas: of the column, over all workers.
-        baseline: whether the strategy is TensorFlow's own.
-        one_device: whether to run the feature's reference instead, without a strategy.
-    """
+    """Run one feature and write its outcome."""
     import keras
 
     strategy = None if one_device else _strategy(baseline)

@@ -345,12 +345,7 @@ _STEPS = {"steps_per_execution": 4, "compiled_steps": 2}
 
 
 def _own(model: Any, change: Callable[[Any, list[Any]], tuple[list[Any], dict[str, Any]]]) -> Any:
-    """Return the model with a train_step of a user's own, whose first call builds the optimizer.
-
-    Args:
-        model: of Keras.
-        change: takes the model and its gradients, and returns those to apply, and logs.
-    """
+    """Return the model with a train_step of a user's own, whose first call builds the optimizer."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> dict[str, Any]:

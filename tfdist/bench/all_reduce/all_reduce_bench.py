@@ -93,13 +93,6 @@ class AllReduceBench(Suite):
     def run(self, told: Told = untold, on_row: Callable[["Row"], None] = lambda row: None) -> "AllReduceReport":
         """Measure all engines in turns and return the report.
 
-        Args:
-            told: told of each row, engine and round before it is measured.
-            on_row: told of each row that is done.
-        Raises:
-            MissingDependencyError: an engine is not installed, and is not to be left out.
-            TfdistError: a worker failed; the message has its traceback.
-
         Example:
             >>> AllReduceBench(engines=["ring"], sizes=[4096], rounds=3).run().rows              # doctest: +SKIP
         """

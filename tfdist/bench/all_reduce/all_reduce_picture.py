@@ -32,9 +32,6 @@ def draw(report: "AllReduceReport", path: Path) -> None:
     """Draw bus bandwidth over size, a line for each engine with a band between its quartiles, as a PNG.
 
     Where gradients of a model were reduced, bars beside it show their time.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
     """
     sizes = [row for row in report.rows if len(row.elements) == 1]
     models = [row for row in report.rows if len(row.elements) > 1]

@@ -58,11 +58,7 @@ def memory() -> Iterator[str]:
 
 
 def start(engine: str) -> None:
-    """Compile the loop where it is not kept, and open the memory.
-
-    Raises:
-        MissingDependencyError: there is no compiler.
-    """
+    """Compile the loop where it is not kept, and open the memory."""
     del engine
     workers = clusters.from_environment()
     built = library.build(library.BARE, build_target.observe(), os.environ)

@@ -54,14 +54,7 @@ _started: list[_Ranks] = []
 
 
 def command(ranks: int, address: str) -> list[str]:
-    """Return the command that starts the ranks.
-
-    Args:
-        ranks: how many.
-        address: path of the socket at which this process listens.
-    Raises:
-        MissingDependencyError: there is no mpi4py, or no mpirun of Open MPI beside this Python or on PATH.
-    """
+    """Return the command that starts the ranks."""
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if importlib.util.find_spec("mpi4py") is None or mpirun is None or "Open MPI" not in _version(mpirun):
@@ -74,12 +67,7 @@ def command(ranks: int, address: str) -> list[str]:
 
 
 def start(engine: str) -> None:
-    """Start the ranks.
-
-    Raises:
-        MissingDependencyError: see `command`.
-        TfdistError: they do not come together; the message has what they wrote.
-    """
+    """Start the ranks."""
     del engine
     with tempfile.TemporaryDirectory(prefix="tfdist-mpi-") as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "asked")  # of mode 0700: no other user connects

@@ -20,9 +20,6 @@ _LARGEST = 125
 def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
     """Return sizes in bytes from the smallest to the largest, each ``factor`` times the one before.
 
-    Raises:
-        ConfigError: the smallest is no multiple of a float32's 4 bytes, or above the largest.
-
     Example:
         >>> sizes(4096, 262144, 8)
         (4096, 32768, 262144)
@@ -51,9 +48,6 @@ def calls(number_of_bytes: int) -> int:
 
 def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
     """Return the mean seconds of a call, from when the last worker has its tensors until the last one has its sums.
-
-    Args:
-        times: of each worker, of each call: when it began and when it ended; by one clock.
 
     Example:
         >>> seconds([[(0.0, 3.0), (5.0, 7.0)], [(1.0, 2.0), (4.0, 6.0)]])

@@ -33,11 +33,7 @@ _prepared: dict[str, Callable[[], Timed]] = {}
 
 
 def start(engine: str) -> None:
-    """Bring the workers of an engine together.
-
-    Raises:
-        MissingDependencyError: the engine is not installed.
-    """
+    """Bring the workers of an engine together."""
     if engine == "horovod":
         measured_strategies.horovod()
     elif engine.startswith("native"):
@@ -52,13 +48,7 @@ def gradients(model: str) -> list[int]:
 
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
-    """Trace an all-reduce of float32 tensors, run it until it is warm, and return how many elements of it are wrong.
-
-    Args:
-        engine: see the head of this file.
-        elements: of each tensor.
-        warm_up: calls, at least 1; the last one's result is looked at.
-    """
+    """Trace an all-reduce of float32 tensors, run it until it is warm, and return how many elements of it are wrong."""
     _prepared.pop(engine, None)
     _one()  # outside of any graph
     workers = clusters.from_environment()

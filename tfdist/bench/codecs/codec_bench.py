@@ -57,9 +57,6 @@ class CodecBench(Suite):
     def run(self, told: Told = untold) -> "CodecReport":
         """Measure all ways in turns and return the report.
 
-        Raises:
-            TfdistError: a worker failed; the message has its traceback.
-
         Example:
             >>> CodecBench(codecs=["powersgd"], model="small", steps=5, rounds=3).run().rows       # doctest: +SKIP
         """

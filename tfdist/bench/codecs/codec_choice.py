@@ -33,11 +33,7 @@ DEFAULT = (
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import modules that register codecs of the user's, also out of the current folder.
-
-    Raises:
-        MissingDependencyError: there is no such module.
-    """
+    """Import modules that register codecs of the user's, also out of the current folder."""
     for module in modules:
         if "" not in sys.path:
             sys.path.insert(0, "")
@@ -51,9 +47,6 @@ def load(modules: Sequence[str]) -> None:
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a codec as it is written on the command line.
-
-    Raises:
-        ConfigError: an option without a value.
 
     Example:
         >>> parsed("powersgd:rank=4,min_saving=1.5")
@@ -76,9 +69,6 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 def codec_of(text: str) -> "Codec":
     """Return a codec by its name and options; loads TensorFlow.
-
-    Raises:
-        ConfigError: no such codec, or it has no such option.
 
     Example:
         >>> codec_of("powersgd:rank=4").codec.rank
@@ -113,11 +103,6 @@ class Compared:
 def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None) -> Compared:
     """Return what is measured.
 
-    Args:
-        codecs: names with options; "none" is added where it is missing, since others are compared with it.
-        bound: whether `NOOP` is measured too.
-        horovod: whether it is installed; None: look.
-
     Example:
         >>> compared(["powersgd"], bound=True, horovod=True).lanes
         {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
@@ -132,11 +117,7 @@ def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None)
 
 
 def require_equal_parts(global_batch_size: int, workers: int) -> None:
-    """Raise unless every worker has as many examples.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Raise unless every worker has as many examples."""
     if global_batch_size % workers:
         raise ConfigError(
             f"the global batch has {global_batch_size} examples for {workers} workers; Horovod's loop takes as many on "
@@ -146,13 +127,7 @@ def require_equal_parts(global_batch_size: int, workers: int) -> None:
 
 @contextlib.contextmanager
 def linked_lanes(found: Compared, workers: int, link: Link | None) -> Iterator[lanes.Call]:
-    """Yield a `lanes.Call` for everything that is compared; all processes end with the ``with`` block.
-
-    Args:
-        found: what is compared.
-        workers: number of processes of each lane.
-        link: what connects the workers; None: they share this host.
-    """
+    """Yield a `lanes.Call` for everything that is compared; all processes end with the ``with`` block."""
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(link, workers)) if link else None
         lane = {name: lanes.Lane(name, workers=workers, network=joined) for name in dict.fromkeys(found.lanes.values())}

@@ -64,9 +64,6 @@ class CodecRace(Suite):
     def run(self, told: Told = untold) -> "RaceReport":
         """Train with each codec, with none and by Horovod, one after the other, and return the report.
 
-        Raises:
-            TfdistError: a worker failed; the message has its traceback.
-
         Example:
             >>> race.run().speed("powersgd", "horovod")                                        # doctest: +SKIP
         """

@@ -26,13 +26,7 @@ _SEED = 7
 
 
 def study(codec: str, model: str, global_batch_size: int, times: int, modules: Sequence[str]) -> dict[str, Any]:
-    """Return what a codec does with the gradients of one batch.
-
-    Returns:
-        ``wire_bytes``: that a worker sends in a step, by the formulas. ``seconds``: of computing, so many times, until
-        the first messages leave, and from then on. ``error``: |total - exact| / |exact| over all gradients, in a first
-        step; of the first worker alone, else None. Nothing of `Auto`, which chooses in `fit`.
-    """
+    """Return what a codec does with the gradients of one batch."""
     load(modules)
     workers = clusters.from_environment()
     chosen, parts = codec_of(codec), _parts(model, global_batch_size, workers.num_workers)
@@ -142,10 +136,6 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
 def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
     """Return the indices of gradients that are compressed as one tensor, as `Compressed` has them in a step.
 
-    Args:
-        codec: compresses.
-        specs: of the gradients, in the order of the model's variables.
-
     Example:
         >>> from tfdist.compression import PowerSGD, QSGD
         >>> specs = [tf.TensorSpec(shape) for shape in ([500, 40], [40], [40, 400])]
@@ -157,13 +147,7 @@ def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
 
 
 def wire_bytes(codec: Codec, specs: Sequence[tf.TensorSpec], members: int) -> float:
-    """Return how many bytes a member sends for the gradients of a step by the formulas: no headers, no metrics.
-
-    Args:
-        codec: compresses what it makes small enough; the rest is added up as it is.
-        specs: of the gradients.
-        members: number of members.
-    """
+    """Return how many bytes a member sends for the gradients of a step by the formulas: no headers, no metrics."""
     groups = units(codec, specs)
     compressed = {index for group in groups for index in group}
     whole = (spec for index, spec in enumerate(specs) if index not in compressed)

@@ -93,18 +93,7 @@ def train(
     steps_per_check: int,
     modules: Sequence[str],
 ) -> list[Check]:
-    """Train a new model, and return what it has come to after each few steps.
-
-    Args:
-        arm: a codec with options, or `HOROVOD`.
-        data: folder, of TFRecords, as `tfdist.testing.digits.write_digits` writes it.
-        seed: of the weights and of the order of examples.
-        global_batch_size: examples of a step over all workers.
-        learning_rate: of SGD with momentum.
-        steps: how many.
-        steps_per_check: how many there are between two looks at the accuracy.
-        modules: that register codecs of the user's.
-    """
+    """Train a new model, and return what it has come to after each few steps."""
     load(modules)
     if arm == HOROVOD:
         rate = keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)

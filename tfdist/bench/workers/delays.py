@@ -36,9 +36,6 @@ _READY = "ready\n"
 class Held:
     """What waits, first in, first out: all of it equally long.
 
-    Args:
-        seconds: how long.
-
     Example:
         >>> held = Held(0.5)
         >>> held.add(10.0, "a frame")
@@ -67,13 +64,7 @@ class Held:
 
 
 def relay(seconds: float, pairs: Sequence[tuple[socket.socket, socket.socket]], end: Any) -> None:
-    """Hand on frames between pairs of sockets until there is something to read at `end`.
-
-    Args:
-        seconds: that what the first of a pair receives is held; the other way it goes at once.
-        pairs: of sockets that keep the bounds of frames.
-        end: a file or socket that becomes readable, or is closed, at the end.
-    """
+    """Hand on frames between pairs of sockets until there is something to read at `end`."""
     held = Held(seconds)
     wires = dict(pairs)
     ports = {wire: port for port, wire in pairs}
@@ -105,15 +96,7 @@ def _send(device: socket.socket, frame: bytes) -> None:
 
 @contextlib.contextmanager
 def holding(inside: Sequence[str], seconds: float, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Hold what comes in at devices, in the ``with`` block.
-
-    Args:
-        inside: what a command begins with that runs where the devices are.
-        seconds: how long.
-        pairs: names of a device and of where what has come in there leaves.
-    Raises:
-        TfdistError: it does not work; the message has why.
-    """
+    """Hold what comes in at devices, in the ``with`` block."""
     names = [name for pair in pairs for name in pair]
     process = subprocess.Popen(
         [*inside, sys.executable, "-m", __name__, str(seconds), *names],

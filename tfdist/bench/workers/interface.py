@@ -53,10 +53,6 @@ def since(before: Sent | None) -> Sent | None:
 def counted(text: str, device: str) -> Sent | None:
     """Return what a device has sent.
 
-    Args:
-        text: of ``/proc/net/dev``.
-        device: its name.
-
     Example:
         >>> counted("  eth0: 100 1 0 0 0 0 0 0 250 2 0 0 0 0 0 0", "eth0")
         Sent(bytes=250, packets=2)

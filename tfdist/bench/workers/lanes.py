@@ -32,17 +32,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Lane:
-    """Worker processes that are started by the first call and ended on leaving the ``with`` block.
-
-    Args:
-        name: a registered strategy, for workers as `tfdist run` starts them; or a peer: "tensorflow", or "horovod" for
-            workers as `horovodrun` starts them; or "chief", for a process that starts tasks of its own; or another of
-            `NOT_STRATEGIES`.
-        workers: number of processes.
-        replicas_per_worker: replicas in each.
-        environment: variables for each, beside those that tell it its place among the workers.
-        network: where the workers are; None: on this host.
-    """
+    """Worker processes that are started by the first call and ended on leaving the ``with`` block."""
 
     def __init__(
         self,
@@ -97,12 +87,7 @@ class Lane:
         self._stores.close()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
-        """Run ``module:function`` on every worker and return what each returned.
-
-        Raises:
-            MissingDependencyError: a worker lacks a package.
-            TfdistError: a worker failed; the message has its traceback.
-        """
+        """Run ``module:function`` on every worker and return what each returned."""
         if not self._started:
             # a worker that is held does not see that this process is gone; the kernel does
             self._started = True
@@ -134,11 +119,7 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
 
 @contextlib.contextmanager
 def running(lane_of: Mapping[Any, Lane]) -> Iterator[Call]:
-    """Yield a `Call` that lets the lane of an arm run alone; the lanes end with the ``with`` block.
-
-    Args:
-        lane_of: arm -> its lane, which several arms may share.
-    """
+    """Yield a `Call` that lets the lane of an arm run alone; the lanes end with the ``with`` block."""
     with contextlib.ExitStack() as stack:
         for lane in dict.fromkeys(lane_of.values()):
             stack.enter_context(lane)

@@ -16,12 +16,7 @@ __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
 @functools.cache
 def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strategy:
-    """Return tfdist's strategy of this name for the workers that the environment tells of.
-
-    Args:
-        name: registered name.
-        collectives: of a multi-worker strategy; None: the default.
-    """
+    """Return tfdist's strategy of this name for the workers that the environment tells of."""
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
     chosen = {strategy_table.COLLECTIVES_VARIABLE: collectives} if collectives else {}
@@ -42,11 +37,7 @@ def of_tensorflow(name: str) -> tf.distribute.Strategy:
 
 @functools.cache
 def horovod() -> Any:
-    """Return `horovod.tensorflow`, started as its users start it.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Return `horovod.tensorflow`, started as its users start it."""
     hvd = horovod_job.import_horovod()
     hvd.init()
     return hvd

@@ -96,11 +96,6 @@ class Network:
 def commands(network: Network, link: Link, *, outside: str) -> Iterator[list[str]]:
     """Yield the commands that make a network, in order.
 
-    Args:
-        network: its names and addresses.
-        link: between each worker and the hub; both ends are limited, so a worker cannot receive more than it may send.
-        outside: name of the device by which this process reaches the workers; nothing limits it.
-
     Example:
         >>> made = commands(Network(name="n", subnet="10.1.1", workers=2), Link(rate="1gbit"), outside="d")
         >>> [" ".join(command) for command in made][-1]
@@ -143,13 +138,7 @@ def _limit(link: Link, namespace: str, device: str) -> list[str]:
 
 @contextlib.contextmanager
 def network(link: Link, workers: int) -> Iterator[Network]:
-    """Make a network for so many workers, and remove it at the end of the ``with`` block.
-
-    Raises:
-        ConfigError: this user may not make one.
-        MissingDependencyError: `ip` or `tc` is missing.
-        TfdistError: packets cannot be delayed.
-    """
+    """Make a network for so many workers, and remove it at the end of the ``with`` block."""
     _require_rights()
     for name in stale(_namespaces(), _begun):
         _delete([name])
@@ -175,10 +164,6 @@ def _late(made: Network, link: Link) -> contextlib.AbstractContextManager[None]:
 
 def stale(names: Iterable[str], begun: Callable[[int], str]) -> list[str]:
     """Return the namespaces whose makers are gone.
-
-    Args:
-        names: of namespaces, also others'.
-        begun: returns when a process began, in ticks since the machine did; empty where there is no such process.
 
     Example:
         >>> stale(["tfdist-link-7-100-hub", "tfdist-link-8-100-0", "mine"], {7: "100", 8: "900"}.__getitem__)

@@ -94,12 +94,7 @@ def horovod(model: str, global_batch_size: int) -> Runner:
 
 
 def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) -> Callable[[Any, Any], tf.Tensor]:
-    """Return a step of Horovod's loop, of this worker's examples and labels; all workers begin with equal weights.
-
-    Args:
-        network: returns logits.
-        optimizer: updates its weights.
-    """
+    """Return a step of Horovod's loop, of this worker's examples and labels; all workers begin with equal weights."""
     hvd = measured_strategies.horovod()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer.build(network.trainable_variables)
@@ -177,15 +172,7 @@ def fit(
     steps_per_execution: int = 1,
     optimizer: Callable[[], keras.optimizers.Optimizer] | None = None,
 ) -> Runner:
-    """Return a runner of plain Keras `fit`, which measures its epoch.
-
-    Args:
-        strategy: distributes.
-        model: a name from `MODELS`.
-        global_batch_size: examples of a step, over all replicas.
-        steps_per_execution: steps in one graph.
-        optimizer: makes one in the strategy's scope; by default plain SGD, as in the loops.
-    """
+    """Return a runner of plain Keras `fit`, which measures its epoch."""
     with strategy.scope():
         network = MODELS[model].build()
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -16,12 +16,6 @@ _Arrays = Mapping[str, NDArray[Any]]
 def from_worker(index: int, workers: Workers, arrays: _Arrays, note: Any) -> tuple[dict[str, NDArray[Any]], Any]:
     """Return what one worker gives, on every worker; all must call it.
 
-    Args:
-        index: of the worker that gives.
-        workers: all of them.
-        arrays: of that worker; what others pass does not count.
-        note: JSON of that worker; likewise.
-
     Example:
         >>> from_worker(0, Workers(), {"x": np.array([1, 2])}, "a note")
         ({'x': array([1, 2])}, 'a note')

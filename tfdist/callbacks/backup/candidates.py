@@ -51,13 +51,6 @@ def newest(
 
     It is the newest that the chief can read, unless another worker's host holds a newer one in memory: that of a chief
     whose host was lost.
-
-    Args:
-        held: names for messages and stores in memory, the own one first; of equally new ones the first is taken.
-        backup: likewise, of the backups.
-        workers: who must agree.
-        needed: which workers' parts of a state this one goes on with; it looks at these alone.
-        is_ours: whether a state is of the training that begins; of what is held, others are passed over.
     """
     places = _Places(own=held[:1], copies=held[1:], backup=backup, is_ours=is_ours)
     mine = places.newest(needed)

@@ -14,13 +14,6 @@ _ARRAY, _TUPLE, _SCALAR, _PAIRS = "__array__", "__tuple__", "__scalar__", "__pai
 def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
     """Return a value as JSON; the arrays in it are put into ``arrays``.
 
-    Args:
-        value: None, bools, numbers, text, arrays, in lists, tuples and dicts.
-        arrays: gets an entry for each array, under names that begin with ``name``.
-        name: what the value is called, in messages too.
-    Raises:
-        ConfigTypeError: something else is in it.
-
     Example:
         >>> arrays = {}
         >>> encode({"best": 0.5, "weights": [np.zeros(2)]}, arrays, "early")
@@ -55,11 +48,7 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
 
 
 def decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return what `encode` was given.
-
-    Raises:
-        KeyError: an array is missing.
-    """
+    """Return what `encode` was given."""
     if isinstance(value, list):
         return [decode(item, arrays) for item in value]
     if not isinstance(value, dict):

@@ -39,11 +39,7 @@ class Place:
 
 
 class Input:
-    """The data of a running `fit`.
-
-    Args:
-        fit: the running one.
-    """
+    """The data of a running `fit`."""
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
@@ -57,13 +53,7 @@ class Input:
         return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
 
     def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
-        """Return where `fit` is now.
-
-        Args:
-            epoch: that is trained.
-            step: number of its steps that have been done.
-            ahead: batches that `fit` has counted, and not trained on yet.
-        """
+        """Return where `fit` is now."""
         taken = self._fit.batches_taken(ahead)
         return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
 
@@ -84,11 +74,7 @@ class Input:
         return found
 
     def move_to(self, state: dict[str, Any]) -> None:
-        """Let the next epoch, which is ``state["epoch"]``, begin behind its first ``state["step"]`` steps.
-
-        Raises:
-            ConfigError: the data are others than those of the state.
-        """
+        """Let the next epoch, which is ``state["epoch"]``, begin behind its first ``state["step"]`` steps."""
         if self._validation is not None and state.get("validation") is not None:
             self._validation.seek(state["validation"])
         epoch, step, taken = state["epoch"], state["step"], state["taken"]

@@ -24,10 +24,6 @@ _Arrays = Mapping[str, NDArray[Any]]
 class Together:
     """The saves of one training.
 
-    Args:
-        workers: who train.
-        has_parts: whether there is state that every replica or worker has by itself; else the chief saves all alone.
-
     Attributes:
         is_joint: whether all workers take part in a save.
     """
@@ -80,17 +76,7 @@ class Together:
         is_shared: bool,
         timeout_seconds: float = 120.0,
     ) -> None:
-        """Save a state; all who take part must call it with the same number, and the chief's arrays and state count.
-
-        Args:
-            writer: of this worker; together, nothing may wait in it.
-            number: of the state.
-            arrays: of the whole job.
-            state: of the whole job.
-            part: what this worker adds.
-            is_shared: whether each worker can write its part itself, see `share`; else it travels to the chief.
-            timeout_seconds: how long the chief waits for the parts of others.
-        """
+        """Save a state; all who take part must call it with the same number, and the chief's arrays and state count."""
         own = Part(index=self._workers.index, arrays=part)
         if not self.is_joint:
             writer.submit(number, arrays, state, parts=[own] if self._has_parts else ())

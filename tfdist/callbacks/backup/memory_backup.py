@@ -18,12 +18,7 @@ _ALWAYS = 10  # of the first steps each state is held: what fails soon after a s
 
 
 class Memory:
-    """A store in memory, and when to write to it.
-
-    Args:
-        store: in a directory in memory.
-        together: who take part; where all workers do, they hold states of the same steps.
-    """
+    """A store in memory, and when to write to it."""
 
     def __init__(self, store: Store, together: Together) -> None:
         self._store = store

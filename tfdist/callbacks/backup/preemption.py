@@ -22,11 +22,7 @@ _ASK_EVERY = 10
 
 
 class PreemptionHandler:
-    """Whether to end, and where.
-
-    Args:
-        workers: who have to end before the same step.
-    """
+    """Whether to end, and where."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

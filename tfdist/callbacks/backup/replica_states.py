@@ -27,12 +27,7 @@ COUNTS = "shards"  # the key of a state that says how many replicas and workers 
 
 
 class Shards:
-    """What this worker has of the state that is in shards.
-
-    Args:
-        model: that trains.
-        workers: who train it.
-    """
+    """What this worker has of the state that is in shards."""
 
     def __init__(self, model: keras.Model, workers: Workers) -> None:
         self._model = model
@@ -78,15 +73,7 @@ class Shards:
         return (self._workers.index,) if same else range(manifest.parts)
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, _Array], *, source: str) -> None:
-        """Give this worker's shards their values.
-
-        Args:
-            counts: of the shards when they were saved, by axis.
-            arrays: of all parts that `needed` asks for.
-            source: where they are from, for messages.
-        Raises:
-            ConfigError: something else was in shards, or had other shapes, or is not to be had by another number.
-        """
+        """Give this worker's shards their values."""
         _require_same(self.names, {key.split("/", 2)[2] for key in arrays}, source)
         told = set()
         for state, name, variable in self._variables():

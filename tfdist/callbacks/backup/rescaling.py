@@ -13,17 +13,7 @@ _logger = logging.getLogger("tfdist")
 
 
 def apply(rule: str, model: keras.Model, *, before: int | None, now: int | None, tell: bool = True) -> None:
-    """Multiply the learning rates of a model's optimizers, if the global batch is another one.
-
-    Args:
-        rule: of the learning rate.
-        model: whose optimizers.
-        before: the global batch of the state that was restored.
-        now: the one that training goes on with.
-        tell: whether to say it, as one of several workers does.
-    Raises:
-        ConfigError: the rule needs what is not there: both sizes, and a learning rate that is a number.
-    """
+    """Multiply the learning rates of a model's optimizers, if the global batch is another one."""
     if rule == "none" or before == now is not None:
         return
     if before is None or now is None:

@@ -25,9 +25,6 @@ class Claim:
 
     Attributes:
         is_alone: whether no other process uses it. Where that cannot be told, as in an object store, it is True.
-
-    Args:
-        backup_dir: a directory, which is made if it is not there, or a URL.
     """
 
     def __init__(self, backup_dir: str) -> None:
@@ -106,10 +103,6 @@ def is_over(backup_dir: str) -> None:
 def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
     """Return whether a whole state is, for certain, of the training that begins now.
 
-    Args:
-        backup_dir: of this training.
-        state: of which `mark` has made an entry when it was saved.
-
     Example:
         >>> is_same("backup", {"training": mark("backup")}), is_same("backup", {})
         (True, False)
@@ -119,12 +112,6 @@ def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
 
 def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
     """Check that a state is of the training that begins now.
-
-    Args:
-        backup_dir: of this training.
-        found: what `mark` returned when the state was saved; None in states that do not say it.
-    Raises:
-        ConfigError: it was saved in this directory, by another training of its script.
 
     Example:
         >>> require_same("backup", mark("backup"))

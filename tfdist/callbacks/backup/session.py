@@ -45,20 +45,7 @@ class _Taken(NamedTuple):
 
 
 class BackupSession(keras.callbacks.Callback):
-    """Keeps the state of one `fit`; behind all other callbacks in the list.
-
-    Args:
-        model: that trains.
-        fit: the running one.
-        others: its callbacks, without those of tfdist.
-        disk: where backups are written.
-        memory: where the state is held for workers that are started again, or None.
-        copies: where copies are of what workers on another host hold, or None.
-        save_freq: "epoch", a number of steps, or False.
-        asynchronous: whether training goes on meanwhile.
-        delete: whether the backups go when training has come to its end.
-        learning_rate_rule: what becomes of the learning rate with another global batch.
-    """
+    """Keeps the state of one `fit`; behind all other callbacks in the list."""
 
     def __init__(
         self,
@@ -298,13 +285,7 @@ class BackupSession(keras.callbacks.Callback):
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
 
     def _submit(self, taken: _Taken, *, on_disk: bool, is_last: bool = False) -> None:
-        """Hand a state over to be saved; where workers have parts of it, all must call it.
-
-        Args:
-            taken: the state.
-            on_disk: whether a backup is due, and not the state in memory alone.
-            is_last: whether it is saved in any case, and waited for.
-        """
+        """Hand a state over to be saved; where workers have parts of it, all must call it."""
         if self._memory is not None:
             self._memory.submit(taken.number, taken.arrays, taken.state, taken.part, seconds=taken.seconds)
         if not on_disk:

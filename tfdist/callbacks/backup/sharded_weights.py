@@ -23,11 +23,7 @@ _KIND = "cut"
 
 
 class Cuts:
-    """This worker's parts of a model's variables.
-
-    Args:
-        model: that trains.
-    """
+    """This worker's parts of a model's variables."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -67,12 +63,6 @@ def key(
 ) -> str:
     """Return the name of a part.
 
-    Args:
-        name: of the variable.
-        shape: of the whole.
-        bounds: of the part in the whole; one pair is of the flattened whole.
-        elements: which of those within the bounds it has; None: all.
-
     Example:
         >>> key("variable/dense/kernel", (4, 6), ((0, 4), (3, 6)))
         'cut/4,6/0:4,3:6/variable/dense/kernel'
@@ -86,12 +76,6 @@ def key(
 
 def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
     """Return the wholes of all parts of variables by name, and what else there is.
-
-    Args:
-        arrays: of the parts of all workers.
-        source: where they are from, for messages.
-    Raises:
-        ConfigError: a part is missing, or is no part of its whole.
 
     Example:
         >>> joined({"cut/3/0:1/a": np.array([1]), "cut/3/1:3/a": np.array([2, 3]), "b": np.array(4)}, source="x")

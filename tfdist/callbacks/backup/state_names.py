@@ -76,13 +76,7 @@ def _owners(model: keras.Model) -> list[Any]:
 
 
 def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
-    """Return variables by paths that do not depend on what else the process has made, and that differ.
-
-    Args:
-        kind: what all names begin with.
-        variables: to be named.
-        weights: paths of the weights that slots of optimizers are named after.
-    """
+    """Return variables by paths that do not depend on what else the process has made, and that differ."""
     # Keras counts layers over the whole process, and has their numbers in the names of slots too.
     slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
     paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])

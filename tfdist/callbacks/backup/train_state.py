@@ -28,12 +28,7 @@ Arrays = dict[str, Any]
 
 
 class TrainState:
-    """The state of a running `fit`.
-
-    Args:
-        model: that trains.
-        others: its other callbacks.
-    """
+    """The state of a running `fit`."""
 
     def __init__(self, model: keras.Model, others: Sequence[keras.callbacks.Callback]) -> None:
         self._model = model
@@ -69,18 +64,7 @@ class TrainState:
         has_shards: bool = True,
         in_epoch: bool = True,
     ) -> None:
-        """Give weights, optimizers, seeds and metrics their values.
-
-        Args:
-            arrays: what `capture` returned.
-            build: builds the model, its metrics and optimizers, which may not have happened.
-            has_shards: whether what every replica has by itself was saved elsewhere. Earlier versions saved that of the
-                first replica here.
-            in_epoch: whether steps of the running epoch were done. Otherwise its metrics begin at zero, and may be
-                others than those that were saved.
-        Raises:
-            ConfigError: the model has other variables than those that were saved.
-        """
+        """Give weights, optimizers, seeds and metrics their values."""
 
         def own() -> dict[str, keras.Variable]:
             found = variables_of(self._model)
@@ -100,11 +84,7 @@ class TrainState:
             self._assign(variable, arrays[name])
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the metrics their values again: an epoch that begins sets them to zero.
-
-        Raises:
-            ConfigError: the model has other metrics than those that were saved.
-        """
+        """Give the metrics their values again: an epoch that begins sets them to zero."""
         ours = metrics_of(self._model)
         _require_same(ours, {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
         for name, variable in ours.items():

@@ -66,11 +66,7 @@ def link_options(function: _Function) -> _Function:
 
 
 def link_of(link: str | None, delay_ms: float | None) -> Link | None:
-    """Return the link that the options name, or None.
-
-    Raises:
-        click.UsageError: a delay without a link.
-    """
+    """Return the link that the options name, or None."""
     if delay_ms is not None and link is None:
         raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
     return None if link is None else Link(rate=link, delay_ms=delay_ms or 0.0)
@@ -86,17 +82,7 @@ def suite_command(
     build: Callable[..., Suite] | None = None,
     options: Sequence[Callable[[_Function], _Function]] = (),
 ) -> click.Command:
-    """Return the command of a suite, whose docstring is its help.
-
-    Args:
-        name: of the command.
-        suite: the benchmark.
-        examples: see `Command`.
-        page: see `Command`.
-        has_picture: whether its report can be drawn.
-        build: makes the suite from the values of all options; None: the suite itself does.
-        options: decorators of options that are no fields.
-    """
+    """Return the command of a suite, whose docstring is its help."""
 
     def command(json_path: str | None, plot: Path | None = None, **values: Any) -> None:
         if plot is not None:

@@ -23,10 +23,6 @@ def arguments_of(context: click.Context) -> tuple[str, ...]:
 def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
     """Return options for a command that is submitted, without those that its submission has taken, and their values.
 
-    Args:
-        words: the options as they were given.
-        taken: names of options that have a value; ``--dry-run``, which has none, is left out as well.
-
     Example:
         >>> without_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--sbatch=-p a"], ["--sbatch"])
         ['--engine', 'slurm']
@@ -44,11 +40,6 @@ def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 class Command(click.Command):
     """A command with a short help.
-
-    Args:
-        examples: lines for a shell, and what each does.
-        page: of the documentation that has the rest, as `tfdist docs` names it.
-        groups: a heading and the options below it, by the names that the function takes.
 
     Example:
         >>> fly = Command("fly", examples={"tfdist fly home": "the shortest way"})

@@ -14,13 +14,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def field_options(
     kind: type, overrides: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator that gives a command an option for each field that `tfdist.options.option` made.
-
-    Args:
-        kind: the dataclass.
-        overrides: arguments of `click.option` by the name of the field, for what only a command line has, such as
-            completion.
-    """
+    """Return a decorator that gives a command an option for each field that `tfdist.options.option` made."""
 
     def decorated(function: _Function) -> _Function:
         for one, known in reversed(options_of(kind)):

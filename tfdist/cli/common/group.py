@@ -25,11 +25,6 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group that imports a subcommand when it is called; its overview imports none.
 
-    Args:
-        package: the package with a module for each subcommand, in which it is called `command`.
-        table: the names, in the order of the overview, and what it says of each.
-        modules: the names of the modules, such as "data_{}". A subcommand that is a sub-package has its name.
-
     Example:
         >>> group = LazyGroup("data", package="tfdist.cli.data", table={"write": "Write examples."}, modules="data_{}")
         >>> group.list_commands(click.Context(group))

@@ -55,21 +55,7 @@ def remote_of(
     key_file: str | None = None,
     demand: Mapping[str, Any] = MappingProxyType({}),
 ) -> Remote | None:
-    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted.
-
-    Args:
-        engine: that was asked for.
-        hosts: that were named.
-        commands: by engine, the command in place of its program.
-        python: the interpreter on the hosts.
-        passed: variables that go along.
-        rendezvous: where hosts join.
-        key_file: with the key by which they do.
-        demand: what is asked of an engine that chooses the hosts, as `Demand` has it; None for what was not given.
-    Raises:
-        UsageError: no hosts are known, or what is given does not fit together.
-        ConfigError: the file cannot be.
-    """
+    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted."""
     given = {name: value for name, value in demand.items() if value is not None}
     _check_demand(engine, given)
     if engine is None and hosts is None:
@@ -120,11 +106,7 @@ def remote_of(
 
 
 def _check_demand(engine: str | None, given: Mapping[str, Any]) -> None:
-    """Check that the engine can give a worker what is asked for. GPUs of its host each can.
-
-    Raises:
-        UsageError: it cannot; what to do instead.
-    """
+    """Check that the engine can give a worker what is asked for. GPUs of its host each can."""
     for_ray = [DEMANDS[name] for name in given if name not in (*_OF_A_WORKER, "gpus")]
     if for_ray and engine != "ray":
         raise click.UsageError(f"{', '.join(for_ray)}: for --engine ray alone. Leave it out.")
@@ -161,11 +143,7 @@ def worker_count(workers: int | None, remote: Remote | None, servers: int) -> in
 
 
 def require_places(config: LaunchConfig) -> None:
-    """Check that the hosts, if any are named, take as many processes as the job may have.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that the hosts, if any are named, take as many processes as the job may have."""
     if config.remote is not None and config.remote.demand is None:
         places(config.remote.hosts, most_processes(config), servers=config.parameter_servers)
 
@@ -205,20 +183,7 @@ def batch_script(
     for_servers: str | None = None,
     searched: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Return the batch script that runs the same command in an allocation of Slurm.
-
-    Args:
-        context: of the command.
-        config: the request.
-        demand: what each worker needs: cpus, gpus, memory in bytes; None for what was not asked for.
-        python: the interpreter there.
-        options: of sbatch.
-        for_servers: more of sbatch's, for a chief and parameter servers, which then are a component of their own.
-        searched: more arguments of the script, for each job of an array.
-    Raises:
-        ConfigError: there is no script, or what is asked for cannot be.
-        UsageError: there are no parameter servers, or an array beside them.
-    """
+    """Return the batch script that runs the same command in an allocation of Slurm."""
     if for_servers is not None and searched:
         raise click.UsageError("--search and --sbatch-servers are given; Slurm has no arrays of heterogeneous jobs.")
     if for_servers is not None and not config.parameter_servers:
@@ -244,15 +209,7 @@ def batch_script(
 
 
 def submit(text: str, *, dry_run: bool, searched: Sequence[Sequence[str]] = ()) -> int:
-    """Print the batch script, or submit it and wait for its end; return the exit code.
-
-    Args:
-        text: of the script.
-        dry_run: whether to print it.
-        searched: of an array, what each of its jobs has.
-    Raises:
-        MissingDependencyError: Slurm is not here.
-    """
+    """Print the batch script, or submit it and wait for its end; return the exit code."""
     if dry_run:
         click.echo(text, nl=False)
         return 0

@@ -52,11 +52,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_options(context: click.Context, engine: str | None) -> None:
-    """Check that no option of Kubernetes' was given to another engine.
-
-    Raises:
-        UsageError: one was.
-    """
+    """Check that no option of Kubernetes' was given to another engine."""
     if engine == "kubernetes":
         return
     given = [f"--{name}" for name, value in context.meta[_KEY].items() if value is not None]
@@ -73,19 +69,7 @@ def request_of(
     python: str | None,
     passed: Sequence[str],
 ) -> Request:
-    """Return the job that is asked for.
-
-    Args:
-        context: of the command.
-        config: the request.
-        processes: how many there are, one for each pod.
-        demand: what each needs: cpus, gpus, memory in bytes; None for what was not asked for.
-        python: the interpreter in the image.
-        passed: names of variables that go along.
-    Raises:
-        UsageError: no image is named.
-        ConfigError: there is no script, or what is asked for cannot be.
-    """
+    """Return the job that is asked for."""
     asked = context.meta[_KEY]
     if not asked["image"]:
         raise click.UsageError("--engine kubernetes needs an image with tfdist: --image registry/tfdist:cpu")
@@ -121,13 +105,7 @@ def request_of(
 
 
 def submit(context: click.Context, request: Request, *, dry_run: bool) -> int:
-    """Print what would be submitted, or submit it and follow it to its end; return the exit code.
-
-    Args:
-        context: of the command.
-        request: the job.
-        dry_run: whether it is printed.
-    """
+    """Print what would be submitted, or submit it and follow it to its end; return the exit code."""
     if dry_run:
         print_manifests(request)
         return 0
@@ -156,11 +134,7 @@ def print_manifests(request: Request) -> None:
 
 
 def run_in_pod(launch: Callable[[], int]) -> int:
-    """Do the part of this pod; return the exit code.
-
-    Args:
-        launch: starts the job.
-    """
+    """Do the part of this pod; return the exit code."""
     pod = pod_of(os.environ)
     assert pod is not None
     return pod_entrypoint.run_in_pod(pod, launch, say=_say)
@@ -171,11 +145,7 @@ def _say(text: str) -> None:
 
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
-    """Return what the first pod writes as its options, and where it belongs here.
-
-    Raises:
-        ConfigError: it goes to where nobody in a pod reads it, and cannot be brought from there.
-    """
+    """Return what the first pod writes as its options, and where it belongs here."""
     from tfdist.monitor.exporters.exporter_names import KINDS, parse_all  # which few ask for
 
     words: list[str] = []

@@ -9,12 +9,7 @@ from rich.text import Text
 
 
 class Watch:
-    """Bars that stand while a ``with`` block runs.
-
-    Args:
-        columns: of each bar.
-        transient: whether they go when the block ends.
-    """
+    """Bars that stand while a ``with`` block runs."""
 
     def __init__(self, *columns: ProgressColumn, transient: bool = True) -> None:
         console = Console(stderr=True)

@@ -10,10 +10,6 @@ import click
 class OutputFile(click.Path):
     """The name of a file that can be written: an option's type.
 
-    Args:
-        allow_dash: whether ``-`` stands for standard output.
-        path_type: what the function gets, `str` or `Path`.
-
     Example:
         >>> OutputFile().convert("report.json", None, None)
         'report.json'
@@ -23,11 +19,7 @@ class OutputFile(click.Path):
         super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=path_type)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name.
-
-        Raises:
-            click.BadParameter: it is a folder, its folder is missing, or nothing may be written there.
-        """
+        """Return the name."""
         found = super().convert(value, param, ctx)
         folder = Path(str(found)).parent
         if not (self.allow_dash and str(found) == "-"):

@@ -10,12 +10,7 @@ _MOST_NAMES = 6
 
 
 def schema_table(schema: Mapping[str, Mapping[str, Any]], label: str | None) -> Table:
-    """Return a table with a row per feature.
-
-    Args:
-        schema: what `tfdist.data.Schema.to_json` returns.
-        label: the feature that is learnt.
-    """
+    """Return a table with a row per feature."""
     table = Table("feature", "dtype", "shape", "stored as", "", box=None)
     for name, feature in schema.items():
         shape = str(tuple("any" if dim is None else dim for dim in feature["shape"])).replace("'", "")

@@ -156,11 +156,7 @@ def command(
 
 
 def _require_sense(context: click.Context, *, has_script: bool) -> None:
-    """Check that no option is given that says nothing of what is asked for.
-
-    Raises:
-        UsageError: one is.
-    """
+    """Check that no option is given that says nothing of what is asked for."""
     for option in context.command.params:
         given = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
         if given and option.name in (_OF_THE_MATRIX if has_script else _OF_A_SCRIPT):

@@ -39,19 +39,7 @@ def jobs(
     tolerance: float,
     timeout_seconds: float,
 ) -> list[Job]:
-    """Return a job for each strategy and column that is named; two mirrored replicas if none is.
-
-    Args:
-        names: strategies, columns of the matrix, globs of these.
-        options: of `tfdist run`, None where not given.
-        script: the script and its arguments.
-        is_module: whether it is the name of a module.
-        steps: see `Job`.
-        tolerance: see `Job`.
-        timeout_seconds: see `Job`.
-    Raises:
-        ConfigError: a name is unknown, options contradict each other, or there is no such script.
-    """
+    """Return a job for each strategy and column that is named; two mirrored replicas if none is."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
@@ -115,12 +103,7 @@ def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ..
 
 
 def run(wanted: Sequence[Job], json_path: str | None) -> int:
-    """Prove each job, print what came of it, and return the exit code: the worst one, 1 before the others.
-
-    Args:
-        wanted: the jobs.
-        json_path: where the report goes as JSON, "-" for standard output; None for none.
-    """
+    """Prove each job, print what came of it, and return the exit code: the worst one, 1 before the others."""
     proofs: list[Proof] = []
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
     with unwinding(), Console(stderr=True).status("starting") as status:

@@ -21,14 +21,6 @@ def given(environ: Environ, *names: str) -> bool:
 def required(environ: Environ, name: str, *, because: str, hint: str) -> str:
     """Return the variable's text.
 
-    Args:
-        environ: the variables.
-        name: the one to read.
-        because: which finding makes it necessary, such as "SM_HOSTS is set".
-        hint: what to do when it is missing.
-    Raises:
-        ConfigError: not set, or blank.
-
     Example:
         >>> required({"SM_CURRENT_HOST": "algo-1"}, "SM_CURRENT_HOST", because="SM_HOSTS is set", hint="Set it.")
         'algo-1'
@@ -44,9 +36,6 @@ def required_integer(
 ) -> int:
     """Return the variable as an int within the bounds, both included.
 
-    Raises:
-        ConfigError: not set, no integer, or out of bounds.
-
     Example:
         >>> required_integer({"PMI_RANK": "3"}, "PMI_RANK", because="PMI_SIZE is set", hint="Set it.")
         3
@@ -59,9 +48,6 @@ def required_integer(
 def optional_integer(environ: Environ, name: str, *, default: int, minimum: int = 0, maximum: int | None = None) -> int:
     """Return the variable as an int within the bounds, or ``default`` when it is not set.
 
-    Raises:
-        ConfigError: no integer, or out of bounds; a default out of bounds is refused the same way.
-
     Example:
         >>> optional_integer({}, "TFDIST_LOCAL_INDEX", default=0)
         0
@@ -73,9 +59,6 @@ def optional_integer(environ: Environ, name: str, *, default: int, minimum: int 
 
 def port(environ: Environ, *, default: int, count: int = 1) -> int:
     """Return the first of ``count`` ports in a row: TFDIST_PORT when it is set, else ``default``.
-
-    Raises:
-        ConfigError: TFDIST_PORT is no port, or the row would pass 65535.
 
     Example:
         >>> port({"TFDIST_PORT": "7000"}, default=2222)

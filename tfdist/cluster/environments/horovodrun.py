@@ -14,9 +14,6 @@ _HINT = "horovodrun sets it for every rank: start with horovodrun, or unset the 
 def read(environ: Environ) -> Cluster | None:
     """Return the cluster that ``horovodrun`` described, or None when it did not start this process.
 
-    Raises:
-        ConfigError: HOROVOD_RANK and HOROVOD_SIZE are incomplete or contradict each other.
-
     Example:
         >>> read({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}).worker_index
         1

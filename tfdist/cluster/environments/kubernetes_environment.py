@@ -31,9 +31,6 @@ _HOSTNAME = re.compile(r"(?P<name>.+)-(?P<index>\d{1,9})")
 def read(environ: Environ) -> Cluster | None:
     """Return the cluster of an indexed Job or a StatefulSet, or None when this is neither.
 
-    Raises:
-        ConfigError: the size or the service is not given, or the pod's name does not end in an index below the size.
-
     Example:
         >>> read({"HOSTNAME": "train-1", "TFDIST_K8S_WORKERS": "2", "TFDIST_K8S_SERVICE": "train"}).addresses
         ('train-0.train:2222', 'train-1.train:2222')

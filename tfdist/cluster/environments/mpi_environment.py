@@ -17,9 +17,6 @@ _HINT = "The MPI launcher sets it for every rank: start with mpirun, or unset th
 def read_open_mpi(environ: Environ) -> Cluster | None:
     """Return the cluster of Open MPI's ``mpirun``, or None when it did not start this process.
 
-    Raises:
-        ConfigError: OMPI_COMM_WORLD_* variables that are incomplete or contradict each other.
-
     Example:
         >>> read_open_mpi({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).worker_index
         1
@@ -34,9 +31,6 @@ def read_pmi(environ: Environ) -> Cluster | None:
 
     ``srun`` speaks them too. Where its own rank and size agree with them, it was srun that started this process: None,
     because Slurm's variables tell addresses as well. PMIx tells no size: TFDIST_NUM_WORKERS must.
-
-    Raises:
-        ConfigError: variables that are incomplete or contradict each other.
 
     Example:
         >>> read_pmi({"PMI_RANK": "0", "PMI_SIZE": "4"}).num_workers
@@ -87,9 +81,6 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
 
 def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
     """Return the addresses that TFDIST_WORKERS or TFDIST_COORDINATOR give to a launcher's ranks, or none.
-
-    Raises:
-        ConfigError: they do not fit the ranks.
 
     Example:
         >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)

@@ -16,9 +16,6 @@ def read(environ: Environ) -> Cluster | None:
     Every host runs one worker, which listens at TFDIST_PORT (8890 by default). The order of SM_HOSTS is that of the
     workers.
 
-    Raises:
-        ConfigError: SM_HOSTS is no JSON list of names, or SM_CURRENT_HOST is not in it.
-
     Example:
         >>> read({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).addresses
         ('algo-1:8890', 'algo-2:8890')

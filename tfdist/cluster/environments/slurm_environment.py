@@ -17,9 +17,6 @@ _HINT = "srun sets it for every task: start the script with srun, or set TF_CONF
 def read(environ: Environ) -> Cluster | None:
     """Return the cluster of a Slurm job step, or None outside of one.
 
-    Raises:
-        ConfigError: variables that are incomplete, malformed, or contradict each other.
-
     Example:
         >>> step = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "n[1-2]",
         ...         "SLURM_JOB_ID": "7", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_ID": "0"}
@@ -54,9 +51,6 @@ def read(environ: Environ) -> Cluster | None:
 
 def task_count(environ: Environ) -> int:
     """Return the number of tasks in this step: SLURM_STEP_NUM_TASKS, else SLURM_NTASKS.
-
-    Raises:
-        ConfigError: neither is set, or it is no positive integer.
 
     Example:
         >>> task_count({"SLURM_NTASKS": "4"})

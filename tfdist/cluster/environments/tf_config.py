@@ -19,9 +19,6 @@ def read(environ: Environ) -> Cluster | None:
     worker 0 and the workers follow it. An evaluator may be absent from the cluster, as the training operator leaves it
     out.
 
-    Raises:
-        ConfigError: no JSON, or not of the form that TensorFlow reads; the message shows TF_CONFIG as it was read.
-
     Example:
         >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
         >>> read({"TF_CONFIG": json.dumps(config)}).worker_index

@@ -17,9 +17,6 @@ def read(environ: Environ) -> Cluster | None:
 
     TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that knows ranks (MPI).
 
-    Raises:
-        ConfigError: TFDIST_* variables that are incomplete or contradict each other.
-
     Example:
         >>> read({"TFDIST_WORKERS": "127.0.0.1:40001,127.0.0.1:40002", "TFDIST_WORKER_INDEX": "1"}).worker_index
         1
@@ -52,9 +49,6 @@ def read(environ: Environ) -> Cluster | None:
 
 def addresses_from(listed: str) -> tuple[str, ...]:
     """Return the addresses in the text of TFDIST_WORKERS: host:port, separated by commas.
-
-    Raises:
-        ConfigError: an entry that is no host:port, or one that repeats.
 
     Example:
         >>> addresses_from("a:1, b:1")

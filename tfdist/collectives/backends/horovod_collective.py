@@ -24,17 +24,6 @@ __all__ = ["HorovodCollective"]
 class HorovodCollective:
     """The ranks of a Horovod process set.
 
-    Args:
-        process_set: the ranks that take part; this process is one of them.
-        size: how many.
-        rank: this process's number among them.
-        hosts: of each member.
-        pairs: process sets of this member and another, by the other's rank here, for `send` and `receive`; with two
-            members the whole set is one.
-        abort: ends Horovod on all ranks, given a reason.
-        explain: returns what a failure of Horovod's means, as `Collective.explain`.
-        device: that operations run on, such as a worker's of a cluster of TensorFlow's; empty: this process's.
-
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]

@@ -45,11 +45,7 @@ _ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "
 
 
 def import_horovod() -> Any:
-    """Return `horovod.tensorflow`.
-
-    Raises:
-        MissingDependencyError: it is not installed, or was built for another TensorFlow.
-    """
+    """Return `horovod.tensorflow`."""
     try:
         import horovod.tensorflow as hvd
     except ModuleNotFoundError as error:
@@ -134,16 +130,7 @@ class Job:
     mismatches: Iterator[int] = field(default_factory=itertools.count)
 
     def collective(self, members: Sequence[int], *, device: str = "", beside: Collective | None = None) -> Collective:
-        """Return the collective of some workers, of whom this is one, in rising order.
-
-        Args:
-            members: the workers.
-            device: that operations run on, where a name without a task might mean another process's.
-            beside: another engine of the same workers, which ends with this one; and that explains errors which are
-                not Horovod's.
-        Raises:
-            ConfigError: they are neither all workers nor one of the groups that Horovod was started with.
-        """
+        """Return the collective of some workers, of whom this is one, in rising order."""
         from tfdist.collectives.backends.horovod_collective import (
             HorovodCollective,  # loads Horovod, which `join` has seen to
         )
@@ -192,12 +179,7 @@ class Job:
         self.stopper.begin()
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return what a failure of a reduction means, or None if it is not Horovod's.
-
-        Args:
-            error: what TensorFlow raised.
-            what: what this worker was doing.
-        """
+        """Return what a failure of a reduction means, or None if it is not Horovod's."""
         me, text = self.cluster.worker_index, str(error)
         if "Mismatched" in text:
             return DisagreementError(
@@ -246,21 +228,7 @@ def join(
     lost_seconds: float,
     exchange: Exchange | None = None,
 ) -> Job:
-    """Start Horovod among the workers of the cluster, once in a process; later calls return the same job.
-
-    Args:
-        cluster: the workers; with several, either a launcher that brings Horovod's ranks together, or addresses.
-        groups: sets of workers that will reduce among themselves, and pairs that will send to each other, in rising
-            order and alike on every worker. Each costs a little in every cycle of Horovod's.
-        timeout_seconds: how long to wait for the other workers to start.
-        lost_seconds: how long a rank may fail to answer before it is taken for lost; whole seconds.
-        exchange: by which workers tell each other where the store is; None: it is at the chief's own address, where
-            nothing else listens.
-    Raises:
-        MissingDependencyError: Horovod is missing.
-        ConfigError: Horovod already runs among others, or the cluster's addresses are unknown.
-        DeadlineError: a worker has not come.
-    """
+    """Start Horovod among the workers of the cluster, once in a process; later calls return the same job."""
     hvd = import_horovod()
     wanted = tuple(tuple(group) for group in groups)
     if _joined:
@@ -361,11 +329,7 @@ def _server(host: str, port: int) -> StoreServer:
 
 
 def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
-    """Return where the store is, which the chief has opened there.
-
-    Raises:
-        ConfigError: the chief cannot listen; alike on all workers where they tell each other.
-    """
+    """Return where the store is, which the chief has opened there."""
     given = cluster.require_addresses()[0]
     host, port = split_address("the chief's address", given)
     address, error = given, ""
@@ -388,11 +352,7 @@ def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
 
 
 def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
-    """Return the store at an address once every worker has said that it is there.
-
-    Raises:
-        DeadlineError: one has not.
-    """
+    """Return the store at an address once every worker has said that it is there."""
     addresses = cluster.require_addresses()
     store = Store(address)
     me = str(cluster.worker_index)
@@ -460,12 +420,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Notes:
-    """What workers of one strategy tell each other through the job's store.
-
-    Args:
-        store: of the job.
-        members: the workers of the strategy; others may use the same keys.
-    """
+    """What workers of one strategy tell each other through the job's store."""
 
     def __init__(self, store: Store, members: Sequence[int]) -> None:
         self._store = store

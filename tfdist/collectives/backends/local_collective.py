@@ -52,11 +52,7 @@ class LocalCollective:
         return self.all_gather(tensor, key=key)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Refuse: there is nobody else.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse: there is nobody else."""
         collective.require_other("to", to, self)
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
@@ -64,11 +60,7 @@ class LocalCollective:
         return None
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Refuse: there is nobody else.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse: there is nobody else."""
         collective.require_other("source", source, self)
 
     def abort(self, reason: str) -> None:

@@ -50,20 +50,6 @@ _START = "the start of the native collectives"
 class NativeCollective:
     """Some members of a job; `Job.collective` makes it.
 
-    Args:
-        number: of this process's engine.
-        members: ranks in the job, in rising order.
-        rank: this process's number among the members.
-        hosts: of each member.
-        device: that the ops run on, a CPU.
-        beside: another engine of the same members, which ends with this one; and that explains errors which are not
-            this one's.
-        order: where a function holds operations of several replicas, a resource of each replica's own on its device:
-            those of one replica begin in the order in which they were traced, and wait for no other's. None: all
-            stateful operations of a function begin in that order, and those of one replica alone can stand in it.
-        job: what the engine ends with, once no collective has it any more.
-        lane: tells groups of the same members apart, of which each has its own operations.
-
     Example:
         >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
@@ -160,13 +146,7 @@ class NativeCollective:
         return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
 
     def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
-        """Return one member's values; of replicas of a process tensors of one dtype are one operation.
-
-        Args:
-            tensors: see `broadcast`.
-            key: see `broadcast`.
-            root: see `broadcast`.
-        """
+        """Return one member's values; of replicas of a process tensors of one dtype are one operation."""
         if self._number > 0 or self.size == 1:
             return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
         results: list[Any] = [None] * len(tensors)
@@ -286,9 +266,6 @@ class Job:
         """Return the collective of some members; None where this process is none of them.
 
         It costs nothing, and other members need not ask for the same.
-
-        Args:
-            members: ranks, in rising order; None: all.
         """
         group = list(range(self.size)) if members is None else list(members)
         if self.rank not in group:
@@ -336,27 +313,6 @@ def join(
     read in it what it has written. It has no name: whatever becomes of the processes, nothing stays behind. Where there
     is too little memory, the processes of that host use TCP; so do those of one machine in containers that do not share
     a PID namespace. A warning says so. When it returns, all of them are connected.
-
-    Args:
-        rank: this process's number.
-        exchange: by which they tell each other their bytes; called some times.
-        address: of this host, at which it listens if there are several hosts.
-        host: what processes of one host have in common; another name makes this process one of another host. None: what
-            ``TFDIST_HOST_ID`` names, or else the kernel, the PID namespace and the user.
-        silent_seconds: how long a process may give no sign of life, while others wait for it, until it is lost.
-        timeout_seconds: how long an operation may take; 0: however long it takes.
-        device: that the ops run on, a CPU.
-        beside: see `NativeCollective`.
-        secret: that all members know and nobody else (`tfdist.cluster.job_key`): whoever connects over TCP has to
-            prove that it does. Without one the first member draws it and tells the others, so who can read what is
-            exchanged can join in.
-        algorithm: how an all_reduce between hosts goes, whatever its size: one of `tfdist.native.engine.ALGORITHMS`.
-            None: what ``TFDIST_ALL_REDUCE_ALGORITHM`` names, or else by size; see the head of this file.
-    Raises:
-        ConfigError: some have a secret and others none, or they name different algorithms; on all members. There is no
-            such algorithm.
-        UnsupportedError: some have no compiler, or cannot listen; alike on all members.
-        WorkerLostError: one of them has ended meanwhile, or cannot be reached; on all others.
 
     Example:
         >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
@@ -408,11 +364,7 @@ def join(
 
 
 def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
-    """Return the engine's key; another each time, for every member draws a part of it.
-
-    Raises:
-        ConfigError: not all members have a secret; alike on all.
-    """
+    """Return the engine's key; another each time, for every member draws a part of it."""
     without = [str(rank) for rank, one in enumerate(told) if one["secret"] == "no"]
     if secret is None and len(without) == len(told):
         return bytes.fromhex(told[0]["drawn"])
@@ -464,17 +416,6 @@ def of_workers(
     """Return the collective of members that another engine has brought together.
 
     The secret is the key that `tfdist run` hands to workers, where there is one.
-
-    Args:
-        carrier: the other engine's; it ends with this one.
-        device: that the ops run on, a CPU.
-        exchange: by which they tell each other their bytes; None: by the carrier.
-        address: see `join`.
-        host: see `join`.
-        timeout_seconds: see `join`.
-    Raises:
-        ConfigError: see `join`.
-        UnsupportedError: see `join`.
     """
     found = join(
         rank=carrier.rank,

@@ -39,15 +39,6 @@ class TensorFlowCollective:
     The process belongs to TensorFlow's collectives already (a `MultiWorkerMirroredStrategy` was made), or all members
     are devices of this process.
 
-    Args:
-        group_key: first of ``1 + size * (size - 1) / 2`` numbers that no other group of the job uses, alike on all
-            members.
-        size: number of members.
-        rank: this member's number; members rank by their tasks, and in a task by their devices.
-        device: that operations run on.
-        hosts: of each member.
-        abort: ends all collectives of this process, given a reason.
-
     Example:
         >>> collective.all_gather(tf.constant([rank]), key="ranks").numpy().tolist()     # doctest: +SKIP
         [0, 1]
@@ -83,12 +74,7 @@ class TensorFlowCollective:
             )
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "TensorFlowCollective | None":
-        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`; all draw the same numbers.
-
-        Args:
-            members: ranks, in rising order.
-            group_key: see the class; None draws one.
-        """
+        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`; all draw the same numbers."""
         group_key = tf_strategies.new_group_key(within_worker=False) if group_key is None else group_key
         if self.rank not in members:
             return None
@@ -333,10 +319,6 @@ def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective
     """Return the collective of some workers of a job, one member on the CPU of each; None where this worker is none.
 
     Every worker of the job calls it for every group in the same order, so that all draw the same numbers.
-
-    Args:
-        cluster: the workers, to whose collectives this process belongs.
-        members: workers, in rising order.
     """
     group_key, members = tf_strategies.new_group_key(within_worker=False), list(members)
     if cluster.worker_index not in members:
@@ -353,12 +335,7 @@ def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective
 
 
 def of_replicas(devices: Sequence[str], cluster: Cluster | None = None) -> list[TensorFlowCollective]:
-    """Return the collectives of this process's replicas, in their order.
-
-    Args:
-        devices: of the replicas, as many in every worker.
-        cluster: of whose workers the replicas are members too; None: those of this process are alone.
-    """
+    """Return the collectives of this process's replicas, in their order."""
     workers = 1 if cluster is None else cluster.num_workers
     first = 0 if cluster is None else cluster.worker_index * len(devices)
     addresses = () if cluster is None else cluster.addresses

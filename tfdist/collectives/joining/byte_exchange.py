@@ -36,16 +36,6 @@ class Notes(Protocol):
 def exchange_over_notes(notes: Notes, *, name: str, rank: int, size: int, timeout_seconds: float) -> Exchange:
     """Return how members tell each other bytes by notes.
 
-    Args:
-        notes: that all members can leave and read.
-        name: of this exchange, alike on all members; no other has it while the notes are kept.
-        rank: this member's number.
-        size: number of members.
-        timeout_seconds: how long a round may take.
-    Raises:
-        DeadlineError: the exchange does, when a member has not told its bytes in time.
-        WorkerLostError: it does, when they cannot come any more.
-
     Example:
         >>> class Kept(dict):
         ...     leave_note = dict.__setitem__
@@ -86,11 +76,7 @@ def _missing(member: int, rank: int, size: int, timeout_seconds: float, waited_s
 
 
 def exchange_over(collective: Collective) -> Exchange:
-    """Return how members of another collective tell each other bytes.
-
-    Args:
-        collective: of all of them; its `all_gather` is called.
-    """
+    """Return how members of another collective tell each other bytes."""
 
     def exchange(mine: bytes) -> list[bytes]:
         # each with its length before it, so that one gathering is enough
@@ -106,25 +92,12 @@ def exchange_over(collective: Collective) -> Exchange:
 
 
 def told_by_all(exchange: Exchange, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say; return what all say, in the order of ranks.
-
-    Args:
-        exchange: by which they tell each other bytes.
-        said: words by name, the same names on all members.
-    """
+    """Tell all members what this one has to say; return what all say, in the order of ranks."""
     return [json.loads(told) for told in exchange(json.dumps(said).encode())]
 
 
 def agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say and what is wrong with it; return what all say.
-
-    Args:
-        exchange: by which they tell each other bytes.
-        error: what is wrong; nothing if it is empty.
-        said: words by name, the same names on all members.
-    Raises:
-        UnsupportedError: something is wrong with one of them.
-    """
+    """Tell all members what this one has to say and what is wrong with it; return what all say."""
     every = told_by_all(exchange, error=error, **said)
     wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
     if wrong:

@@ -22,14 +22,6 @@ def shared(library: native.Engines, exchange: Exchange, rank: int, hosts: Sequen
     """Return the number of the memory that this process shares with those of its host, and each rank's host.
 
     Where the memory of a host cannot be had, each of its processes counts as a host, and its first one says so.
-
-    Args:
-        library: of the collectives.
-        exchange: by which members tell each other bytes.
-        rank: this process's number.
-        hosts: of each rank, as its process says.
-    Raises:
-        UnsupportedError: there is no memory even for this process alone.
     """
     mine = [index for index, host in enumerate(hosts) if host == hosts[rank]]
     makes, place = rank == mine[0], {"members": len(mine), "index": mine.index(rank)}
@@ -76,23 +68,14 @@ def machine() -> str:
 
 
 def this_host(machine: str) -> str:
-    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user.
-
-    Args:
-        machine: see `machine`.
-    """
+    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
     with contextlib.suppress(OSError):
         return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     return secrets.token_hex(16)
 
 
 def tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Say once for a machine that some of its processes cannot share memory.
-
-    Args:
-        told: what each rank says: its ``machine`` and its ``host``, see above.
-        rank: this process's number.
-    """
+    """Say once for a machine that some of its processes cannot share memory."""
     mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
     if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
         _log.warning(

@@ -23,13 +23,7 @@ _between = itertools.count()
 
 
 class Replicas:
-    """The replicas of this process.
-
-    Args:
-        devices: of each replica, a CPU; they may be alike.
-    Raises:
-        UnsupportedError: there is no compiler.
-    """
+    """The replicas of this process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         try:
@@ -43,12 +37,7 @@ class Replicas:
         self._numbers = library.replicas(len(self._devices))
 
     def collective(self, rank: int, members: Sequence[int] | None = None) -> NativeCollective | None:
-        """Return a replica's collective, of some replicas or of all; None where it is none of them.
-
-        Args:
-            rank: of the replica.
-            members: ranks, in rising order; None: all.
-        """
+        """Return a replica's collective, of some replicas or of all; None where it is none of them."""
         group = list(range(len(self._devices))) if members is None else list(members)
         base.require_rank("rank", rank, len(self._devices))
         if rank not in group:
@@ -66,11 +55,6 @@ class Replicas:
 def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
     """Return the collectives of the replicas of this process, in their order.
 
-    Args:
-        devices: of each replica, a CPU.
-    Raises:
-        UnsupportedError: there is no compiler.
-
     Example:
         >>> of_replicas(["/device:CPU:0", "/device:CPU:1"])[1].rank                      # doctest: +SKIP
         1
@@ -81,12 +65,7 @@ def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
 
 
 def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
-    """Return a collective of the same members for functions that hold other replicas' operations as well.
-
-    Args:
-        collective: of processes.
-        lane: see `NativeCollective`.
-    """
+    """Return a collective of the same members for functions that hold other replicas' operations as well."""
     return collective.ordered_by(_order(f"between_{next(_between)}", collective.device), lane)
 
 

@@ -22,12 +22,6 @@ class TwoLevelCollective:
 
     Costs, of S bytes: `all_reduce` those of ``between`` for one member of each process; `reduce_scatter` as many;
     `all_to_all` an `all_gather` of all that everybody has.
-
-    Args:
-        local: this replica's, of those of its process.
-        between: of the processes; its operations may stand where other replicas' do.
-        hosts: of each process.
-        index: of this process.
     """
 
     matches_by_count = False
@@ -42,11 +36,7 @@ class TwoLevelCollective:
         self._leads = local.rank == 0
 
     def among(self, members: Sequence[int]) -> Collective | None:
-        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`.
-
-        Args:
-            members: ranks, in rising order; as many of each process that has some.
-        """
+        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`."""
         if self.rank not in members:
             return None
         near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]
@@ -101,11 +91,7 @@ class TwoLevelCollective:
         return tf.concat([tf.split(rows, sizes, num=self.size)[self.rank] for rows in every], axis=0)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor to a replica of the same process; see `Collective.send`.
-
-        Raises:
-            UnsupportedError: the other is in another process, where only the leaders meet.
-        """
+        """Send a tensor to a replica of the same process; see `Collective.send`."""
         return self._local.send(tensor, key=key, to=self._near("to", to))
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
@@ -113,11 +99,7 @@ class TwoLevelCollective:
         return self._local.start_of(sent)
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a replica of the same process has sent; see `Collective.receive`.
-
-        Raises:
-            UnsupportedError: the other is in another process, where only the leaders meet.
-        """
+        """Return what a replica of the same process has sent; see `Collective.receive`."""
         return self._local.receive(spec, key=key, source=self._near("source", source))
 
     def abort(self, reason: str) -> None:

@@ -25,21 +25,7 @@ _log = logging.getLogger(__name__)
 def between_workers(
     tensorflows: Collective, asked: str, devices: Sequence[str], cluster: Cluster, *, timeout_seconds: float
 ) -> Collective:
-    """Return the collective of a cluster's workers; every worker calls it at the same time.
-
-    Args:
-        tensorflows: TensorFlow's collective of the same workers, of which there are several; it ends with the one that
-            is returned.
-        asked: a name of `strategy_table.COLLECTIVES`.
-        devices: of this worker's replicas.
-        cluster: the workers.
-        timeout_seconds: how long to wait for the others.
-    Raises:
-        ConfigError: see `offers.chosen`.
-        UnsupportedError: see `offers.chosen`; or native ones are asked for and cannot be brought up.
-        MissingDependencyError: see `offers.chosen`.
-        DeadlineError: a worker has not come.
-    """
+    """Return the collective of a cluster's workers; every worker calls it at the same time."""
     exchange = exchange_over_notes(
         coordination_service,
         name=f"tfdist/engine/{tf_strategies.new_group_key(within_worker=False)}",
@@ -71,12 +57,7 @@ def between_workers(
 
 
 def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]:
-    """Return the collectives of this worker's replicas, of which each worker has as many, given that of the workers.
-
-    Args:
-        workers: from `between_workers`, and not TensorFlow's.
-        devices: of this worker's replicas.
-    """
+    """Return the collectives of this worker's replicas, of which each worker has as many, given that of the workers."""
     if len(devices) == 1:
         return [workers]
     assert isinstance(workers, native_collective.NativeCollective)  # or this worker would not have several

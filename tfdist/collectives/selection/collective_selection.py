@@ -39,11 +39,6 @@ class Choice(NamedTuple):
 def chosen(offers: Sequence[Offer]) -> Choice:
     """Return the engine of all workers, given what each of them offers.
 
-    Raises:
-        ConfigError: they were asked for different ones, or have replicas that the engine cannot serve.
-        UnsupportedError: native collectives are asked for, and a worker has none.
-        MissingDependencyError: Horovod is, and a worker has none.
-
     Example:
         >>> cpu, gpu = (Offer(asked="auto", devices=(f"/device:{kind}:0",)) for kind in ("CPU", "GPU"))
         >>> chosen([cpu, cpu]).engine, chosen([gpu, gpu]).engine

@@ -42,14 +42,6 @@ def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dt
     """Compare shape and dtype of a variable that all workers make, before the chief's value of it travels.
 
     TensorFlow ends all collectives of a process for good where the shapes differ.
-
-    Args:
-        workers: all of which make it now.
-        path: of this worker's variable.
-        shape: of the variable.
-        dtype: of the variable.
-    Raises:
-        DisagreementError: on every worker; it names two workers that have another shape or dtype.
     """
     mine = [dtype.as_datatype_enum, len(shape), *shape[:_MOST_DIMENSIONS]]
     # as long as nothing else that workers compare: one that makes no variable now is told so
@@ -74,22 +66,14 @@ def _described(row: Sequence[int]) -> str:
 
 
 class Signatures:
-    """Which functions these workers have found to be alike.
-
-    Args:
-        workers: who has to have the same functions.
-    """
+    """Which functions these workers have found to be alike."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._alike: set[int] = set()
 
     def require_alike(self) -> None:
-        """Compare what the function being traced has reduced so far with the other workers', once for each content.
-
-        Raises:
-            DisagreementError: on every worker; it names the first difference and two workers that have it.
-        """
+        """Compare what the function being traced has reduced so far with the other workers', once for each content."""
         mine = keys.current_signature()
         if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
             return

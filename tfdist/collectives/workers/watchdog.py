@@ -18,16 +18,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Ends a wait that lasts too long, by breaking off this process's collectives.
-
-    Args:
-        timeout_seconds: how long a wait may last.
-        abort: breaks off every collective of this process, with a message; none can be run afterwards.
-        explain: returns what an error of TensorFlow's means, given the error and what was being done, or None.
-        waits_for: returns in words who has not come, as far as that is known.
-        ends_with_a_step: whether to break off also when a step fails for another reason: what it has left out would
-            meet what the others do in their next step, and nobody would be told.
-    """
+    """Ends a wait that lasts too long, by breaking off this process's collectives."""
 
     def __init__(
         self,
@@ -52,11 +43,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Watch the code inside, which may wait for other workers.
-
-        Raises:
-            DeadlineError: it took longer than the time allowed.
-        """
+        """Watch the code inside, which may wait for other workers."""
         with self._lock:
             around = self._deadline, self._since, self._what
             self._since, self._what = time.monotonic(), what

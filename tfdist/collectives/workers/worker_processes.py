@@ -28,13 +28,7 @@ class Notes(Protocol):
 
 
 class Workers:
-    """The workers of one strategy.
-
-    Args:
-        collective: of the workers.
-        timeout_seconds: how long a worker waits for the others before it takes them for lost.
-        notes: how a worker tells the others of what it alone has done; None with a single worker.
-    """
+    """The workers of one strategy."""
 
     def __init__(
         self, collective: Collective | None = None, *, timeout_seconds: float = 0.0, notes: Notes | None = None
@@ -80,10 +74,6 @@ class Workers:
         """Return the first of the other workers that has not come to a place in time; None when all are there.
 
         They meet by notes, so nothing breaks when somebody does not come.
-
-        Args:
-            place: names it, the same on every worker; each time that workers meet there is another.
-            timeout_seconds: how long to wait for each.
         """
         if self.count == 1:
             return None

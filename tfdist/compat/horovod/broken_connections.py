@@ -21,9 +21,6 @@ def in_place_of_abort(act: Callable[[], None]) -> None:
     Any other exception of C++ that nobody catches ends the process as before. Where the library of C++ is not the one
     of GCC, nothing is changed.
 
-    Args:
-        act: called in Horovod's thread.
-
     Example:
         >>> in_place_of_abort(lambda: os._exit(1))                    # doctest: +SKIP
     """

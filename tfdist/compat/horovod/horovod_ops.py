@@ -21,14 +21,7 @@ _OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
 
 
 def all_reduce(tensors: list[tf.Tensor], name: str, process_set: Any, *, op: str = "sum") -> list[tf.Tensor]:
-    """Return the sums over ranks of tensors of one dtype, reduced as one group.
-
-    Args:
-        tensors: of one dtype in `REDUCED`, alike on every rank.
-        name: of the operation, the same on every rank, and in no operation that may run at the same time.
-        process_set: the ranks that take part.
-        op: "sum", "min" or "max".
-    """
+    """Return the sums over ranks of tensors of one dtype, reduced as one group."""
     with _carrying_device():
         return list(
             mpi_ops._grouped_allreduce(tensors, name=name, op=_OPS[op], ignore_name_scope=True, process_set=process_set)
@@ -42,14 +35,7 @@ def all_gather(tensor: tf.Tensor, name: str, process_set: Any) -> tf.Tensor:
 
 
 def all_to_all(tensor: tf.Tensor, splits: tf.Tensor, name: str, process_set: Any) -> tf.Tensor:
-    """Return the rows that the ranks send to this one, in their order.
-
-    Args:
-        tensor: shape (rows, ...).
-        splits: how many rows go to each rank, int32.
-        name: see `all_reduce`.
-        process_set: the ranks that take part.
-    """
+    """Return the rows that the ranks send to this one, in their order."""
     with _carrying_device():
         return hvd.alltoall(tensor, splits=splits, name=name, ignore_name_scope=True, process_set=process_set)[0]
 

@@ -88,13 +88,7 @@ def finds_backup(callback: keras.callbacks.BackupAndRestore) -> bool:
 def let_swap(
     callback: keras.callbacks.SwapEMAWeights, swap: Callable[[Any], None], settle: Callable[[Any], None]
 ) -> None:
-    """Let one `SwapEMAWeights` exchange weights and averages in another way.
-
-    Args:
-        callback: the callback.
-        swap: takes an optimizer and exchanges them.
-        settle: takes an optimizer and lets the averages be the weights.
-    """
+    """Let one `SwapEMAWeights` exchange weights and averages in another way."""
     own = vars(callback)
     own["_tf_swap_variables"] = swap
     own["_tf_finalize_ema_values"] = settle

@@ -63,11 +63,7 @@ class Fit:
         return None if found is None else int(found)
 
     def batches_taken(self, ahead: int = 0) -> int:
-        """How many batches of the present iteration over the data have been trained on, at the end of a step.
-
-        Args:
-            ahead: how many Keras has counted and not trained on yet.
-        """
+        """How many batches of the present iteration over the data have been trained on, at the end of a step."""
         # Keras counts all steps of an execution, also where the data end within it.
         seen, known = max(0, int(self.epoch_iterator._steps_seen) - ahead), self.epoch_iterator._num_batches
         return min(seen, known) if known else seen
@@ -86,11 +82,7 @@ class Fit:
 
 
 def running_fit(model: keras.Model) -> Fit | None:
-    """Return the `fit` of this model that is calling now, if one is, and has its data.
-
-    Raises:
-        UnsupportedError: Keras' `fit` is calling, and does not keep there what a callback needs.
-    """
+    """Return the `fit` of this model that is calling now, if one is, and has its data."""
     code = keras_calls.code_of(keras.Model.fit)
     for frame in keras_calls.frames(2, _FRAMES):
         names = frame.f_locals
@@ -120,14 +112,7 @@ def _list_being_made() -> Any:
 
 
 def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -> None:
-    """Let the next epoch begin behind its first ``step`` steps; its data have been moved there.
-
-    Args:
-        fit: the running one.
-        step: which step is the first.
-        batches_taken: batches of the iteration over the data that lie behind.
-        has_ended: whether these were all, in an epoch of which nobody knows how many steps it has.
-    """
+    """Let the next epoch begin behind its first ``step`` steps; its data have been moved there."""
     iterator = fit.epoch_iterator
     if has_ended and fit.steps is None:
         _once(iterator, lambda: _end(iterator, step))
@@ -136,16 +121,7 @@ def enter(fit: Fit, *, step: int, batches_taken: int, has_ended: bool = False) -
 
 
 def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int) -> None:
-    """Let the next epoch be the one after so many, from a step on; what lies before is taken from the input again.
-
-    Args:
-        fit: the running one.
-        epochs: how many lie behind.
-        step: which step of the next one is the first.
-        whole: whether every batch has to be asked for. Else, where the length of an epoch is known, it is enough to
-            make the iterators that Keras would have made: a shuffle draws a new order for each.
-        steps_at_once: `steps_per_execution` of the steps that lie before.
-    """
+    """Let the next epoch be the one after so many, from a step on; what lies before is taken from the input again."""
     iterator = fit.epoch_iterator
     _once(iterator, lambda: _replayed(iterator, epochs, step, whole, steps_at_once))
 
@@ -154,9 +130,6 @@ def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) 
     """Let the `fit`, `evaluate` or `predict` that looks at a dataset take its steps inside a block.
 
     Where none is looking, nothing happens.
-
-    Args:
-        block: makes the context manager that the steps of an epoch are taken in.
     """
     for frame in keras_calls.frames(2, _FRAMES):
         iterator = frame.f_locals.get("self")
@@ -251,13 +224,7 @@ def _take(batches: Iterator[Any], count: int) -> None:
 
 
 def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metrics: bool) -> Callable[[], None]:
-    """Let an epoch in which no step is left have the logs of the last step that was done; return what undoes that.
-
-    Args:
-        model: that trains.
-        logs: of the last step.
-        are_metrics: whether they are the metrics over all replicas already.
-    """
+    """Let an epoch in which no step is left have the logs of the last step that was done; return what undoes that."""
     own = vars(model)
     before = own.get("_get_metrics_result_or_logs")
     otherwise = before or type(model)._get_metrics_result_or_logs.__get__(model)

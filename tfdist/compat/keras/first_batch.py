@@ -21,11 +21,7 @@ _TAKEN = ("x", "y", "batch_size", "steps_per_epoch", "class_weight", "sample_wei
 
 
 def replace_fit(function: Callable[[keras.Model, dict[str, Any], Callable[..., Any]], Any]) -> None:
-    """Let every `fit` of this process call a function with the model, the arguments by name, and Keras' own `fit`.
-
-    Args:
-        function: what is called; what it returns is returned.
-    """
+    """Let every `fit` of this process call a function with the model, the arguments by name, and Keras' own `fit`."""
     original = keras.Model.fit
     signature = inspect.signature(original)
 
@@ -41,9 +37,6 @@ def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]
     """Let every `fit` of this process call a function with the model, its first batch, and Keras' own `fit`.
 
     The batch is a tuple (x, y, sample_weight) of tensors; the last two may be None.
-
-    Args:
-        function: what is called; what it returns is returned.
     """
 
     def of_first_batch(model: keras.Model, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -54,11 +47,7 @@ def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]
 
 
 def batches_of_fit(arguments: dict[str, Any]) -> Any:
-    """Return Keras' adapter of what `fit` was given, whose `get_tf_dataset` has the global batches of one device.
-
-    Args:
-        arguments: of `fit`, by name, as `replace_fit` hands them on.
-    """
+    """Return Keras' adapter of what `fit` was given, whose `get_tf_dataset` has the global batches of one device."""
     taken = {name: arguments[name] for name in _TAKEN}
     if arguments["validation_split"] and arguments["validation_data"] is None:
         data = tuple(arguments[name] for name in ("x", "y", "sample_weight"))

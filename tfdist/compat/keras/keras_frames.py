@@ -28,9 +28,6 @@ def calling_keras_function(callee: Any) -> str | None:
     """Return which function of Keras has called a method of this object, if the call stands in Keras' code.
 
     Frames of the object's own methods and of TensorFlow (AutoGraph calls for converted code) are passed over.
-
-    Args:
-        callee: the object whose method is asking.
     """
     for frame in frames():
         package = _package(frame)
@@ -41,12 +38,7 @@ def calling_keras_function(callee: Any) -> str | None:
 
 
 def refuse(what: str, *, seen: str) -> UnsupportedError:
-    """Return the error for a call of Keras that tfdist does not recognise.
-
-    Args:
-        what: the call, as the subject of a sentence.
-        seen: what is missing in it, as the rest of that sentence.
-    """
+    """Return the error for a call of Keras that tfdist does not recognise."""
     judgement = version_pairs.judge(tf.__version__, keras.__version__)
     second = sys.modules.get("tf_keras")
     beside = "" if second is None else f" tf_keras {second.__version__}, whose models are of Keras 2, is loaded too."
@@ -69,12 +61,7 @@ def code_of(method: Any) -> CodeType:
 
 
 def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
-    """Yield the frames that have called, from the innermost out.
-
-    Args:
-        skip: how many to leave out; 0 begins with the function that asks.
-        count: at most so many.
-    """
+    """Yield the frames that have called, from the innermost out."""
     yield from itertools.islice(outwards(sys._getframe(1 + skip)), count)
 
 

@@ -93,9 +93,6 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
     """Return the list of callbacks of the `fit`, `evaluate` or `predict` of this model that is running now.
 
     None in `train_on_batch` and its sisters, and in a loop of the user's own.
-
-    Raises:
-        UnsupportedError: Keras' method is running, and its list is not found in it.
     """
     have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
@@ -147,11 +144,7 @@ def created_under(model: keras.Model) -> tf.distribute.Strategy | None:
 
 
 def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
-    """Note that the model trains under the strategy; return whether that is new.
-
-    Raises:
-        UnsupportedError: Keras is about to call a function that it has made before.
-    """
+    """Note that the model trains under the strategy; return whether that is new."""
     own = vars(model)
     new = own.get("_tfdist_strategy") is not strategy
     if new and (model.train_function or model.test_function):
@@ -185,17 +178,6 @@ def override(
 
     Its class stays as it is, and a subclass's own `make_train_function` is called as before. The logs of a step are
     taken as they are: Keras would read every metric's variables again, each from all workers.
-
-    Args:
-        model: the model.
-        build: takes the place of `_maybe_symbolic_build`.
-        make_function: makes a function over replicas of a `train_step` or `test_step`.
-        make_predict_function: makes the one of `predict`.
-        before: called when Keras is about to train (True), or to test or predict (False).
-        settle: called with a step's logs when those of an epoch or an evaluation are wanted; returns these.
-
-    Raises:
-        UnsupportedError: Keras' trainer no longer calls one of these.
     """
     if lost := lost_hooks():
         what = f"Keras' trainer ({', '.join(lost)})"
@@ -238,11 +220,6 @@ def watch_steps(
     """Let the train and test functions that Keras makes from now on tell when they run, for a model without a strategy.
 
     A model that has its own functions over replicas, or is watched already, is left alone.
-
-    Args:
-        model: the model.
-        step: makes a context around each call of a function to "train" or to "test".
-        in_python: called when `train_step` or `test_step` runs as Python: while it is traced, or in an eager model.
     """
     own, kind = vars(model), type(model)
     if "_make_function" in own:

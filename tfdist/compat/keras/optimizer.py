@@ -171,11 +171,6 @@ def looking_at_parts(
 
     A variable of which this process has no element is not updated: there is nothing to change, and an update that
     takes it for a matrix would fail.
-
-    Args:
-        optimizer: the first.
-        clipped: takes the optimizer that clips, gradients and their variables, and returns the gradients.
-        are_finite: takes gradients.
     """
     every = list(chain(optimizer))
     for one in every:
@@ -292,13 +287,7 @@ def _multiplied_rate(optimizer: Optimizer, factor: tf.Tensor) -> tf.Tensor:
 
 
 def moved(optimizer: Optimizer, variable: Any, former: tf.Variable) -> list[Any]:
-    """Let one optimizer know a Keras variable whose TensorFlow variable is another now; return the variable's slots.
-
-    Args:
-        optimizer: built or not.
-        variable: the Keras variable.
-        former: the TensorFlow variable that it had when the optimizer was built.
-    """
+    """Let one optimizer know a Keras variable whose TensorFlow variable is another now; return the variable's slots."""
     known = [one for one in chain(optimizer) if one._var_key(former) in one._trainable_variables_indices]
     for one in known:
         position = one._trainable_variables_indices.pop(one._var_key(former))
@@ -312,12 +301,7 @@ def moved(optimizer: Optimizer, variable: Any, former: tf.Variable) -> list[Any]
 
 
 def bind_slots(optimizer: Optimizer, partitioned: Mapping[int, list[Any]]) -> None:
-    """Let one optimizer know the parts of its partitioned variables as the variables that they are parts of.
-
-    Args:
-        optimizer: a built optimizer.
-        partitioned: parts (TensorFlow variables) by the position of their variable among the optimizer's.
-    """
+    """Let one optimizer know the parts of its partitioned variables as the variables that they are parts of."""
     for one in chain(optimizer):
         for position, parts in partitioned.items():
             for part in parts:

@@ -170,15 +170,7 @@ def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any
 
 
 def require_update_step_alone(optimizer: Optimizer, *, because: str, instead: str) -> None:
-    """Raise if a class of one's own does more between `apply` and `update_step` than Keras' optimizers do.
-
-    Args:
-        optimizer: updates variables.
-        because: who has which part of them.
-        instead: which strategy to take.
-    Raises:
-        UnsupportedError: it does.
-    """
+    """Raise if a class of one's own does more between `apply` and `update_step` than Keras' optimizers do."""
     if _is_changed_around_updates(optimizer):
         raise UnsupportedError(
             f"the optimizer {type(optimizer).__name__!r} has an `apply` of its own, which may look at gradients of "

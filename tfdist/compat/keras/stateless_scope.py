@@ -43,10 +43,6 @@ class CapturedUpdates(Updates):
     """A scope in which given variables have given values, others their own, and assignments are kept for later.
 
     Some variables can have a stand-in, a real variable that lives as long as the step and changes at once.
-
-    Args:
-        values: pairs of a Keras variable and its value in the scope.
-        weights: the weights that are trained; one without a stand-in must not be assigned.
     """
 
     def __init__(self, values: list[tuple[Any, Any]], weights: Iterable[Any] = ()) -> None:
@@ -64,12 +60,7 @@ class CapturedUpdates(Updates):
         self._updating = False
 
     def stand_in_for(self, variables: Iterable[Any], create: Callable[[Any, tf.Tensor], tf.Variable]) -> None:
-        """Make a stand-in for each Keras variable that has none, with its value in the scope.
-
-        Args:
-            variables: Keras variables.
-            create: makes a stand-in of the TensorFlow variable whose place it takes, and its value.
-        """
+        """Make a stand-in for each Keras variable that has none, with its value in the scope."""
         for variable in variables:
             if id(variable) not in self.stand_ins:
                 own, value = keras_variables.value_of(variable), self.present_value(variable)
@@ -85,12 +76,7 @@ class CapturedUpdates(Updates):
             self._updating = False
 
     def changed(self, variables: Iterable[Any], update: int) -> None:
-        """Note that an update changes these variables, where the step is computed or later.
-
-        Args:
-            variables: Keras variables.
-            update: its number, from 1 on.
-        """
+        """Note that an update changes these variables, where the step is computed or later."""
         for variable in variables:
             self._changed_by[id(variable)] = update
 
@@ -145,13 +131,7 @@ def table_on_servers(layer: keras.layers.Embedding) -> Any:
 
 
 class FollowedUpdates(CapturedUpdates):
-    """A scope that tells of each assignment of some variables, and takes the value that it is answered.
-
-    Args:
-        values: pairs of a Keras variable and its value in the scope.
-        followed: identities of the variables whose assignments are told.
-        follow: takes such a variable, its value before and its new one; returns what is kept.
-    """
+    """A scope that tells of each assignment of some variables, and takes the value that it is answered."""
 
     def __init__(
         self, values: list[tuple[Any, Any]], followed: Container[int], follow: Callable[[Any, Any, Any], Any]
@@ -180,11 +160,7 @@ class _Weight:
 
 
 def _watched(value: Any) -> Any:
-    """Return a weight's value, known to the tapes of this thread where it is a tensor of a graph.
-
-    Args:
-        value: a TensorFlow variable, or the tensor that the weight was given in this step.
-    """
+    """Return a weight's value, known to the tapes of this thread where it is a tensor of a graph."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
         return value
     value.handle = value

@@ -28,12 +28,7 @@ def draws(types: set[str]) -> bool:
 
 
 def changes(types: set[str], *, meets_others: bool) -> str | None:
-    """Return the type of an operation that changes something beyond the function, or None.
-
-    Args:
-        types: of the operations.
-        meets_others: whether the other workers run the function too, so that it may have collectives.
-    """
+    """Return the type of an operation that changes something beyond the function, or None."""
     for name in sorted(types - _HARMLESS):
         if meets_others and name.startswith(_COLLECTIVES):
             continue

@@ -82,12 +82,7 @@ def cluster_of_this_process() -> list[str] | None:
 
 
 def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bool) -> None:
-    """Give a strategy that is being constructed a block of collective group keys that no other strategy uses.
-
-    Args:
-        strategy: before its extended part is made.
-        within_worker: see `new_group_key`.
-    """
+    """Give a strategy that is being constructed a block of collective group keys that no other strategy uses."""
     strategy._collective_key_base = new_group_key(within_worker=within_worker)
 
 
@@ -95,10 +90,6 @@ def new_group_key(*, within_worker: bool) -> int:
     """Return the first number of a block of collective group keys that nothing else uses.
 
     Workers construct their strategies and groups in the same order, so they draw the same numbers.
-
-    Args:
-        within_worker: the members are all in this process; if the process is a worker of a cluster, its peers may have
-            such a group too, which is another one.
     """
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
     return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
@@ -139,12 +130,7 @@ class ReduceInReplicas:
     traced: Callable[[], None] | None = None
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas, in their order, inside one of them; all of them call it.
-
-        Args:
-            tensor: numbers or bools, shape (rows, ...).
-            label: what it is; in a function no other that may run at the same time has it.
-        """
+        """Return the rows of all replicas, in their order, inside one of them; all of them call it."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_contexts.own_all_gather(replica_context, tensor)
@@ -165,12 +151,7 @@ class ReduceInReplicas:
         return self.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this replica, one of each replica, in their order; all of them call it.
-
-        Args:
-            tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
-            label: what it is; see `all_gather_in_replica`.
-        """
+        """Return the rows for this replica, one of each replica, in their order; all of them call it."""
         replica_context = tf.distribute.get_replica_context()
         mine = replica_context._replica_id
         if not tf.executing_eagerly() and self.between:
@@ -242,10 +223,6 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
 
     A collective whose shapes do not fit breaks off all collectives of the process for good, where an addition or a
     concatenation only fails; and what is reduced or gathered between two calls of `run` waits for no order of theirs.
-
-    Args:
-        container_strategy: the strategy.
-        devices: one for each replica.
     """
 
     def __init__(self, container_strategy: Any, devices: list[str]) -> None:
@@ -354,12 +331,7 @@ def values_of_copies(variable: Any) -> list[Any]:
 
 
 def assign_locally(variable: Any, value: tf.Tensor) -> None:
-    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero.
-
-    Args:
-        variable: a TensorFlow variable, of a strategy or not.
-        value: the new one.
-    """
+    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero."""
     if not isinstance(variable, values.SyncOnReadVariable):
         variable.assign(value)
         return
@@ -409,21 +381,13 @@ def local_replica(strategy: tf.distribute.Strategy) -> int | None:
 
 
 def slices_of_replicas(extended: Any) -> list[int]:
-    """Return which of this process's slices of a batch each of its replicas has; several may have the same.
-
-    Args:
-        extended: a strategy's.
-    """
+    """Return which of this process's slices of a batch each of its replicas has; several may have the same."""
     numbers = [int(extended._get_replica_id_in_sync_group(index)) for index in range(len(extended.worker_devices))]
     return [number - numbers[0] for number in numbers]
 
 
 def one_of_each(extended: Any) -> list[int]:
-    """Return the replicas of this process that have a slice of a batch which none before them has.
-
-    Args:
-        extended: a strategy's.
-    """
+    """Return the replicas of this process that have a slice of a batch which none before them has."""
     slices = slices_of_replicas(extended)
     return [slices.index(each) for each in dict.fromkeys(slices)]
 

@@ -41,12 +41,6 @@ def chief_value(
     """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
 
     Those are bfloat16 and small integers, of which Keras' policies and its quantization make weights.
-
-    Args:
-        create: TensorFlow's method that returns what makes the value of the first replica of a worker.
-        device: of that replica.
-        given: what the variable is made from.
-        agree: called with path, shape and dtype of this worker's own value before the chief's is asked for.
     """
     path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 

@@ -60,14 +60,7 @@ def _initial_part(initializer: Any, index: int, shape: list[int], dtype: tf.DTyp
 
 
 class PartitionedVariable:
-    """One variable to Keras, a `tf.Variable` per part to the servers.
-
-    Args:
-        parts: the parts, in the order of their rows.
-        boundaries: first row of each part, and the number of rows at the end.
-        strategy: the strategy in whose scope it was made.
-        trainable: whether tapes watch it.
-    """
+    """One variable to Keras, a `tf.Variable` per part to the servers."""
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False
@@ -173,11 +166,7 @@ class PartitionedVariable:
         return self
 
     def bind(self, variables: Sequence[Any]) -> None:
-        """Say which Keras variables (this one and its slots) an optimizer updates together with it.
-
-        Args:
-            variables: Keras variables whose values are partitioned alike; those of other optimizers stay.
-        """
+        """Say which Keras variables (this one and its slots) an optimizer updates together with it."""
         known = {id(variable): variable for variable in [*self._keras_variables, *variables]}
         others = (variable for variable in known.values() if keras_variables.value_of(variable) is not self)
         self._keras_variables = list(others)
@@ -214,9 +203,6 @@ class PartitionedGradient:
     """A gradient in the parts of its variable, each on the part's server.
 
     Only for optimizers that look at it nowhere but in the variable's update.
-
-    Args:
-        parts: a tensor or `tf.IndexedSlices` for each part, with the part's rows counted from zero.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -248,10 +234,6 @@ def lookup(variable: Any, ids: tf.Tensor) -> tf.Tensor:
     """Return rows of a variable on parameter servers; each distinct row travels once, and nothing else of the table.
 
     The gradient keeps one row per id, in order, as one device's does.
-
-    Args:
-        variable: a `tf.Variable` or `PartitionedVariable` of rank 1 or more.
-        ids: int, any shape.
     """
     flat = tf.reshape(ids, [-1])
     tape.variable_accessed(variable)

@@ -13,10 +13,6 @@ import tensorflow as tf
 class Replay:
     """What a traced function makes of some of its tensors; to be made again of other values, in another function.
 
-    Args:
-        outputs: tensors of the function.
-        sources: tensors of the function that will have other values.
-
     Attributes:
         depends: whether each output is made of the sources.
         given: the other tensors that outputs are made of, whose values must be given too.

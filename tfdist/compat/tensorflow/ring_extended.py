@@ -34,13 +34,6 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     Replicas of one process reduce by TensorFlow's collectives; the first of them carries the sum to the other
     processes and hands the result to its neighbours.
-
-    Args:
-        container_strategy: the strategy.
-        devices: this process's, one per replica.
-        collective: of the processes, a `tfdist.collectives.traced.TracedCollective`.
-        waiting: returns a context for code that waits for other processes, given what it does.
-        traced: called after a replica's function was traced.
     """
 
     def __init__(

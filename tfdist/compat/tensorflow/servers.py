@@ -44,13 +44,7 @@ def worker(index: int, kind: str = "CPU") -> str:
 
 
 def connect(chief: str, workers: Sequence[str], servers: Sequence[str]) -> None:
-    """Make this process the chief of a cluster whose other tasks run, or will; it waits for them.
-
-    Args:
-        chief: "host:port" of this process.
-        workers: "host:port" of each worker.
-        servers: "host:port" of each parameter server.
-    """
+    """Make this process the chief of a cluster whose other tasks run, or will; it waits for them."""
     cluster = tf.train.ClusterSpec({"chief": [chief], "worker": list(workers), "ps": list(servers)})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
@@ -73,9 +67,6 @@ def reconnect(workers: Sequence[str]) -> None:
     """Connect anew to these workers and to no other; to be called while nothing is asked of parameter servers.
 
     TensorFlow waits until every task that it is told of answers, so those that do not must be left out.
-
-    Args:
-        workers: "host:port" of each, of those that the process was connected to first.
     """
     known = context.context()
     if not _definitions:
@@ -143,11 +134,6 @@ def own_executor(*, fresh: bool = False) -> Any:
     """Let this thread do what it does in TensorFlow by itself, from now on; return its executor.
 
     Threads share an executor otherwise, and what fails or hangs on one worker does so in another thread.
-
-    Args:
-        fresh: whether to leave what the thread has under way to itself. Letting go of a tensor that a worker has a copy
-            of is a message to the worker; `tf.data` waits for the answers before each batch, and a worker that is
-            stopped gives none.
     """
     mine = getattr(_threads, "executor", None)
     if mine is not None and fresh:
@@ -180,11 +166,7 @@ def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
 
 
 def forget_failures(seconds: float = 5.0) -> None:
-    """Let nobody be told any more what has failed on other tasks, which has been raised already.
-
-    Args:
-        seconds: how long to wait at most for tasks that give no answer.
-    """
+    """Let nobody be told any more what has failed on other tasks, which has been raised already."""
 
     def forget() -> None:
         for _ in range(_MOST_FAILURES):
@@ -248,13 +230,7 @@ def copy_of(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Varia
 
 
 class ServerVariables(OneDeviceExtended):
-    """The variables of a strategy whose chief holds small state itself and leaves the rest to parameter servers.
-
-    Args:
-        container_strategy: the strategy.
-        place: returns the device of a new variable, or the devices and row boundaries of its parts, given its path,
-            shape and dtype.
-    """
+    """The variables of a strategy whose chief holds small state itself and leaves the rest to parameter servers."""
 
     def __init__(self, container_strategy: Any, *, place: Callable[[str, tf.TensorShape, tf.DType], Any]) -> None:
         super().__init__(container_strategy, CHIEF)

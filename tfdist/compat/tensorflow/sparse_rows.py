@@ -64,10 +64,6 @@ def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.T
     """Return tensors whose elements, one after the other, are the indices, each with its kind.
 
     Eagerly nobody knows where indices come from: they are one part, which a replica has alone.
-
-    Args:
-        indices: of a gradient that is being traced, int, shape (rows,).
-        examples: of which the gradient is, if that is a fixed number and not that of what the function is given.
     """
     if _is_eager(indices):
         return [(indices, RowKind.OWN)]

@@ -65,13 +65,7 @@ def by_index(rows: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def sums(values: list[Any], sum_of: Callable[[list[Any], list[int]], list[Any]]) -> list[Any]:
-    """Return sums over replicas, in which rows that are there once on one device are there once.
-
-    Args:
-        values: tensors or `tf.IndexedSlices`.
-        sum_of: takes tensors and `tf.IndexedSlices`, and for each the place of the value that it belongs to; returns
-            the sums over replicas.
-    """
+    """Return sums over replicas, in which rows that are there once on one device are there once."""
     plans = [_plan(value) for value in values]
     sent = [one for parts, _ in plans for one in parts]
     places = [place for place, (parts, _) in enumerate(plans) for _ in parts]
@@ -144,16 +138,7 @@ def reduced_by(
     keep_duplicate_indices: bool,
     replicas: int,
 ) -> Any:
-    """Return a nest reduced over replicas by a collective that wants to know what it carries.
-
-    Args:
-        reduce: returns the sums of values, given their labels and whether duplicate rows must stay apart.
-        reduce_op: TensorFlow's; a mean divides by the number of replicas.
-        value: the nest.
-        labels: what each value is, in the order of the flat values; None: that is not known.
-        keep_duplicate_indices: whether duplicate rows must stay apart.
-        replicas: number of them.
-    """
+    """Return a nest reduced over replicas by a collective that wants to know what it carries."""
     flat = tf.nest.flatten(value)
     keep, names = keep_duplicate_indices, [""] * len(flat) if labels is None else list(labels)
 

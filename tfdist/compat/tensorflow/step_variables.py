@@ -14,12 +14,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 
 def create(like: Any, value: tf.Tensor) -> tf.Variable:
-    """Return a variable of this step that stands for another one, to tapes and to optimizers.
-
-    Args:
-        like: the TensorFlow variable, or the parts of one, whose place it takes.
-        value: its first value.
-    """
+    """Return a variable of this step that stands for another one, to tapes and to optimizers."""
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=like.shape, shared_name=context.anonymous_name())
     if tf.executing_eagerly():
         data = handle_data_util.create_handle_data(tf.TensorShape(like.shape), value.dtype)

@@ -130,10 +130,6 @@ def end(iterators: Iterable[Any], *, seconds: float) -> int:
     """End iterators of datasets; they have no elements from now on. Return how many are still at work.
 
     Those go on in threads of their own, and end when what they wait for returns.
-
-    Args:
-        iterators: what ``iter`` has returned for datasets.
-        seconds: how long to wait for elements that are being made now.
     """
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=_end, args=(one,), name="tfdist-end-input", daemon=True) for one in iterators]
@@ -174,9 +170,6 @@ class Wrapped(tf.data.Dataset):
     The other one is made when it is first looked at: that takes tenths of a second, and a strategy may need none of it.
 
     Private names: `_variant_tensor`, `_inputs`, through which datasets of TensorFlow are made of each other.
-
-    Args:
-        make: makes the other one; it has no options of its own.
     """
 
     def __init__(self, make: Callable[[], tf.data.Dataset]) -> None:
@@ -237,11 +230,7 @@ class Failing(Wrapped):
     """A dataset that knows what is behind TensorFlow's errors; it raises that, and so does what is made of it."""
 
     def failure(self, text: str) -> Exception | None:
-        """Return what an error of TensorFlow quotes, None where it quotes nothing that is known.
-
-        Args:
-            text: of TensorFlow's error.
-        """
+        """Return what an error of TensorFlow quotes, None where it quotes nothing that is known."""
         raise AssertionError("a subclass knows it")
 
     @property
@@ -252,13 +241,7 @@ class Failing(Wrapped):
         return iterator(self._iterated, self.failure)
 
     def reduce(self, initial_state: Any, reduce_func: Any, name: str | None = None) -> Any:
-        """Return what a function makes of all elements, one after the other.
-
-        Args:
-            initial_state: what the function is given with the first element.
-            reduce_func: (state, element) -> state.
-            name: of the operation.
-        """
+        """Return what a function makes of all elements, one after the other."""
         with raising(self.failure):
             return self._iterated.reduce(initial_state, reduce_func, name)
 

@@ -71,9 +71,6 @@ def independent(results: Any) -> Any:
     """Return what an operation with effects has returned, and let it wait for its inputs alone.
 
     TensorFlow runs it in any case, and would run it behind all operations with effects that were traced before it.
-
-    Args:
-        results: the operation, a tensor of its or a list of them; None eagerly.
     """
     if tf.executing_eagerly():
         return results

@@ -36,12 +36,7 @@ class Whole(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded(Codec):
-    """Rounds what another codec adds up to 16 bits, and what comes back to where it came from.
-
-    Args:
-        codec: whose tensors travel; by default those of the gradient itself.
-        start_after: see `Codec`; by default as the codec has it, and so is ``min_saving``.
-    """
+    """Rounds what another codec adds up to 16 bits, and what comes back to where it came from."""
 
     codec: Codec = field(default_factory=Whole)
     start_after: int | None = None  # type: ignore[assignment]

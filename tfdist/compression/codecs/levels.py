@@ -26,15 +26,7 @@ def words(count: int, bits: int, group: int) -> int:
 
 
 def encode(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, *, bits: int, group: int) -> tf.Tensor:
-    """Return the levels, plus s, and then the scales, as words. What is no number, or infinite, has level 0.
-
-    Args:
-        rows: float32, shape (rows, count).
-        scales: of groups, float32, shape (rows, count / group); larger numbers are cut to it.
-        seed: int32, shape (2,).
-        bits: of a level with its sign: 2, 4 or 8.
-        group: numbers with a scale in common.
-    """
+    """Return the levels, plus s, and then the scales, as words. What is no number, or infinite, has level 0."""
     ops = kernels()
     if ops is not None:
         packed = ops.tfdist_to_levels(rows, scales, *key_and_counter(seed), group=group, bits=bits)
@@ -45,14 +37,7 @@ def encode(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, *, bits: int, gr
 
 
 def decode(encoded: tf.Tensor, count: int, *, bits: int, group: int) -> tf.Tensor:
-    """Return the numbers; all of a group whose scale is not finite are not finite, or zero.
-
-    Args:
-        encoded: from `encode`.
-        count: numbers in a row.
-        bits: as for `encode`.
-        group: as for `encode`.
-    """
+    """Return the numbers; all of a group whose scale is not finite are not finite, or zero."""
     packed, scales = tf.split(encoded, [count * bits // packing.WORD_BITS, count // group], axis=1)
     scales = packing.as_numbers(scales)
     ops = kernels()

@@ -23,9 +23,6 @@ _SUMMED = ("squares", "sizes", "negatives", "positives")
 class GroupCodec(RowCodec):
     """A codec whose rows are made of whole groups.
 
-    Args:
-        group: numbers of a group; a multiple of 32, so that the words of their bits are full.
-
     Example:
         >>> GroupCodec(group=64).row_multiple
         64
@@ -63,11 +60,6 @@ def sums(rows: tf.Tensor, size: int, of: Summed) -> tf.Tensor:
     """Return a sum for each group, shape (rows, groups): of x^2, of |x|, of the negative x, or of all others.
 
     In an order that does not depend on the machine, with an error of log2(size) roundings.
-
-    Args:
-        rows: float32, shape (rows, groups * size).
-        size: of a group; a multiple of 32.
-        of: what is added up.
 
     Example:
         >>> sums(tf.ones([1, 64]), 32, "squares").numpy().tolist()

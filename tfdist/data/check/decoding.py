@@ -13,15 +13,7 @@ _MOST = 8  # processes
 
 
 class Decoding:
-    """Says why pictures cannot be decoded; to be used in a ``with`` block, in any number of threads.
-
-    Args:
-        schema: of the examples.
-        size: about how many bytes will be looked at.
-
-    Raises:
-        ConfigError: no feature can hold pictures.
-    """
+    """Says why pictures cannot be decoded; to be used in a ``with`` block, in any number of threads."""
 
     def __init__(self, schema: Schema, size: int) -> None:
         if not any(feature.encoding == "bytes" for feature in schema.values()):

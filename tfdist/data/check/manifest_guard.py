@@ -34,13 +34,7 @@ _Span = tuple[int, int]  # first byte of a record's frame, bytes of its payload
 
 
 class Binding:
-    """Ties what is read of a directory to its manifest; threads may share one.
-
-    Args:
-        place: the directory.
-        manifest: as it was opened.
-        ends: returns where the first and the last record of a shard are.
-    """
+    """Ties what is read of a directory to its manifest; threads may share one."""
 
     def __init__(self, place: Storage, manifest: Manifest, ends: Callable[[int], tuple[_Span, _Span]]) -> None:
         self._place = place
@@ -60,25 +54,14 @@ class Binding:
 
     @contextmanager
     def reading(self, shards: Iterable[int]) -> Iterator[None]:
-        """Read these shards in a block; what came out of it counts if no error does.
-
-        Raises:
-            DataChangedError: the directory was written anew or repaired meanwhile.
-            CorruptDataError: a file is another than the manifest describes.
-            MissingFileError: a file was removed, and the manifest was not (yet).
-        """
+        """Read these shards in a block; what came out of it counts if no error does."""
         with self.explained():
             yield
         self.require(shards)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Say of what fails in a block that the directory is another now, where it is.
-
-        Raises:
-            DataChangedError: it is another.
-            StorageError: it is the same, and the system refused; MissingFileError where a file of it was removed.
-        """
+        """Say of what fails in a block that the directory is another now, where it is."""
         try:
             yield
         except CorruptDataError:
@@ -112,13 +95,7 @@ class Binding:
         return np.array(found, np.uint64).view(np.int64)
 
     def require_manifest(self, since: float = math.inf) -> None:
-        """Raise if the directory has another manifest by now.
-
-        Args:
-            since: it is enough to have looked after this time, which `time.monotonic` gave.
-        Raises:
-            DataChangedError: it has, or none.
-        """
+        """Raise if the directory has another manifest by now."""
         with self._lock:
             now = time.monotonic()
             if self._looked > since:
@@ -204,11 +181,7 @@ class Binding:
 
 
 def require_manifest(place: Storage, opened: Manifest) -> None:
-    """Raise if a directory has another manifest than the one that was opened.
-
-    Raises:
-        DataChangedError: it has, or none.
-    """
+    """Raise if a directory has another manifest than the one that was opened."""
     try:
         found = read_manifest(place)
         now = f"its revision is {found.revision} with digest {found.digest}"

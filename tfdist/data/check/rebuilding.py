@@ -44,9 +44,6 @@ def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferr
 
     Of the schemas that are given, still legible, or told from all records, and of their layouts, the first is taken
     that fits every record whose checksums fit; if none does, the last, without those that do not.
-
-    Raises:
-        ConfigError: the records do not agree what a feature is.
     """
     legible = _legible(place)
     for chosen, said, is_last in _schemas(place, shards, schema, legible):

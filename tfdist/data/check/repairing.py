@@ -231,15 +231,7 @@ def _without_manifest(place: Storage, into: Storage | None, schema: Schema | Non
 
 
 class _Work:
-    """A directory on its way to its next revision, or its copy.
-
-    Args:
-        place: what is repaired.
-        into: where its copy is made; None: nowhere, it is repaired itself.
-        old: its manifest, without shards where it is lost.
-        revision: the next one.
-        decode: says what is wrong with pictures.
-    """
+    """A directory on its way to its next revision, or its copy."""
 
     def __init__(
         self, place: Storage, into: Storage | None, old: Manifest, revision: int, decode: Decoding | None
@@ -351,17 +343,7 @@ def copied(
     *,
     decode: Callable[[Sequence[bytes]], list[str]] | None = None,
 ) -> Shard | None:
-    """Copy the records of a shard that are whole, and examples of the schema; return None if there is none.
-
-    Args:
-        place: the directory.
-        shard: the file to read.
-        into: where to.
-        name: the file to write.
-        schema: of the examples.
-        layout: of the directory.
-        decode: says what is wrong with each of some pictures; None: they are not looked at.
-    """
+    """Copy the records of a shard that are whole, and examples of the schema; return None if there is none."""
     contents = Contents(schema, layout, decode=decode)
     try:
         with ShardWriter(into, name, layout) as writer:

@@ -77,17 +77,7 @@ def examine(
     decode: Callable[[Sequence[bytes]], list[str]] | None = None,
     seen: Callable[[int], None] | None = None,
 ) -> Examined:
-    """Compare a shard with what is said of it.
-
-    Args:
-        place: the directory.
-        manifest: of the directory.
-        number: of the shard.
-        first: number of its first example.
-        contents: whether each record is taken apart, beside its checksums.
-        decode: says what is wrong with each of some pictures; None: they are not looked at.
-        seen: called with the number of bytes that were read.
-    """
+    """Compare a shard with what is said of it."""
     look = Contents(manifest.schema, manifest.layout, decode=decode) if contents or decode else None
     return _Examination(place, manifest, number, first).run(look, seen=seen)
 

@@ -38,15 +38,7 @@ class Rows:
 
 
 class Contents:
-    """Looks into payloads.
-
-    Args:
-        schema: what each is to be.
-        layout: of the directory; ``fixed`` demands that everything but the values is as tfdist writes it.
-        strict: whether a feature that the schema does not have is a fault.
-        decode: says what is wrong with each of some pictures, which are what the schema says to be some and what begins
-            like some; None: they are not looked at.
-    """
+    """Looks into payloads."""
 
     def __init__(
         self,

@@ -144,12 +144,7 @@ class Manifest:
 
 
 def read_manifest(place: Storage) -> Manifest:
-    """Return the manifest of a directory.
-
-    Raises:
-        ConfigError: there is none.
-        CorruptDataError: it cannot be trusted.
-    """
+    """Return the manifest of a directory."""
     names = place.names()
     if NAME not in names:
         found = f"{len(names)} files but no {NAME}" if names else "no file"

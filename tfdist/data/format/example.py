@@ -60,13 +60,7 @@ def delimited(field: int, content: bytes) -> bytes:
 
 
 def entry(name: str, feature: Feature, content: bytes) -> bytes:
-    """Return one feature of an example.
-
-    Args:
-        name: its name.
-        feature: what it is.
-        content: the content of its list: packed values, or fields of bytes.
-    """
+    """Return one feature of an example."""
     listed = delimited(_FIELD[feature.encoding], content)
     return delimited(1, delimited(1, name.encode()) + delimited(2, listed))
 
@@ -125,9 +119,6 @@ def _unpadded(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 class Template:
     """The record of a schema in which every value has its place.
-
-    Args:
-        schema: fixed features only.
 
     Attributes:
         length: bytes of a payload.
@@ -221,9 +212,6 @@ def _slot_bytes(feature: Feature) -> int:
 def parse(payload: bytes) -> dict[str, tuple[str, list[Any]]]:
     """Return an example's features: name -> (kind, values); kind is bytes, float, int64, or empty for no list.
 
-    Raises:
-        CorruptDataError: the bytes are no tf.train.Example. Nothing beyond them is read.
-
     Example:
         >>> parse(delimited(1, entry("a", Feature("int64"), delimited(1, varints([5])))))
         {'a': ('int64', [5])}
@@ -245,9 +233,6 @@ def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
     """Return the feature lists of a tf.train.SequenceExample: name -> (kind, values) of each step.
 
     Its context is what `parse` returns. A tf.train.Example has none.
-
-    Raises:
-        CorruptDataError: the bytes are neither.
     """
     try:
         found: dict[str, list[tuple[str, list[Any]]]] = {}
@@ -381,11 +366,7 @@ def joined(parts: Sequence[bytes]) -> bytes:
 
 
 def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
-    """Return the value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype.
-
-    Raises:
-        CorruptDataError: the example does not have it, or not in this dtype and shape.
-    """
+    """Return the value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype."""
     kind, items = parsed.get(name, _NO_LIST)
     wanted = "bytes" if feature.encoding in ("bytes", "raw") else feature.encoding
     count = 1 if feature.encoding == "raw" else feature.size

@@ -57,12 +57,7 @@ def pictures_of(feature: Feature, values: Sequence[Any]) -> list[list[bytes]]:
 
 
 def look_at(contents: Sequence[bytes], convert: bool = False) -> list[Look]:
-    """Decode pictures by TensorFlow, here: this process is to be one that was started for it.
-
-    Args:
-        contents: encoded pictures.
-        convert: whether a format that is not kept becomes PNG.
-    """
+    """Decode pictures by TensorFlow, here: this process is to be one that was started for it."""
     return [_look(content, convert) for content in contents]
 
 

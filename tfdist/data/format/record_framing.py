@@ -62,13 +62,7 @@ def footer(payload: Iterable[bytes]) -> bytes:
 
 
 def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the records of payloads of one length.
-
-    Args:
-        rows: uint8, ``[records, length]``.
-    Returns:
-        uint8, ``[records, length + 16]``.
-    """
+    """Return the records of payloads of one length."""
     count, length = rows.shape
     framed = np.empty((count, length + OVERHEAD_BYTES), np.uint8)
     framed[:, :HEADER_BYTES] = np.frombuffer(header(length), np.uint8)
@@ -95,12 +89,7 @@ class Scan:
 
 
 def scan(data: Any, start: int = 0) -> Scan:
-    """Return where the records from ``start`` on begin, by their headers, up to the end or the first that is none.
-
-    Args:
-        data: bytes, a memory map, or anything with a buffer.
-        start: where the first record begins, bytes.
-    """
+    """Return where the records from ``start`` on begin, by their headers, up to the end or the first that is none."""
     end, offsets, position, problem = len(data), [start], start, ""
     crc_of = google_crc32c.value
     while position < end:
@@ -147,10 +136,6 @@ def resynchronise(data: Any, start: int) -> int:
 
 def headers(data: bytes, room: int) -> NDArray[np.int64]:
     """Return the positions at which a header stands whose checksum fits and whose record ends within the data.
-
-    Args:
-        data: where to look.
-        room: bytes from the beginning of ``data`` to the end of the file.
 
     Example:
         >>> headers(b"no record" + header(5), room=30).tolist(), headers(b"no record" + header(5), room=29).tolist()

@@ -28,12 +28,7 @@ def batches(found: Iterator[Found]) -> Iterator[list[Found]]:
 
 
 class Gathered:
-    """Arrays of an index, as they come.
-
-    Args:
-        schema: of the examples.
-        layout: extent or generic.
-    """
+    """Arrays of an index, as they come."""
 
     def __init__(self, schema: Schema, layout: str) -> None:
         self._offsets: list[NDArray[np.int64]] = []
@@ -61,16 +56,6 @@ def index_anew(
 
     A corrupt record keeps its place, with zeros for what the index says of it, as long as there are as many records as
     there must be: whoever reads it finds it out by its checksum.
-
-    Args:
-        content: the shard.
-        name: its name, for messages.
-        schema: of the examples.
-        layout: extent or generic.
-        examples: how many records there must be.
-        accept: called with what is wrong with each corrupt record; None: none is accepted.
-    Raises:
-        CorruptDataError: a record is corrupt and may not be, or there is another number of them.
     """
     contents, gathered, count = Contents(schema, layout), Gathered(schema, layout), 0
     for batch in batches(walk(content)):

@@ -11,10 +11,6 @@ _REVISED = re.compile(r"(?P<stem>.+?)\.repair-(?P<revision>[1-9][0-9]{0,17})(?P<
 def shard_name(number: int, revision: int = 1) -> str:
     """Return the file of a shard: of what was overwritten and of what takes its place no two files share a name.
 
-    Args:
-        number: of the shard, from 0.
-        revision: of the manifest that will name it.
-
     Example:
         >>> shard_name(7), shard_name(7, 2)
         ('data-00007.tfrecord', 'data-00007.revision-2.tfrecord')
@@ -83,10 +79,6 @@ def newest(names: list[str]) -> list[str]:
 def of_one_writing(names: list[str], *, is_writing: bool) -> list[str]:
     """Return the shards of one revision, where another is being written or was overwritten; all that have other names.
 
-    Args:
-        names: of shards.
-        is_writing: whether the newest ones are of a run that has not ended.
-
     Example:
         >>> names = ["data-00000.tfrecord", "data-00000.revision-2.tfrecord", "data-00001.tfrecord"]
         >>> of_one_writing(names, is_writing=True), of_one_writing(names, is_writing=False)
@@ -101,10 +93,6 @@ def of_one_writing(names: list[str], *, is_writing: bool) -> list[str]:
 
 def superseded(names: Iterable[str], used: Iterable[str]) -> list[str]:
     """Return the files of revisions that were overwritten; a writer that was killed behind its manifest leaves some.
-
-    Args:
-        names: all files.
-        used: those that the manifest names.
 
     Example:
         >>> superseded(["data-00000.index", "data-00000.revision-2.index"], ["data-00000.revision-2.index"])

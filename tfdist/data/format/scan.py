@@ -50,14 +50,7 @@ class Found(NamedTuple):
 
 
 class Content:
-    """A file of a storage, read through a window; its checksum comes along.
-
-    Args:
-        place: the directory.
-        name: of the file.
-        window: bytes that are read at once.
-        seen: called with the number of bytes that are behind.
-    """
+    """A file of a storage, read through a window; its checksum comes along."""
 
     def __init__(
         self, place: Storage, name: str, *, window: int = WINDOW_BYTES, seen: Callable[[int], None] | None = None

@@ -195,11 +195,7 @@ class Schema(Mapping[str, Feature]):
 
 
 def asked(schema: Any) -> Schema | None:
-    """Return a schema that a user wrote down: what does not fit into its floats is rounded, because that was asked for.
-
-    Args:
-        schema: a `Schema`, a mapping of names to `Feature`, or None.
-    """
+    """Return a schema that a user wrote down: what does not fit into its floats is rounded, because that was asked for."""
     if schema is None:
         return None
     return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})
@@ -210,9 +206,6 @@ def infer(example: Mapping[str, Any]) -> Schema:
 
     Bytes and text become "string"; a Python int is int64, a Python float float32 where that keeps all of its digits,
     else float64; lists are arrays; an array keeps its dtype and shape.
-
-    Raises:
-        ConfigError: a value is of no dtype that can be stored.
 
     Example:
         >>> infer({"pixels": np.zeros((2, 2), "uint8"), "label": 3, "name": "a"})["label"]

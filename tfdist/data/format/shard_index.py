@@ -45,11 +45,7 @@ class Index:
 
     @classmethod
     def from_bytes(cls, data: bytes, shard: Shard, schema: Schema, layout: str) -> "Index":
-        """Return the index that `to_bytes` wrote, if it fits the shard, whoever wrote it.
-
-        Raises:
-            CorruptDataError: it does not.
-        """
+        """Return the index that `to_bytes` wrote, if it fits the shard, whoever wrote it."""
         assert shard.index is not None
         name = shard.index.file
         wanted = arrays_of(shard.examples, schema, layout)
@@ -90,12 +86,7 @@ def largest_index(count: int, schema: Schema, layout: str) -> int:
 
 
 def stored_index(place: Storage, found: Manifest, shard: Shard) -> Index:
-    """Return the index of a shard as it was written.
-
-    Raises:
-        MissingFileError: it is not there.
-        CorruptDataError: it is not what was written.
-    """
+    """Return the index of a shard as it was written."""
     assert shard.index is not None
     size = place.size(shard.index.file)
     most = largest_index(shard.examples, found.schema, found.layout)

@@ -43,16 +43,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the folder") -> dict[str, list[str]]:
-    """Return files by the splits that their names say; nothing where they say no more than one.
-
-    Args:
-        paths: of the files.
-        of_tfds: whether TensorFlow Datasets named them: then a split may have any name.
-        where: they are, for messages.
-
-    Raises:
-        ConfigError: some say a split and some do not.
-    """
+    """Return files by the splits that their names say; nothing where they say no more than one."""
     names = {path: os.path.basename(path) for path in paths}
     said = {path: _tfds_split(name) if of_tfds else _word(name) for path, name in names.items()}
     found = {split for split in said.values() if split}
@@ -70,16 +61,7 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
 
 
 def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -> list[str]:
-    """Return the files of a split that somebody chose.
-
-    Args:
-        several: the files of each split; empty where there is one set of examples.
-        split: the one that was chosen, if any was.
-        where: they are, for messages.
-
-    Raises:
-        ConfigError: there is no such split, or none was chosen of several.
-    """
+    """Return the files of a split that somebody chose."""
     if split is None:
         raise ConfigError(
             f"{where} has files of several splits ({', '.join(several)}), and a directory is one of them. Choose it: "

@@ -59,13 +59,6 @@ class BatchChunk:
 class BatchChunks:
     """The batches of an epoch, some at a time; a pure function of epoch, start and number.
 
-    Args:
-        order: which example stands where.
-        seed: of the order.
-        batches: start -> the batches of an epoch of which so many examples have been consumed.
-        share: whose part of each batch.
-        examples: about how many examples a chunk is to have.
-
     Example:
         >>> from tfdist.data.order.epoch_orders import Sequential
         >>> chunks = BatchChunks(Sequential(10), 0, lambda start: Batches(10, 4, "keep", start), WHOLE, examples=8)

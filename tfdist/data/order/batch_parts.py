@@ -15,15 +15,7 @@ TAILS = ("pad", "drop", "keep")
 
 @dataclass(frozen=True)
 class Batches:
-    """The global batches of an epoch, from a position on.
-
-    Args:
-        examples: positions in the epoch.
-        global_batch_size: examples of a batch, over all replicas.
-        tail: what becomes of a last batch with fewer: "pad" fills it up with examples of weight 0, "drop" leaves it
-            out, "keep" gives it as it is.
-        start: examples of this epoch that have been consumed already.
-    """
+    """The global batches of an epoch, from a position on."""
 
     examples: int
     global_batch_size: int

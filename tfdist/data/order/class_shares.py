@@ -31,9 +31,6 @@ class Balanced:
     """All classes alike: each cycle of as many positions as there are classes has every class once.
 
     An epoch has as many positions as there are examples; an example of a rare class stands in it several times.
-
-    Args:
-        labels: integers, ``[examples]``.
     """
 
     is_permutation = False
@@ -68,14 +65,6 @@ class Weighted:
     An epoch is cut into windows. How often a class has been met when a window begins is computed from its position
     alone: a tree of classes halves the set of them, and each node gives its left child a fixed share of its turns,
     rounded. In a window the classes stand in a random order in which each is spread evenly.
-
-    Args:
-        labels: integers, ``[examples]``.
-        weights: label -> proportion, above 0 for at least one; labels that are not named are left out.
-
-    Raises:
-        ConfigError: a label has a weight but no example, or no weight is above 0.
-        ConfigTypeError: a label is no integer, or a weight no number.
     """
 
     is_permutation = False

@@ -54,10 +54,6 @@ class Permutation:
     ends, because a permutation has only cycles. Networks over few values know too few permutations: up to `TABLE`
     values are sorted by random words instead, once per key.
 
-    Args:
-        size: number of values, at least 1.
-        key: integers and text that choose it.
-
     Source:
         M. Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988;
         J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", 2002 (cycle walking). The round function is
@@ -173,11 +169,6 @@ class Block:
 
     What is read is contiguous, which disks that spin and object stores need. The blocks begin somewhere else in each
     epoch, so that neighbours do not stay in one block for ever.
-
-    Args:
-        examples: how many there are.
-        block: examples in a block.
-        window: number of blocks that are mixed.
     """
 
     examples: int

@@ -33,11 +33,7 @@ class Position:
         self.is_uncounted = False
 
     def begin(self, *, counted: bool) -> None:
-        """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one.
-
-        Args:
-            counted: whether somebody counts the batches.
-        """
+        """Begin an iteration: the next epoch if this one was read to its end, else what is left of this one."""
         if self.is_last:
             self.epoch, self.start = self.epoch + 1, 0
         self.batches, self.is_last, self.is_uncounted = 0, False, not counted
@@ -77,11 +73,7 @@ class Identity:
         }
 
     def position(self, state: Any) -> Position:
-        """Return the position that a state describes.
-
-        Raises:
-            ConfigError: it is none, or belongs to other data, another order or another seed.
-        """
+        """Return the position that a state describes."""
         fields = {"version", "epoch", "consumed", "examples", "seed", "order", "digest"}
         if not isinstance(state, dict) or set(state) != fields:
             raise ConfigError(

@@ -25,21 +25,7 @@ Features = dict[str, Any]
 
 
 class Pipeline:
-    """How examples become batches.
-
-    Args:
-        examples: the directory.
-        fetcher: reads them.
-        order: which stands where.
-        seed: of the order and of augmentation.
-        global_batch_size: examples of a batch over all replicas.
-        tail: see `sharding.Batches`.
-        decode: an example's features -> its features, the same each time.
-        augment: (an example's features, seed) -> its features.
-        cache: keeps what `decode` made.
-        finish: features, weight -> what the dataset yields.
-        native: the compiled ops, or None.
-    """
+    """How examples become batches."""
 
     def __init__(
         self,
@@ -92,12 +78,6 @@ class Pipeline:
         """Return a dataset of the epoch at ``position``, which is looked up when the first batch is asked for.
 
         Whole batches tell the position when the last one is handed out; who takes shares has to.
-
-        Args:
-            position: where reading stands.
-            share: which part of each batch; None for whole ones.
-        Returns:
-            What ``finish`` returned for each batch; of shares (fingerprint, examples of the batch, slices).
         """
         chunks = BatchChunks(self.order, self.seed, self.batches, share or WHOLE, examples=self._reader.examples)
 

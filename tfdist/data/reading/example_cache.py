@@ -18,12 +18,7 @@ _LARGEST_PART = 0.8  # of what is free
 
 
 class DecodedCache:
-    """An array per feature with a place for each example.
-
-    Args:
-        where: "memory", or a folder on a local disk. Its files have no name, so that none stays when the process ends.
-        examples: how many there are.
-    """
+    """An array per feature with a place for each example."""
 
     def __init__(self, where: str | os.PathLike[str], examples: int) -> None:
         self._where = where
@@ -36,11 +31,7 @@ class DecodedCache:
     def through(
         self, ids: tf.Tensor, decode: Callable[[tf.Tensor], tuple[dict[str, Any], tf.Tensor]]
     ) -> tuple[dict[str, Any], tf.Tensor]:
-        """Return decoded examples and which are sound: from here if all are here, else decoded, and kept.
-
-        Raises:
-            ConfigError: examples differ in size, are text, or are more than there is room for.
-        """
+        """Return decoded examples and which are sound: from here if all are here, else decoded, and kept."""
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), _traced(decode))
         leaves = tf.nest.flatten(spec)
         self._allocate([_array_spec(leaf) for leaf in leaves[:-1]])

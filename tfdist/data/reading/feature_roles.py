@@ -28,11 +28,7 @@ class Roles:
     origin: str
 
     def require(self, features: Mapping[str, Any]) -> None:
-        """Refuse roles that these features, which have a dtype, cannot have.
-
-        Raises:
-            ConfigError: a name is none of them, or the weight is no number.
-        """
+        """Refuse roles that these features, which have a dtype, cannot have."""
         named = [("label", self.label), *(("inputs", name) for name in self.inputs), ("weight", self.weight)]
         there = ", ".join(map(repr, features))
         for argument, name in named:
@@ -49,15 +45,7 @@ class Roles:
             )
 
     def element(self, found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
-        """Return (x, y), (x, y, weight) or x.
-
-        Args:
-            found: the features of a batch.
-            padding: 0 for each example that does not count, else 1.
-
-        Raises:
-            ConfigError: the features cannot have these roles.
-        """
+        """Return (x, y), (x, y, weight) or x."""
         self.require(found)
         names = list(self.inputs) or [name for name in found if name not in (self.label, self.weight)]
         x = found[names[0]] if len(names) == 1 else {name: found[name] for name in names}
@@ -70,12 +58,7 @@ class Roles:
 
 
 def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
-    """Return the roles that a caller names.
-
-    Raises:
-        ConfigError: several labels, or a weight without a label.
-        ConfigTypeError: a name is no text.
-    """
+    """Return the roles that a caller names."""
     if isinstance(label, (list, tuple, set, Mapping)):
         raise ConfigError(
             f"label is {validation.shown(label)}; it must be the name of one feature. Let decode return several labels "

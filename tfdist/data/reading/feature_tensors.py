@@ -24,11 +24,7 @@ def shape_of(feature: Feature) -> list[int | None]:
 
 
 def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
-    """Return the features of whole payloads, string ``[n]``; a list of any length is ragged.
-
-    Raises:
-        tf.errors.InvalidArgumentError: an example does not fit the schema.
-    """
+    """Return the features of whole payloads, string ``[n]``; a list of any length is ragged."""
     specs: dict[str, Any] = {name: _parse_spec(name, feature) for name, feature in schema.items()}
     found = tf.io.parse_example(payloads, specs)
     return {name: _decoded(feature, found[name]) for name, feature in schema.items()}

@@ -41,12 +41,7 @@ class Bytes(Protocol):
 
 
 class MappedBytes:
-    """Local files, mapped into memory.
-
-    Args:
-        paths: of the shards.
-        binding: what they must be.
-    """
+    """Local files, mapped into memory."""
 
     def __init__(self, paths: Sequence[str], binding: Binding) -> None:
         self.paths = list(paths)
@@ -67,13 +62,7 @@ class MappedBytes:
 
 
 class RemoteBytes:
-    """Files of a store, fetched a batch at a time.
-
-    Args:
-        storage: the directory.
-        names: of the shards.
-        binding: what they must be.
-    """
+    """Files of a store, fetched a batch at a time."""
 
     def __init__(self, storage: Storage, names: Sequence[str], binding: Binding) -> None:
         self._storage = storage
@@ -114,14 +103,7 @@ class RemoteBytes:
 
 
 class Fetcher:
-    """Columns of examples by their numbers.
-
-    Args:
-        examples: the directory.
-        source: where its bytes come from.
-        verify: "first" checks each record when it is read first, "always" each time, "never" not at all.
-        skip: whether a corrupt example is replaced by a sound one and gets the weight 0; else it raises.
-    """
+    """Columns of examples by their numbers."""
 
     def __init__(self, examples: Examples, source: Bytes, *, verify: str, skip: bool) -> None:
         self.examples = examples
@@ -153,11 +135,7 @@ class Fetcher:
         return [PAYLOAD] if layout not in (FIXED, EXTENT) else list(self.examples.schema)
 
     def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
-        """Return the columns of examples, and the weight of each: 0 where another stands for a corrupt one.
-
-        Raises:
-            CorruptDataError: an example is corrupt, and that is not to be skipped; or none is sound.
-        """
+        """Return the columns of examples, and the weight of each: 0 where another stands for a corrupt one."""
         weight = np.ones(len(ids), np.float32)
         found, ok = self._read(ids, self._to_check(ids))
         if not ok.all():

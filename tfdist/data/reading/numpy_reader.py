@@ -37,9 +37,6 @@ class Maps:
     A file that was replaced, cut short or extended since it was read last is mapped anew. It may be used in several
     threads.
 
-    Args:
-        paths: the files, by their numbers.
-
     Example:
         >>> maps = Maps(["/data/data-00000.tfrecord"])
         >>> len(maps)
@@ -56,12 +53,7 @@ class Maps:
         return len(self._paths)
 
     def __getitem__(self, number: int) -> NDArray[np.uint8]:
-        """Return the bytes of a file as they are now, to be read alone.
-
-        Raises:
-            OSError: the file cannot be opened.
-            ConfigError: it is no regular file.
-        """
+        """Return the bytes of a file as they are now, to be read alone."""
         path = self._paths[number]
         with self._lock:
             kept = self._kept.get(number)
@@ -111,20 +103,6 @@ def read_records(
 ) -> tuple[list[bytes], NDArray[np.bool_]]:
     """Return a part of the payload of each record.
 
-    Args:
-        maps: the files.
-        file: int32, ``[n]``: in which file the record is.
-        offset: int64, ``[n]``: where its framing begins, in bytes.
-        length: int64, ``[n]``: bytes of its payload.
-        start: int64, ``[n]``: where in the payload the part begins, in bytes.
-        size: int64, ``[n]``: bytes of the part.
-        check: bool, ``[n]``: whether length and checksums are looked at.
-    Returns:
-        The parts, and whether each record is ok, bool ``[n]``. A part is empty where not.
-    Raises:
-        ConfigError: vectors of different lengths, or a number that no file has.
-        OSError: a file cannot be opened.
-
     Example:
         >>> import tempfile
         >>> from tfdist.data.format.record_framing import frame
@@ -156,19 +134,6 @@ def read_rows(
     maps: Maps, file: NDArray[np.int32], offset: NDArray[np.int64], check: NDArray[np.bool_], length: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Return the payloads of records that all have the same length.
-
-    Args:
-        maps: the files.
-        file: int32, ``[n]``: in which file the record is.
-        offset: int64, ``[n]``: where its framing begins, in bytes.
-        check: bool, ``[n]``: whether length and checksums are looked at.
-        length: bytes of every payload.
-    Returns:
-        The payloads, uint8 ``[n, length]``, and whether each record is ok, bool ``[n]``. Zeros where not.
-    Raises:
-        ConfigError: vectors of different lengths, a number that no file has, or a negative ``length``; or ``length`` is
-            longer than any file and more than a gigabyte of zeros were to be returned.
-        OSError: a file cannot be opened.
 
     Example:
         >>> import tempfile

@@ -12,17 +12,7 @@ Features = dict[str, Any]
 
 
 def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
-    """Return the features that a function makes of each example of a batch.
-
-    Args:
-        name: of the argument that the function is, for messages.
-        function: features of an example, and one value of each of ``more`` -> features.
-        found: the features of the batch.
-        more: tensors, examples first.
-
-    Raises:
-        ConfigError: the function does not return a dict of dense tensors.
-    """
+    """Return the features that a function makes of each example of a batch."""
     specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
     graph: Any = tf.function(function)
     returned = graph.get_concrete_function(*specs).structured_outputs

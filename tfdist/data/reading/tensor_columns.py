@@ -94,11 +94,6 @@ class WhenAsked(ByNumpy):
 class ByOps:
     """Finds places early, and reads by the compiled ops, without Python; every checksum is checked.
 
-    Args:
-        fetcher: knows the places, and reads batches with corrupt or strange examples.
-        ops: `tfdist.native.Records`.
-        paths: of the shards.
-
     Attributes:
         parses: whether the ops parse records of the layout generic as well; else TensorFlow does.
     """

@@ -26,27 +26,14 @@ _one_by_one = tf.autograph.experimental.do_not_convert
 
 
 def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return what a function makes of tensors; where that is an error, what another one does.
-
-    Args:
-        first: of the arguments.
-        second: of the same, with a result of the same structure.
-        arguments: tensors.
-    """
+    """Return what a function makes of tensors; where that is an error, what another one does."""
     given = tf.data.Dataset.from_tensors(arguments)
     tried = given.map(_one_by_one(first)).ignore_errors()
     return tried.concatenate(given.map(_one_by_one(second))).take(1).get_single_element()
 
 
 class Search:
-    """Finds the examples of a batch that cannot be decoded, and what stands for them.
-
-    Args:
-        fetcher: reads examples.
-        decode: an example's features -> its features, or None.
-        augment: (an example's features, seed) -> its features, or None.
-        skip: whether another example stands, with weight 0, for one that cannot be decoded; else it raises.
-    """
+    """Finds the examples of a batch that cannot be decoded, and what stands for them."""
 
     def __init__(
         self, fetcher: Fetcher, decode: Callable[..., Any] | None, augment: Callable[..., Any] | None, *, skip: bool
@@ -60,11 +47,7 @@ class Search:
         self._stand_in: int | None = None
 
     def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return numbers and seeds of the examples to read instead, and float32 1 where they are those asked for.
-
-        Raises:
-            CorruptDataError: an example cannot be decoded and that is not to be skipped, or a thousand cannot.
-        """
+        """Return numbers and seeds of the examples to read instead, and float32 1 where they are those asked for."""
         found = tf.numpy_function(
             self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
         )

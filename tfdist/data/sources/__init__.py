@@ -32,27 +32,7 @@ def open_source(
     split: str | None = None,
     options: Options | None = None,
 ) -> Source:
-    """Return examples of any kind as a source.
-
-    Args:
-        examples: a mapping of names to arrays, examples first, or (x, y), or (x, y, weight) of arrays; an iterable of
-            mappings of names to values, or a function that returns one; a finite `tf.data.Dataset` of single examples;
-            a table that Arrow can read (of pyarrow, pandas, polars and others); a `ray.data.Dataset`; a path, a URL, a
-            wildcard or a list of them, to CSV, Parquet, HDF5, NumPy or TFRecord files, or to a folder with one folder
-            of pictures per class; a `Source`.
-        schema: a `Schema`, or a mapping of names to `Feature`. Default: it follows from the examples. Of tables
-            and HDF5 files those columns are read that it names. Nothing is rounded, but for features that say
-            `may_round`.
-        label: the name of the feature by which examples are told apart; it must be there.
-        split: the one to read of a folder that holds several.
-        options: how tables are read. Default: nothing stands for null.
-
-    Raises:
-        ConfigError: there are no examples, or none that can be stored; a folder holds several splits.
-        ConfigTypeError: the examples are of no kind that is understood.
-        MissingDependencyError: pyarrow, h5py or the driver of a URL is needed and not installed.
-        StorageError: a file, or a store, cannot be read.
-    """
+    """Return examples of any kind as a source."""
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
     source = _open(examples, wanted, split, Options() if options is None else options)
     if label is not None and validation.text("label", label) not in source.schema:
@@ -119,11 +99,7 @@ def paths_of(examples: Any) -> list[str | os.PathLike[str]]:
 
 
 def splits_of(examples: Any) -> list[str]:
-    """Return the splits of a folder, train first; none where examples are something else, or one set of examples.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Return the splits of a folder, train first; none where examples are something else, or one set of examples."""
     paths = paths_of(examples)
     if len(paths) != 1:
         return []

@@ -18,13 +18,7 @@ _LISTED = 20
 def checked(
     sources: Iterable[Source], *, convert: bool = False, processes: int | None = None
 ) -> Iterator[list[Source]]:
-    """Have each picture of some sources decoded, for a block; those that have none stay what they are.
-
-    Args:
-        sources: where pictures come from, in the order in which they are read.
-        convert: whether BMP and WebP become PNG; else they are refused.
-        processes: how many decode; None: as many as help.
-    """
+    """Have each picture of some sources decoded, for a block; those that have none stay what they are."""
     given = list(sources)
     pool = InOrder(processes or max(map(_processes, given), default=1))
     found: list[Source] = []
@@ -45,12 +39,6 @@ class Checked:
     """A source of which each picture is decoded.
 
     Decoding happens in processes of its own. Where the source is sent to another process, it happens there.
-
-    Args:
-        source: where pictures come from.
-        pool: where they are decoded.
-        convert: whether BMP and WebP become PNG; else they are refused.
-        following: what is read behind it, whose pictures an error lists, too.
     """
 
     def __init__(
@@ -80,12 +68,7 @@ class Checked:
         return found
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``.
-
-        Raises:
-            CorruptDataError: a picture cannot be decoded; the message lists all from there to the end of the source.
-            ConfigError: there are pictures of a format that is not kept.
-        """
+        """Yield the examples from ``start`` to ``stop``."""
         looked = self._looked(self._source.blocks(start, stop))
         for block, looks in looked:
             bad = self._bad(start, looks)

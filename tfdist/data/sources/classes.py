@@ -28,16 +28,7 @@ def named(schema: Schema, origins: Sequence[Schema]) -> Schema:
 
 
 def matched(source: Source, own: Schema | None, where: str) -> Source:
-    """Return a source whose classes have the numbers of its schema.
-
-    Args:
-        source: its numbers are those of its origin.
-        own: the schema of its origin; None: nobody knows names.
-        where: the origin, for messages.
-
-    Raises:
-        ConfigError: a class of the origin is none of the schema's.
-    """
+    """Return a source whose classes have the numbers of its schema."""
     tables = {
         name: numbers_of(own[name].names, feature.names, name, where)
         for name, feature in source.schema.items()
@@ -53,11 +44,7 @@ def matched(source: Source, own: Schema | None, where: str) -> Source:
 
 
 def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: str) -> NDArray[np.int64]:
-    """Return the number that each class of an origin gets.
-
-    Raises:
-        ConfigError: one of them is not among the names.
-    """
+    """Return the number that each class of an origin gets."""
     for name in own:
         if name not in names:
             listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

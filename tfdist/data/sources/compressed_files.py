@@ -18,14 +18,6 @@ _BUFFER = 1 << 20
 def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
     """Give what a compressed file has in it, to be read from its beginning.
 
-    Args:
-        path: of the file, for messages.
-        file: opened.
-        kind: how it is compressed, see `tfdist.data.format.file_compression`; one that is not is given as it is.
-
-    Raises:
-        CorruptDataError: while it is read: it is no file of its kind, was cut off, or is damaged.
-
     Example:
         >>> import gzip
         >>> with unpacked("a.csv.gz", io.BytesIO(gzip.compress(b"x,y"))) as file:
@@ -41,9 +33,6 @@ def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
 
 def require_room(what: str, size: int, cure: str) -> None:
     """Refuse what is larger than the memory that is free.
-
-    Raises:
-        ConfigError: it is.
 
     Example:
         >>> require_room("record 0 of a.gz", 1 << 60, "Make it smaller.")  # doctest: +ELLIPSIS

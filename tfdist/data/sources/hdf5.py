@@ -43,17 +43,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
-    """Return the datasets of a group of an HDF5 file as a source.
-
-    Args:
-        path: a local path, or a URL for fsspec; ``a.h5:/train`` names a group.
-        schema: the datasets to read, and what they must be; else all of the group.
-
-    Raises:
-        ConfigError: there is no such group, no dataset in it, or one that cannot be stored; lengths differ.
-        CorruptDataError: it is no HDF5 file.
-        MissingDependencyError: h5py is not installed.
-    """
+    """Return the datasets of a group of an HDF5 file as a source."""
     where, group = split(path)
     with _opened(where) as file:
         if group not in file:

@@ -38,18 +38,7 @@ def classes_of(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] = ()) -> "Images":
-    """Return a folder of pictures as a source with the features "image" and "label".
-
-    Args:
-        folder: a local path, or a URL for fsspec, of a folder with one folder per class.
-        schema: those two, if more is to be said of them than follows from the folder. The names of its label are the
-            classes.
-        names: the classes where there is no schema. Default: the folders' names.
-
-    Raises:
-        ConfigError: there are no such folders, a file is empty or no picture by its name, or a folder has folders; a
-            folder is called like none of the classes.
-    """
+    """Return a folder of pictures as a source with the features "image" and "label"."""
     root = source_files.entries(folder)
     classes = [entry for entry in root if entry.is_folder]
     if stray := [entry for entry in root if not entry.is_folder and is_picture(entry.name)]:

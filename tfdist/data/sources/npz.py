@@ -33,26 +33,12 @@ _CURE = "Save its arrays as .npy files, which are not read into memory as a whol
 
 
 def open_npz(path: str, schema: Schema | None = None) -> "Archive":
-    """Return an archive as a source.
-
-    Args:
-        path: a local path, or a URL for fsspec.
-        schema: what its members must be; else that follows from them.
-
-    Raises:
-        ConfigError: it has object arrays, arrays of several lengths, or none.
-        CorruptDataError: it is no archive of NumPy's.
-    """
+    """Return an archive as a source."""
     return Archive([path], schema)
 
 
 def open_npy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
-    """Return .npy files as a source, each a feature with its file's name; a structured array has a feature per field.
-
-    Raises:
-        ConfigError: one is an object array, or lengths differ.
-        CorruptDataError: one is no array of NumPy's.
-    """
+    """Return .npy files as a source, each a feature with its file's name; a structured array has a feature per field."""
     return Archive(list(paths), schema)
 
 

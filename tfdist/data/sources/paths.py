@@ -63,17 +63,7 @@ def open_paths(
     split: str | None = None,
     options: Options = NONE,
 ) -> Source:
-    """Return files, folders and what wildcards match as one source, in the order given; a folder's files by name.
-
-    Args:
-        paths: local paths, or URLs for fsspec, all of one kind of file.
-        schema: what examples must be; else that follows from the first file.
-        split: the one to read of folders that hold several.
-        options: how tables are read.
-
-    Raises:
-        ConfigError: there is no such file, or nothing that is understood; kinds are mixed, or splits.
-    """
+    """Return files, folders and what wildcards match as one source, in the order given; a folder's files by name."""
     found: list[Found] = []
     for path in map(source_files.spelled, paths):
         found += _expanded(path, split)

@@ -22,25 +22,13 @@ def is_pointer(head: bytes) -> bool:
 
 
 def require_content(path: str, size: int | None = None) -> None:
-    """Refuse a file that is a pointer.
-
-    Args:
-        path: a local path, or a URL for fsspec.
-        size: of the file, where it is known.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse a file that is a pointer."""
     if 0 < (source_files.entry(path).size if size is None else size) <= LARGEST_BYTES:
         refuse(path, source_files.head(path, LARGEST_BYTES))
 
 
 def refuse(name: str, head: bytes) -> None:
-    """Refuse a file whose first bytes are those of a pointer.
-
-    Raises:
-        ConfigError: they are.
-    """
+    """Refuse a file whose first bytes are those of a pointer."""
     for beginning, command in _BEGINNINGS.items():
         if head.startswith(beginning):
             raise ConfigError(

@@ -78,11 +78,7 @@ def is_folder(path: str) -> bool:
 
 
 def matches(pattern: str) -> list[str]:
-    """Return what a path stands for: itself if it is there, else all that its wildcards match, sorted.
-
-    Raises:
-        ConfigError: nothing.
-    """
+    """Return what a path stands for: itself if it is there, else all that its wildcards match, sorted."""
     if is_url(pattern):
         with _reading(pattern):
             store, inner = _store(pattern)

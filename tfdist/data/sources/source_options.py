@@ -19,17 +19,7 @@ EVERY = "*"
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller of `tfdist.data.write` says of tables.
-
-    Args:
-        nulls: column -> the value that stands where it has none; ``"*"`` for all columns without a value of their own.
-        null_masks: columns of which a feature NAME_is_null says where they have no value.
-        delimiter: what separates the columns of a CSV file; None: what its name and its first line say.
-
-    Raises:
-        ConfigError: a delimiter of several characters, or one that cannot separate anything.
-        ConfigTypeError: no mapping, or no list of names.
-    """
+    """What a caller of `tfdist.data.write` says of tables."""
 
     nulls: Mapping[str, Any] = field(default_factory=dict)
     null_masks: Sequence[str] = ()

@@ -34,9 +34,6 @@ def named(element: Any) -> Mapping[str, Any]:
 
     A part of a tuple that is a mapping brings its own names.
 
-    Raises:
-        ConfigError: a tuple of another length, or one name twice.
-
     Example:
         >>> named(({"a": 1, "b": 2}, 3))
         {'a': 1, 'b': 2, 'label': 3}
@@ -64,17 +61,7 @@ def named(element: Any) -> Mapping[str, Any]:
 
 
 def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str = "") -> Block:
-    """Return examples (mappings of names to values) as columns.
-
-    Args:
-        schema: what each must consist of: all of its features and no others.
-        examples: mappings, or what `named` makes mappings of.
-        start: index of the first one, for messages.
-        origin: where they come from, for messages: " of a.csv".
-
-    Raises:
-        ConfigError: an example does not fit; the message has its index.
-    """
+    """Return examples (mappings of names to values) as columns."""
     names = dict.fromkeys(schema).keys()  # a dict compares them ten times faster than a Mapping
     rows: list[Mapping[str, Any]] = []
     for index, example in enumerate(examples, start):
@@ -95,22 +82,7 @@ def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str =
 
 
 def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str = "") -> Any:
-    """Return the values of one feature as a column of a `Block`.
-
-    Args:
-        name: the feature's name, for messages.
-        feature: what each value must be.
-        values: one value per example: a sequence, or an array with examples first.
-        start: index of the first one, for messages.
-        origin: where they come from, for messages.
-
-    Returns:
-        Of text without a shape: a list of bytes. Of text with one: a list of object arrays of bytes. Of lists of any
-        length: a list of arrays. Else an array ``[examples, *shape]`` of the feature's dtype, in the machine's order.
-
-    Raises:
-        ConfigError: a value does not fit; the message has its index.
-    """
+    """Return the values of one feature as a column of a `Block`."""
     if feature.dtype == TEXT:
         rows = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
         if feature.shape == ():
@@ -136,11 +108,6 @@ def cast(
     array: NDArray[Any], feature: Feature, *, of_python: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Return an array as a feature's dtype, and which values that dtype cannot hold (None: it holds all of them).
-
-    Args:
-        array: the values.
-        feature: whose dtype they get.
-        of_python: whether the values were numbers of Python, which have no dtype.
 
     Example:
         >>> cast(np.array([1, 1 << 24, (1 << 24) + 1]), Feature("float32"))[1]

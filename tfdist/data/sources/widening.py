@@ -39,11 +39,7 @@ def widened(schemas: Sequence[Schema]) -> Schema:
 
 
 def told(name: str, values: Iterable[Any]) -> Feature:
-    """Return the feature that values are; those that cannot be told are left for `columns.column` to refuse.
-
-    Raises:
-        ConfigError: the first value is of no dtype that can be stored.
-    """
+    """Return the feature that values are; those that cannot be told are left for `columns.column` to refuse."""
     distinct: dict[Any, Feature] = {}
     for value in values:
         dtype = value.dtype if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" else None

@@ -275,11 +275,7 @@ class _Job:
             self._place.remove(name)
 
     def _begin(self, *, overwrite: bool) -> Manifest | None:
-        """Begin, or go on where an interrupted run of the same job ended; return what is to be overwritten.
-
-        Raises:
-            ConfigError: the directory holds examples, and nobody said that they are to be overwritten.
-        """
+        """Begin, or go on where an interrupted run of the same job ended; return what is to be overwritten."""
         job = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes, "version": manifests.VERSION}
         self._journal = journals.Journal(
             self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}

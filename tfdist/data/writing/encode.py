@@ -36,12 +36,7 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes blocks of a schema.
-
-    Args:
-        schema: of the examples.
-        layout: of the directory.
-    """
+    """Encodes blocks of a schema."""
 
     def __init__(self, schema: Schema, layout: str) -> None:
         self._schema = schema

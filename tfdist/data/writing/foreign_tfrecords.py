@@ -105,15 +105,6 @@ def place_of(
 
     Of these an index is made at the first call, in the user's cache; a line in the log says what they hold. It is made
     again where the files have changed.
-
-    Args:
-        directory: a path or a URL of a directory; of TFRecord files also of one, or with wildcards of several.
-        storage_options: what fsspec's driver takes.
-        cache: keeps blocks of remote files.
-        follow_symlinks: whether local files may be symbolic links that lead out of their directory.
-    Raises:
-        ConfigError: a folder holds several sets of files.
-        CorruptDataError: a record is corrupt.
     """
     asked = Asked(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
     place = asked.storage(directory)
@@ -145,11 +136,7 @@ def indexed_elsewhere(asked: Asked, *, schema: Schema | None, label: str | None)
 
 
 def need_names(place: Storage) -> None:
-    """Refuse what a listing leaves out: names that are not plain, and links that lead nowhere.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse what a listing leaves out: names that are not plain, and links that lead nowhere."""
     if place.local is not None and Path(place.local).is_dir():
         for name in os.listdir(place.local):
             if NAMED.search(name) and not name.startswith("."):
@@ -262,14 +249,7 @@ def _notes(key: str) -> LocalStorage:
 
 
 def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Storage:
-    """Return the storage of files with an index, which is made where there is none of them as they are.
-
-    Args:
-        found: the files.
-        wanted: the schema, label and split to index them with, anew; None for what was asked for before, if anything
-            was.
-        asked: how they are read.
-    """
+    """Return the storage of files with an index, which is made where there is none of them as they are."""
     _need_inside(found, asked)
     caches.make(caches.folder(os.environ), (_FOLDER,))
     notes = _notes(found.key)
@@ -376,11 +356,7 @@ def _place(found: _Files, notes: LocalStorage, asked: Asked) -> Storage:
 
 
 def _kinds(found: _Files, asked: Asked) -> dict[str, str]:
-    """Return how each file is kept, by its name.
-
-    Raises:
-        ConfigError: one is a pointer to a file that was not fetched.
-    """
+    """Return how each file is kept, by its name."""
     kinds = {}
     with source_files.driven_by(asked.storage_options):
         for entry in found.entries:

@@ -26,18 +26,7 @@ _SAMPLE = 256
 def put_index(
     place: Storage, shards: list[str], *, schema: Schema | None, label: str | None, old: Manifest | None = None
 ) -> Manifest:
-    """Write an index for each of these files, and a manifest of them; see `index`.
-
-    Args:
-        place: where they are.
-        shards: the files.
-        schema: of the examples; None: what they show.
-        label: the feature that is learnt.
-        old: the manifest that is replaced, which somebody may read by.
-    Raises:
-        ConfigError: examples differ in their features.
-        CorruptDataError: a record is corrupt, or does not fit the schema.
-    """
+    """Write an index for each of these files, and a manifest of them; see `index`."""
     chosen, layout, found = _best(place, shards, schema)
     if label is None:
         label = "label" if "label" in chosen else None
@@ -66,15 +55,7 @@ def put_index(
 
 
 def store_index_of(place: Storage, shard: str, rows: Index, before: IndexFile | None, revision: int) -> IndexFile:
-    """Write the index of a shard: over another only if it is the same, since somebody may read that.
-
-    Args:
-        place: the directory.
-        shard: the file.
-        rows: its index.
-        before: the index that a manifest names; None: there is none.
-        revision: of the manifest that will name this one.
-    """
+    """Write the index of a shard: over another only if it is the same, since somebody may read that."""
     data = rows.to_bytes()
     if before is None:
         name = index_name(shard)
@@ -93,17 +74,7 @@ def described(
     *,
     strict: bool = False,
 ) -> tuple[Shard, Index | None]:
-    """Return what a manifest says of a shard that is there, without its index; and the index.
-
-    Args:
-        place: the directory.
-        shard: its file.
-        schema: of the examples.
-        layout: of the directory.
-        strict: whether a feature that the schema does not have is a fault.
-    Raises:
-        CorruptDataError: something in it is no example of the schema.
-    """
+    """Return what a manifest says of a shard that is there, without its index; and the index."""
     content = Content(place, shard)
     contents = Contents(schema, layout, strict=strict)
     gathered, count, lengths = Gathered(schema, layout), 0, {0}

@@ -96,9 +96,6 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     """Return the TFRecord files of a directory, or those of one split, in the order of their names.
 
     Those are files whose names say so, and files that begin with a record.
-
-    Raises:
-        ConfigError: there is none; one is compressed, or has a name that cannot be kept; there are several splits.
     """
     foreign_tfrecords.need_names(place)
     ours = {manifests.NAME, journal.NAME}

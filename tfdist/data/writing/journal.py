@@ -18,10 +18,6 @@ NAME = "writing.jsonl"
 class Journal:
     """The finished shards of one job.
 
-    Args:
-        storage: the directory.
-        job: JSON that tells this job from others: other examples, another schema, other shards.
-
     Attributes:
         shards: number of a shard -> what is known of it, and its first example.
         is_new: whether there is no journal of this job yet.

@@ -19,13 +19,7 @@ from tfdist.storage.directory import Storage
 
 
 class ShardWriter:
-    """Writes one shard in a ``with`` block; nothing is visible when the block ends by an error.
-
-    Args:
-        storage: where to.
-        name: of the shard's file.
-        layout: of the directory.
-    """
+    """Writes one shard in a ``with`` block; nothing is visible when the block ends by an error."""
 
     def __init__(self, storage: Storage, name: str, layout: str) -> None:
         self._storage = storage

@@ -16,15 +16,6 @@ def cuts(
 ) -> list[tuple[int, int]]:
     """Return the first example of each shard and the one behind its last.
 
-    Args:
-        count: number of examples, at least 1.
-        sizes: bytes of each, int64 ``[count]``; None if they are about alike.
-        example_bytes: bytes of one, where they are alike.
-        num_shards: how many shards; None: as many as ``shard_bytes`` asks for.
-        shard_bytes: about how many bytes a shard is to have.
-    Raises:
-        ConfigError: there are fewer examples than shards.
-
     Example:
         >>> cuts(10, sizes=None, example_bytes=1, num_shards=3, shard_bytes=0)
         [(0, 3), (3, 7), (7, 10)]

@@ -24,19 +24,7 @@ Progress = Callable[[int, int | None, int], None]
 def opened(
     examples: Any, names: Sequence[str], *, schema: Any, label: str | None, options: Options
 ) -> dict[str, Source]:
-    """Return the splits of a folder as sources of one schema.
-
-    Args:
-        examples: the folder.
-        names: of its splits, train first.
-        schema: what examples must be; None: what those of train are.
-        label: the feature that is learnt.
-        options: how tables are read.
-
-    Raises:
-        ConfigError: no split is called train and there is no schema; a split has something that train has not, such as
-            a class.
-    """
+    """Return the splits of a folder as sources of one schema."""
     if schema is None and not splits.trains(names[0]):
         raise ConfigError(
             f"{os.fspath(paths_of(examples)[0])} holds the splits {', '.join(names)} and none called train, "
@@ -53,17 +41,7 @@ def opened(
 
 
 def schema_of_train(examples: Any, split: str, *, label: str | None, options: Options) -> Schema | None:
-    """Return the schema that a split has when it is written without the others: that of train beside it.
-
-    Args:
-        examples: the folder.
-        split: the one that is written.
-        label: the feature that is learnt.
-        options: how tables are read.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Return the schema that a split has when it is written without the others: that of train beside it."""
     train = [name for name in splits_of(examples) if splits.trains(name)]
     if not train or split == train[0]:
         return None
@@ -112,20 +90,7 @@ def write_each(
     schema: Schema,
     exists: str,
 ) -> dict[str, Manifest]:
-    """Write splits one after the other; an interrupted run goes on with those that are not finished.
-
-    Args:
-        place: the directory of all.
-        places: of each.
-        runs: what writes each.
-        job: JSON that tells this job from others.
-        schema: of all splits.
-        exists: "raise", "keep" or "overwrite".
-
-    Raises:
-        ConfigError: a split's directory holds examples, or kept ones have another schema; the directory of all holds
-            examples itself.
-    """
+    """Write splits one after the other; an interrupted run goes on with those that are not finished."""
     if manifests.NAME in place.names():
         raise ConfigError(
             f"{place.url} holds one set of examples, and splits would stand below it. Choose another directory, or "

@@ -13,13 +13,7 @@ _BUILD = "tfdist build horovod"
 
 
 def judge(framework: Framework, found: Installed | None, *, tensorflow: str) -> list[Finding]:
-    """Say whether Horovod can be used, and with which transports.
-
-    Args:
-        framework: what the child process saw that imported it.
-        found: what is installed, with the record of what it was built for where there is one.
-        tensorflow: the version of TensorFlow that is installed; empty when there is none.
-    """
+    """Say whether Horovod can be used, and with which transports."""
     if found is None:
         why = "an option: only training over Horovod needs it"
         return [note("horovod", "not installed", why, _BUILD)]

@@ -34,12 +34,6 @@ def recommended(capabilities: Sequence[tuple[int, int]], flags: Iterable[str]) -
     and needs no loss scale, so it is preferred where there is a choice. A replica waits for the slowest, so the least
     capable GPU decides.
 
-    Args:
-        capabilities: of the GPUs that TensorFlow can use.
-        flags: the processor's extensions, which count where there is no GPU.
-    Returns:
-        "mixed_bfloat16", "mixed_float16" or "float32".
-
     Source: NVIDIA, "CUDA C++ Programming Guide", compute capabilities; P. Micikevicius et al., "Mixed Precision
     Training", 2018.
     """

@@ -19,12 +19,7 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def judge(environ: Mapping[str, str], hosts: Sequence[str]) -> list[Finding]:
-    """Say whether the addresses of workers go around the proxy.
-
-    Args:
-        environ: the environment that workers will have.
-        hosts: the hosts of the workers, without ports.
-    """
+    """Say whether the addresses of workers go around the proxy."""
     proxy = next((name for name in _PROXIES if environ.get(name)), None)
     if proxy is None:
         return [ok("proxies", "gRPC uses none")]

@@ -14,9 +14,6 @@ def combined(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
     which is a + b if they are orthogonal and their mean if they are equal.
 
-    Args:
-        gradients: at least one, of one shape and dtype.
-
     Example:
         >>> a = tf.constant([3.0, 0.0])
         >>> [combined([a, b]).numpy().tolist() for b in (a, tf.constant([0.0, 1.0]))]

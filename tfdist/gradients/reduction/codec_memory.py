@@ -15,9 +15,6 @@ class Memory:
     """The states of codecs for each gradient, and how often each gradient was compressed among how many replicas.
 
     Codecs that may take turns share what has the same name and shape.
-
-    Args:
-        options: the codecs, one of which is used for a gradient at a time; it is asked about these objects.
     """
 
     def __init__(self, options: Sequence[Codec]) -> None:
@@ -29,13 +26,7 @@ class Memory:
         self._kinds = {(one.name, one.rule) for codec in self._options for one in codec.init(example)}
 
     def make(self, specs: dict[int, tf.TensorSpec], count: int, counters: Sequence[tuple[str, tf.Tensor]]) -> None:
-        """Make the variables.
-
-        Args:
-            specs: of the gradients that may be compressed, by their places; float32 or float64.
-            count: of all gradients.
-            counters: names and first values of what else is remembered, alike on all replicas.
-        """
+        """Make the variables."""
         for place, spec in specs.items():
             name = f"{(spec.name or 'gradient').replace('/', '_')}_compression"
             own: dict[tuple[str, tuple[int, ...]], keras.Variable] = {}

@@ -28,9 +28,6 @@ class Plan:
 
     One that is chosen is chosen before a step is traced, which has no other one. So a choice is part of the state that
     is saved: training that resumes on a network like the one before goes on with the same codecs.
-
-    Args:
-        codec: what was asked for.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -61,14 +58,6 @@ class Plan:
         It is measured at the first call, and then as often as that takes a hundredth of the time at most. One that is
         another is measured again at the next call, and believed if it is still that other one: processors that are busy
         for a moment look like a slow network, and another choice is a step to be traced.
-
-        Args:
-            workers: see `Workers`.
-            memory: where the last choice is.
-            specs: of the gradients.
-            trained_seconds: of all steps until now; what is between epochs does not count.
-        Returns:
-            Whether some gradient has another codec than before.
         """
         if not self._is_chosen or workers.count == 1 or not specs:
             return False

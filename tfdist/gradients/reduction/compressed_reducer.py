@@ -25,13 +25,7 @@ _RATE = "compression_learning_rate"
 
 
 class _Unit:
-    """Gradients that are compressed as one tensor.
-
-    Args:
-        codec: compresses it.
-        gradients: by their index among those of the update.
-        values: dense, float32 or float64, of one dtype.
-    """
+    """Gradients that are compressed as one tensor."""
 
     def __init__(self, codec: Codec, gradients: dict[int, Gradient], values: dict[int, tf.Tensor]) -> None:
         self.codec = codec
@@ -85,12 +79,6 @@ class Compressed:
 
     What each replica remembers is a variable of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are
     handed on: they are few already. A gradient that is not finite on one replica is not finite on any.
-
-    Args:
-        codec: compresses.
-        seed: of random numbers; the same on all replicas.
-        learning_rate: returns that of this update, float32 scalar.
-        inner: brings the replicas together.
     """
 
     def __init__(
@@ -263,12 +251,7 @@ class Compressed:
 
 
 class _Carrier:
-    """What carries the tensors of a replica's exchanges.
-
-    Args:
-        inner: adds up over replicas.
-        units: what the tensors are of, in the order of the exchanges.
-    """
+    """What carries the tensors of a replica's exchanges."""
 
     def __init__(self, inner: GradientReducer, units: Sequence[_Unit]) -> None:
         self._inner = inner
@@ -293,13 +276,7 @@ class _Carrier:
 
 
 def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:
-    """Return which tensors a codec compresses together, by their indices.
-
-    Args:
-        codec: which may want each by itself.
-        tensors: or their specs; what is there first comes first.
-        bucket_bytes: how many bytes are compressed together.
-    """
+    """Return which tensors a codec compresses together, by their indices."""
     return [[index] for index in tensors] if codec.by_tensor else buckets.in_buckets(tensors, bucket_bytes)
 
 
@@ -310,10 +287,6 @@ def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:
     """Return whether a codec is used for the gradients of a variable.
-
-    Args:
-        codec: has `min_saving`.
-        spec: of the variable.
 
     Example:
         >>> from tfdist.compression import QSGD

@@ -25,15 +25,7 @@ def clipped(
     global_clipnorm: float | None = None,
     clipvalue: float | None = None,
 ) -> list[Any]:
-    """Return gradients as Keras clips them, given this process's parts: squares are added up over all parts.
-
-    Args:
-        grads: of this process's parts, or None.
-        total: of the squares of each gradient that is there, in their order.
-        clipnorm: the largest norm of each gradient.
-        global_clipnorm: the largest norm of all together.
-        clipvalue: the largest element.
-    """
+    """Return gradients as Keras clips them, given this process's parts: squares are added up over all parts."""
     if clipvalue is not None and clipvalue > 0:
         return [replica_sums.mapped(lambda value: tf.clip_by_value(value, -clipvalue, clipvalue), one) for one in grads]
     limit = clipnorm or global_clipnorm

@@ -139,10 +139,6 @@ def choices_of(optimizer: Any) -> Choices:
 def composed(choices: Choices, exchange: "GradientReducer") -> "GradientReducer":
     """Return what stands between the weights of replicas and an exchange.
 
-    Args:
-        choices: the optimizer's.
-        exchange: where gradients leave this replica; of "adasum" one that returns those of all replicas, stacked.
-
     Example:
         >>> one = Gradient(tf.constant([1.0]), "dense/kernel")
         >>> OverReplicas(Choices(wire_dtype="float16")).reduce([one]) == [one]  # outside of replicas nothing travels
@@ -154,13 +150,7 @@ def composed(choices: Choices, exchange: "GradientReducer") -> "GradientReducer"
 
 
 def present(gradients: Sequence[Any], variables: Sequence[Any] | None, optimizer: Any) -> list[Gradient]:
-    """Return the gradients that are there, of those that an optimizer was given.
-
-    Args:
-        gradients: tensors, `tf.IndexedSlices` or None.
-        variables: Keras variables, as many; None where they are not known.
-        optimizer: what will be done with them.
-    """
+    """Return the gradients that are there, of those that an optimizer was given."""
     paths = agreement.relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
     paths = paths if len(paths) == len(gradients) else ["a variable"] * len(gradients)
     keep = keras_optimizer.keeps_duplicate_indices(optimizer)
@@ -188,9 +178,6 @@ class OverReplicas(_Around):
     """The reducer over the replicas of the strategy in whose replica it is called.
 
     One replica has the gradients of the global batch. So has what is outside of any replica: that is for all of them.
-
-    Args:
-        choices: the optimizer's, which keeps this object as long as it remembers something.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -205,12 +192,7 @@ class OverReplicas(_Around):
 
 
 class Weighted(_Around):
-    """Weighs each gradient before it meets the others.
-
-    Args:
-        weight: of this replica's examples, float64 scalar; None where the loss was weighed.
-        inner: brings the replicas together.
-    """
+    """Weighs each gradient before it meets the others."""
 
     def __init__(self, weight: tf.Tensor | None, inner: GradientReducer) -> None:
         super().__init__(inner)
@@ -232,10 +214,6 @@ class WireDtype(_Around):
     """Rounds what leaves a replica to a smaller dtype, and gives what comes back the dtype that it had.
 
     Sums of parts of a mean are no larger than the largest gradient, so float16 does not overflow on the way.
-
-    Args:
-        dtype: "float16" or "bfloat16"; what is no larger, or no floating number, travels as it is.
-        inner: brings the replicas together.
     """
 
     def __init__(self, dtype: str, inner: GradientReducer) -> None:
@@ -255,11 +233,7 @@ class WireDtype(_Around):
 
 
 class Adasum(_Around):
-    """Combines the replicas' gradients by adaptive summation, each times what its share of examples is to an even one.
-
-    Args:
-        inner: returns the gradients of all replicas, stacked, shape (replicas, ...).
-    """
+    """Combines the replicas' gradients by adaptive summation, each times what its share of examples is to an even one."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return Adasum of each gradient, dense."""

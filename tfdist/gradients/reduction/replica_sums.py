@@ -23,14 +23,6 @@ def sum_over_replicas(
 
     To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
     together, in buckets that fill in the order given.
-
-    Args:
-        tensors: tensors of equal shape and dtype on every replica, or `tf.IndexedSlices`, whose rows are gathered.
-        labels: what the tensors are, for messages.
-        keep_duplicate_indices: whether rows of `tf.IndexedSlices` must stay apart, see `ValueOptions`.
-        is_differentiable: whether a gradient may be taken through the sums. Then each of them waits for the last one.
-    Returns:
-        The sums, in the order of ``tensors``, equal bit for bit on every replica.
     """
     replica_context = tf.distribute.get_replica_context()
     own = replica_contexts.own_all_reduce(replica_context)
@@ -52,10 +44,6 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
     """Return for each tensor those of all replicas, shape (replicas, ...), in the order of the replicas.
 
     To be called in a replica context, by all replicas. Tensors of one dtype travel together.
-
-    Args:
-        tensors: of equal shape and dtype on every replica.
-        label: what they are; no other call in a step has it.
     """
     replicas = tf_strategies.replicas_here()
     if replicas == 1:
@@ -97,10 +85,6 @@ def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
     """Return the rows of all replicas, in the order of the replicas; they may have different numbers of rows.
 
     To be called in a replica context, by all replicas.
-
-    Args:
-        tensor: numbers or bools, shape (rows, ...).
-        label: what it is; no other call in a step has it.
     """
     return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
 
@@ -109,10 +93,6 @@ def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
     """Return the rows that replicas have for this one, a row of each, in the order of the replicas.
 
     To be called in a replica context, by all replicas.
-
-    Args:
-        tensor: numbers or bools, shape (replicas, ...): row i is for replica i.
-        label: what it is; no other call in a step has it.
     """
     return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
 

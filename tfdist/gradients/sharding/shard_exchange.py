@@ -24,10 +24,6 @@ class ReduceScatter(reducer.Stateless):
 
     Rows of tables, and gradients of variables that are not divided, are added up on all workers, of which each keeps
     its part.
-
-    Args:
-        traced: carries them.
-        parts: of the gradients that `reduce` will be given, in their order.
     """
 
     def __init__(self, traced: TracedCollective, parts: Sequence[Part]) -> None:
@@ -64,10 +60,6 @@ class _UnderWay:
     """What a step may have under way: as many bytes as two buckets, or two of the largest that travels by itself.
 
     One travels, and the next one is made. Small ones that come between them do not count.
-
-    Args:
-        bucket_bytes: how large a bucket is.
-        alike: what will be under way, or specs of it.
     """
 
     def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
@@ -97,15 +89,7 @@ def reduced(
     over_replicas: reducer.OverReplicas,
     choices: reducer.Choices,
 ) -> list[reducer.Gradient]:
-    """Return this worker's parts of the gradients of the global batch.
-
-    Args:
-        traced: carries them.
-        gradients: of this worker, weighted.
-        parts: of each.
-        over_replicas: the way for whole gradients, which codecs and Adasum need.
-        choices: the optimizer's.
-    """
+    """Return this worker's parts of the gradients of the global batch."""
     needs_whole = choices.kind == "adasum" or choices.compression is not None
     if needs_whole or tf_strategies.replicas_here() == 1:
         arrived = over_replicas.reduce(gradients)
@@ -116,14 +100,7 @@ def reduced(
 def assign_wholes(
     traced: TracedCollective, variables: Sequence[Any], parts: Sequence[Part], value: Callable[[int], Any]
 ) -> None:
-    """Give variables on all workers what each worker has of their new values, few of them at once.
-
-    Args:
-        traced: carries them.
-        variables: Keras variables.
-        parts: of each.
-        value: makes this worker's part of the new value of the variable with an index; called once for each.
-    """
+    """Give variables on all workers what each worker has of their new values, few of them at once."""
     every = range(len(variables))
     apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # nobody has the whole
     everywhere = [i for i in every if isinstance(parts[i], Everywhere)]

@@ -12,11 +12,6 @@ from collections.abc import Sequence
 def stretch(count: int, index: int, size: int) -> tuple[int, int]:
     """Return where the part of a worker begins and ends among the elements of a variable.
 
-    Args:
-        count: elements of the variable.
-        index: of the worker.
-        size: number of workers.
-
     Example:
         >>> [stretch(7, index, 3) for index in range(3)], stretch(1, 2, 3)
         ([(0, 3), (3, 5), (5, 7)], (1, 1))
@@ -30,10 +25,6 @@ def owners(counts: Sequence[int], size: int) -> list[int]:
     """Return the worker that has each variable, where variables are not divided: largest first, to who has least.
 
     No worker has more than the mean plus the largest variable.
-
-    Args:
-        counts: elements of each variable.
-        size: number of workers.
 
     Example:
         >>> owners([4, 9, 3, 3], 2)

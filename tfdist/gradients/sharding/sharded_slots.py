@@ -32,13 +32,7 @@ UPDATES = "tfdist_updates"
 
 
 class OptimizerSharding:
-    """What a strategy shards of its optimizers.
-
-    Args:
-        stage: 1: the slots of optimizers. 2: gradients that are accumulated, too.
-        workers: of the strategy, with one replica each.
-        traced: carries gradients and weights between them.
-    """
+    """What a strategy shards of its optimizers."""
 
     def __init__(self, stage: int, workers: Workers, traced: TracedCollective) -> None:
         self.stage = stage
@@ -63,13 +57,7 @@ class OptimizerSharding:
         own["sharded_state"] = updates.sharded_state
 
     def accumulates_parts(self, choices: reducer.Choices) -> bool:
-        """Return whether gradients that are accumulated are this worker's parts, each micro-batch's reduced by itself.
-
-        Args:
-            choices: of the optimizer that accumulates.
-        Raises:
-            UnsupportedError: it asks for what needs whole gradients.
-        """
+        """Return whether gradients that are accumulated are this worker's parts, each micro-batch's reduced by itself."""
         if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
             what = "compression" if choices.compression is not None else 'reduction="adasum"'
             raise UnsupportedError(
@@ -81,12 +69,7 @@ class OptimizerSharding:
         return self.stage > 1
 
     def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> AbstractContextManager[None]:
-        """Return a context in which an optimizer reduces and updates.
-
-        Args:
-            optimizer: whose `apply` is about to be called.
-            variables: what it is given, or None.
-        """
+        """Return a context in which an optimizer reduces and updates."""
         del optimizer, variables
         return contextlib.nullcontext()
 
@@ -122,16 +105,7 @@ def reduced(
     *,
     scale: Any = None,
 ) -> list[reducer.Gradient]:
-    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded.
-
-    Args:
-        optimizer: which is built, if it is sharded.
-        gradients: of this worker, weighted.
-        variables: of these gradients.
-        over_replicas: the way for whole gradients.
-        scale: by which the gradients are multiplied for now, with the loss; None for 1. What is noted of their norm is
-            without it.
-    """
+    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
     sharding = of(optimizer)
     if sharding is None:
         arrived = over_replicas.reduce(gradients)

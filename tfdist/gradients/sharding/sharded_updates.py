@@ -24,10 +24,6 @@ class Updates:
     Where the update of an element looks at no other one, each variable is divided evenly by elements. Other optimizers
     look at whole variables (norms of layers, rows and columns), so each variable is updated whole by one worker, and
     these are balanced by size.
-
-    Args:
-        optimizer: one that updates variables by itself; it may not be built.
-        traced: of the workers.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, traced: TracedCollective) -> None:
@@ -52,11 +48,7 @@ class Updates:
     # What Keras' optimizer asks for
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
-        """Divide the variables that the optimizer is built for, and return what it makes slots of.
-
-        Raises:
-            UnsupportedError: an optimizer of the user's own does more than to update variables one by one.
-        """
+        """Divide the variables that the optimizer is built for, and return what it makes slots of."""
         _require_known(self._optimizer)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
@@ -80,11 +72,7 @@ class Updates:
             slot_saving.note_part(slot, part)
 
     def built(self) -> None:
-        """Note what an optimizer that looks at whole variables has made after their shapes, as Adafactor its rows.
-
-        Raises:
-            UnsupportedError: one of the user's own keeps numbers, and nothing says of which variable.
-        """
+        """Note what an optimizer that looks at whole variables has made after their shapes, as Adafactor its rows."""
         if self.divides:
             return
         for one in self._optimizer.variables:

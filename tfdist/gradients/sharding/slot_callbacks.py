@@ -14,12 +14,7 @@ SAVE_SLOTS = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
 
 
 def adapt(callbacks: Sequence[keras.callbacks.Callback], *, writes: bool) -> None:
-    """Let callbacks of a `fit`, `evaluate` or `predict` work together with those of the other workers.
-
-    Args:
-        callbacks: of a model whose optimizer is sharded.
-        writes: whether this worker writes.
-    """
+    """Let callbacks of a `fit`, `evaluate` or `predict` work together with those of the other workers."""
     for one in callbacks:
         if isinstance(one, keras.callbacks.SwapEMAWeights):
             keras_callbacks.let_swap(one, _swap, _settle)
@@ -28,13 +23,7 @@ def adapt(callbacks: Sequence[keras.callbacks.Callback], *, writes: bool) -> Non
 
 
 def require_same_backup(found: Sequence[bool]) -> None:
-    """Raise if some workers would go on from a backup of Keras' and others not.
-
-    Args:
-        found: whether each worker sees one.
-    Raises:
-        UnsupportedError: they differ.
-    """
+    """Raise if some workers would go on from a backup of Keras' and others not."""
     if any(found) and not all(found):
         raise UnsupportedError(
             f"keras.callbacks.BackupAndRestore finds a backup on worker {list(found).index(True)} and none on worker "

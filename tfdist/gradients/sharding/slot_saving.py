@@ -36,12 +36,7 @@ def part_of(variable: keras.Variable) -> Any:
 
 
 def states(name: str, variables: Sequence[keras.Variable]) -> list[ShardedState]:
-    """Return what a backup keeps of each worker: of variables of which it has a part.
-
-    Args:
-        name: what they are.
-        variables: some of which may be the same everywhere; none before they are made.
-    """
+    """Return what a backup keeps of each worker: of variables of which it has a part."""
     parts = {id(one): part_of(one) for one in variables}
     divided = [one for one in variables if isinstance(parts[id(one)], Stretch)]
     owned = [one for one in variables if parts[id(one)] is not None and not isinstance(parts[id(one)], Stretch)]
@@ -52,12 +47,7 @@ def states(name: str, variables: Sequence[keras.Variable]) -> list[ShardedState]
 
 
 def whole_value(workers: Workers, variable: keras.Variable) -> Any:
-    """Return a variable as one device has it, an array; every worker must call it.
-
-    Args:
-        workers: of the strategy.
-        variable: a Keras variable.
-    """
+    """Return a variable as one device has it, an array; every worker must call it."""
     part, own = part_of(variable), tf.convert_to_tensor(tf_strategies.primary(variable.value))
     if part is None:
         return own.numpy()
@@ -75,15 +65,7 @@ def whole_value(workers: Workers, variable: keras.Variable) -> Any:
 
 @contextlib.contextmanager
 def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]) -> Iterator[None]:
-    """Hold the whole values of optimizers' variables for a while, by their ids; every worker must enter it.
-
-    Args:
-        workers: of the strategy.
-        optimizers: whose variables.
-        values: gets them, and loses them again.
-    Raises:
-        DeadlineError: a worker has not come.
-    """
+    """Hold the whole values of optimizers' variables for a while, by their ids; every worker must enter it."""
     needed = {id(one): one for optimizer in optimizers for one in optimizer.variables if part_of(one) is not None}
     if needed:
         _require_all(workers)
@@ -96,14 +78,7 @@ def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]
 
 
 def save(optimizer: Any, hold: Callable[[Sequence[Any]], Any], values: dict[int, Any], store: Any) -> None:
-    """Write an optimizer's variables to a saved model as one device has them.
-
-    Args:
-        optimizer: whose.
-        hold: enters `gathered`, where nobody has.
-        values: what is gathered.
-        store: Keras', of the saved model.
-    """
+    """Write an optimizer's variables to a saved model as one device has them."""
     places = {str(place): id(one) for place, one in enumerate(optimizer.variables) if part_of(one) is not None}
     here = all(key in values for key in places.values())
     with contextlib.nullcontext() if here else hold([optimizer]):

@@ -16,15 +16,7 @@ _OPERATORS = (
 
 
 class VariablePart:
-    """Stands for a Keras variable, to an optimizer.
-
-    Args:
-        variable: the Keras variable.
-        shape: of the part.
-        read: returns the part.
-        name: what the optimizer calls it.
-        unique_id: what the optimizer knows the variable by.
-    """
+    """Stands for a Keras variable, to an optimizer."""
 
     def __init__(
         self, variable: Any, shape: tuple[int, ...], read: Callable[[], tf.Tensor], *, name: str, unique_id: str

@@ -42,15 +42,7 @@ def look_seconds(state: State) -> float:
 
 
 class Controller:
-    """Observes one start of a job for the agent, and acts for it.
-
-    Args:
-        job: what all starts share.
-        rules: of this one.
-        channel: to the processes that report.
-        group: the processes.
-        starts: how often they had been started again.
-    """
+    """Observes one start of a job for the agent, and acts for it."""
 
     def __init__(self, job: Job, rules: Rules, channel: StatusChannel, group: WorkerGroup, *, starts: int) -> None:
         self._job = job

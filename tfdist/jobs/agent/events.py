@@ -17,13 +17,6 @@ VERSION = 1
 class EventFile:
     """The file, which is appended to; without a path nothing is written.
 
-    Args:
-        path: of the file, or None.
-        job_id: of the job.
-        copy: of another file with the same, or None.
-    Raises:
-        StorageError: the file cannot be written.
-
     Example:
         >>> EventFile(None, "a1").write("started", start=0, workers=2)
     """
@@ -46,14 +39,7 @@ class EventFile:
             ) from error
 
     def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:
-        """Append a line, in one piece; a disk that is full loses it, and the job goes on.
-
-        Args:
-            event: what has happened.
-            start: how often the workers had been started again.
-            clock: when, on the monotonic clock; now by default.
-            content: what else there is to say, as JSON.
-        """
+        """Append a line, in one piece; a disk that is full loses it, and the job goes on."""
         if not self._descriptors:
             return
         now = time.monotonic()

@@ -20,11 +20,7 @@ _PAGES = "tfdist-*/progress-*"  # `job_files.progress_file`, in a directory of `
 
 
 def observe(folders: Sequence[Path] | None = None) -> dict[str, tuple[WorkerStatus, ...]]:
-    """Return what the workers of every job have said, by the path of the page; pages of other users are left out.
-
-    Args:
-        folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
-    """
+    """Return what the workers of every job have said, by the path of the page; pages of other users are left out."""
     places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     found = {}
     for path in sorted({path for place in places for path in place.glob(_PAGES)}):
@@ -39,11 +35,6 @@ def complaints(pages: Mapping[str, Sequence[WorkerStatus]], *, now: float, stall
     """Return a sentence for each worker that has not gone on for too long.
 
     A worker that has said nothing yet, or has ended, is not blamed.
-
-    Args:
-        pages: what the workers have said.
-        now: clock time, as they use it (`time.monotonic`), in seconds.
-        stall_seconds: how long a worker may do the same thing.
     """
     return tuple(
         f"worker {worker} ({path}) has been {said.activity.name.lower()} for {now - said.changed:.0f} s"

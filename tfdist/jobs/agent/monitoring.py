@@ -24,15 +24,7 @@ ALERT_SECONDS = 2.0
 
 
 class Monitoring:
-    """Tells the verdict when it is asked, and at the end; and alerts, as they come.
-
-    Args:
-        memory: the directory in memory of the job.
-        file: the event file.
-        say: tells the user.
-        asked: set when somebody asks.
-        evicts: whether slow workers are followed, for `straggler`.
-    """
+    """Tells the verdict when it is asked, and at the end; and alerts, as they come."""
 
     def __init__(
         self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Flag, *, evicts: bool = False
@@ -97,12 +89,7 @@ class Monitoring:
         self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
 
     def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
-        """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once.
-
-        Args:
-            patience_seconds: before the first eviction of the job; it doubles with each.
-            means: what there is to be done with.
-        """
+        """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once."""
         for slow in self._slow:
             if slow.worker in self._kept or not is_due(slow, self._evictions, patience_seconds=patience_seconds):
                 continue

@@ -18,11 +18,6 @@ def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | N
 
     Of workers that step together the first failure by time is the cause. Else the supervisor has named it, and what
     those that run the script made of it comes after it.
-
-    Args:
-        attempt: the start.
-        rules: of it.
-        records: what the processes wrote about their own failures.
     """
     state = attempt.state
     ended = {
@@ -48,14 +43,7 @@ def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | N
 
 
 def cause_of_attempt(attempt: Attempt, rules: Rules, failures: Sequence[Failure], seen: Sequence[Seen]) -> Cause | None:
-    """Return why a start has failed; None when it has not.
-
-    Args:
-        attempt: the start.
-        rules: of it.
-        failures: as `failures_of` returns them.
-        seen: what those that report had said last.
-    """
+    """Return why a start has failed; None when it has not."""
     state = attempt.state
     if not state.failed:
         return None
@@ -79,14 +67,7 @@ def cause_of_attempt(attempt: Attempt, rules: Rules, failures: Sequence[Failure]
 
 
 def outcome_of(attempt: Attempt, rules: Rules, failures: tuple[Failure, ...], decision: Decision) -> Outcome:
-    """Return the outcome of a job that is not started again.
-
-    Args:
-        attempt: its last start.
-        rules: of it.
-        failures: as `failures_of` returns them.
-        decision: why there is no other start.
-    """
+    """Return the outcome of a job that is not started again."""
     state = attempt.state
     if decision is Decision.TOO_FEW_WORKERS:
         return Outcome(exit_code=LEFT_CODE)

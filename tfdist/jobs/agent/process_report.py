@@ -17,14 +17,7 @@ _MOST_FRAMES, _MOST_PROCESSES = 6, 8
 
 
 class Standing:
-    """Knows the processes of one start on this host.
-
-    Args:
-        job: what all starts share.
-        rules: of this one.
-        group: the processes.
-        starts: how often they had been started again.
-    """
+    """Knows the processes of one start on this host."""
 
     def __init__(self, job: Job, rules: Rules, group: WorkerGroup, *, starts: int) -> None:
         self._job = job

@@ -53,12 +53,6 @@ class Cause:
 def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen], now: float) -> Cause:
     """Return why the workers of a start have ended.
 
-    Args:
-        failures: the workers that failed on their own, the root cause first.
-        hang: or that they did not go on.
-        seen: what the workers had said last.
-        now: when it was seen.
-
     Example:
         >>> cause_of([Failure(worker=1, time=2.0, returncode=-9)], None, [], 2.0).text
         'worker 1 failed: killed by SIGKILL (signal 9)'
@@ -83,10 +77,6 @@ def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen
 
 def kind_of(returncode: int, *, recorded: bool) -> str:
     """Return what sort of failure it is by which a process has ended.
-
-    Args:
-        returncode: of the process; negative for a signal.
-        recorded: whether it wrote down an exception.
 
     Example:
         >>> kind_of(-9, recorded=False)
@@ -136,14 +126,7 @@ class RestartReporter:
         self.file.write("started", start=self.start, workers=len(pids), pids=list(pids))
 
     def failed(self, cause: Cause, *, begun: float, again: bool, why_not: str = "") -> None:
-        """They have failed.
-
-        Args:
-            cause: why.
-            begun: clock time of the start of the job.
-            again: whether they are started again.
-            why_not: if they are not.
-        """
+        """They have failed."""
         self.failures += again
         self.file.write(
             "failed",

@@ -128,21 +128,7 @@ def run_to(
     verbose: bool = False,
     if_killed: tuple[Path, ...] = (),
 ) -> Outcome:
-    """Run the job to its end, as `run` does, with an output of the caller's.
-
-    Args:
-        config: what to start.
-        out: where the output goes.
-        events: the caller may put `Received` into it, as if the signal had arrived.
-        report: called when workers have failed, with the text to show, and a function that tells when to stop waiting
-            for its reader.
-        verbose: whether to tell what is started and what ends.
-        if_killed: files and directories that are removed if this process is killed; else the caller sees to them.
-    Returns:
-        The outcome.
-    Raises:
-        ConfigError, TfdistError: as `run`.
-    """
+    """Run the job to its end, as `run` does, with an output of the caller's."""
     require_script(config)
     if not config.all_logs:
         out.noise = tf_log_filter.known_noise(has_gpu=tf_log_filter.has_nvidia_device())

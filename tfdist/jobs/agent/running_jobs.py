@@ -42,13 +42,7 @@ def place(environ: Mapping[str, str], job_id: str) -> Path:
 
 
 class Control:
-    """The socket of this job, and who waits for an answer.
-
-    Args:
-        path: of the socket.
-        events: where requests are put.
-        workers: the smallest and the largest number that can be asked for.
-    """
+    """The socket of this job, and who waits for an answer."""
 
     def __init__(self, path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int]) -> None:
         self._events = events
@@ -119,9 +113,6 @@ class Control:
 def _workers(line: bytes) -> int:
     """Return the number of workers that a request asks for.
 
-    Raises:
-        ConfigError: it is no request.
-
     Example:
         >>> _workers(b'{"workers": 3}')
         3
@@ -143,11 +134,7 @@ def _workers(line: bytes) -> int:
 
 @contextlib.contextmanager
 def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int]) -> Iterator[Control]:
-    """Yield the control of a job; afterwards its socket is gone.
-
-    Raises:
-        ConfigError: the cache folder cannot be written.
-    """
+    """Yield the control of a job; afterwards its socket is gone."""
     cache.make(path.parent.parent, (path.parent.name,))
     path.parent.chmod(0o700)
     try:
@@ -181,18 +168,7 @@ def running(environ: Mapping[str, str]) -> list[str]:
 
 
 def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: float) -> str:
-    """Ask a job for so many workers; return what it says when all of them step.
-
-    Args:
-        environ: says where the cache folder is.
-        job: the beginning of its id, as long as only one job has it.
-        workers: how many.
-        timeout_seconds: how long to wait.
-    Raises:
-        ConfigError: no job that runs has this id, or several have.
-        TfdistError: the job refuses, or ends.
-        DeadlineError: it has not answered in time; it goes on trying.
-    """
+    """Ask a job for so many workers; return what it says when all of them step."""
     ids = running(environ)
     fitting = [one for one in ids if one.startswith(job)]
     if len(fitting) != 1:
@@ -220,15 +196,7 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
 
 
 def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
-    """Return a connection to the socket of a job.
-
-    Args:
-        path: of the socket.
-        patience_seconds: how long to try where the job has more clients than it has heard.
-    Raises:
-        BlockingIOError: it still has.
-        OSError: no job listens there.
-    """
+    """Return a connection to the socket of a job."""
     deadline = time.monotonic() + patience_seconds
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_PATIENCE_SECONDS)  # without one, connecting waits for ever
@@ -262,11 +230,7 @@ def _reachable(path: Path) -> Iterator[str]:
 
 
 def _line(connection: socket.socket, seconds: float) -> bytes:
-    """Return the next line, or the beginning of one that is too long.
-
-    Raises:
-        OSError: it has not come as a whole after so many seconds, or the other side is gone.
-    """
+    """Return the next line, or the beginning of one that is too long."""
     deadline = time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n") and len(line) < _LONGEST:

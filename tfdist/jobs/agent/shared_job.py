@@ -91,14 +91,7 @@ class Job:
     def plan(
         self, workers: int, starts: int, *, piped: frozenset[int] = BOTH, reserve: bool = False
     ) -> tuple[tuple[WorkerSpec, ...], StatusChannel]:
-        """Return what to start, at addresses that those before did not have, and a new channel for it.
-
-        Args:
-            workers: how many.
-            starts: how often they have been started again.
-            piped: the streams that go through the agent.
-            reserve: whether they wait until they take the place of others.
-        """
+        """Return what to start, at addresses that those before did not have, and a new channel for it."""
         config = self.sized(workers)
         places = self.placement.addresses(len(tasks(config)), but=self.addresses)
         self.addresses = tuple(f"{host}:{port}" for host, port in places)

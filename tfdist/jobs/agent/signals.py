@@ -17,10 +17,6 @@ def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[
     """Turn SIGINT, SIGTERM and SIGHUP into events; one that is ignored (nohup, a background job) stays ignored.
 
     Outside of the main thread, where Python allows no handlers, nothing changes.
-
-    Args:
-        events: where they are put.
-        more: other signals.
     """
 
     def put(number: int, frame: FrameType | None) -> None:

@@ -38,15 +38,7 @@ class Reserve:
 
 
 class Standby:
-    """Keeps a reserve, while it is asked to.
-
-    Args:
-        placement: starts them, by forks alone: a process that is started anew would count as left over from those
-            that failed.
-        out: where the output of the workers goes, once they take part.
-        factory: where they come from.
-        verbose: whether to tell what is started.
-    """
+    """Keeps a reserve, while it is asked to."""
 
     def __init__(self, placement: Placement, out: Output, factory: Factory, *, verbose: bool) -> None:
         self._placement = placement
@@ -61,10 +53,6 @@ class Standby:
         """Start the reserve, unless it has been; end it if one of its workers has ended.
 
         A script that ends before its first step would do so again: then there is none until workers step anew.
-
-        Args:
-            workers: how many it must have.
-            plan: returns what to start, and a new channel for it.
         """
         if self._reserve is not None:
             if self._events.kept or len(self._reserve.specs) != workers:

@@ -40,13 +40,5 @@ class StatusChannel(Protocol):
 
 
 def opened(memory: Path, restarts: int, *, workers: int, reserve: bool = False, chief: bool = False) -> StatusChannel:
-    """Return the channel of one start of a job on this host, where `plan` has told its workers to look.
-
-    Args:
-        memory: the directory in memory of the job.
-        restarts: how often it has been started again.
-        workers: how many report.
-        reserve: whether they wait, before their first step, for `take_over`.
-        chief: whether the one that reports is the chief of a job with parameter servers, which nobody asks to halt.
-    """
+    """Return the channel of one start of a job on this host, where `plan` has told its workers to look."""
     return StatusTable(progress_file(memory, restarts), workers, reserve=reserve, chief=chief)

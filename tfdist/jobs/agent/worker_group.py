@@ -171,16 +171,7 @@ def started(
     verbose: bool,
     held: bool = False,
 ) -> Iterator[WorkerGroup]:
-    """Yield the processes, started, and their output moving; after the block none of them is left.
-
-    Args:
-        specs: what to start.
-        placement: starts it.
-        out: where the output goes.
-        events: where the ends of the processes are reported.
-        verbose: whether to tell what is started and what ends.
-        held: whether their output waits for `Pump.release`; what was held at the end is dropped.
-    """
+    """Yield the processes, started, and their output moving; after the block none of them is left."""
     piped = any(spec.piped for spec in specs)
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE)), held=held) if piped else None
     group = WorkerGroup(specs, placement=placement, out=out, events=events, pump=pump, verbose=verbose)
@@ -202,17 +193,7 @@ def supervise(
     look_seconds: Callable[[State], float] = lambda state: LOOK_SECONDS,
     perform: Callable[[Action], None] | None = None,
 ) -> Attempt:
-    """Supervise until all have ended, or one cannot be ended.
-
-    Args:
-        group: the processes.
-        state: the first one.
-        step: (state, event, now) -> (state, actions).
-        events: what happens.
-        look: returns an event when nothing has happened for a moment; by default `recorded`.
-        look_seconds: how long that moment is.
-        perform: does what was decided; by default the group does.
-    """
+    """Supervise until all have ended, or one cannot be ended."""
     look = look or (lambda state: recorded(group, state) or Tick())
     perform = perform or group.perform
     exits: dict[int, Exited] = {}
@@ -275,13 +256,7 @@ def _first_of(end: Exited, number: int, events: "SimpleQueue[Any]") -> Any:
 
 
 def recorded(group: WorkerGroup, state: State, *, but: int | None = None) -> Recorded | None:
-    """Return that a worker that runs has recorded a failure, if one has.
-
-    Args:
-        group: the processes.
-        state: who runs.
-        but: an exit code that is no failure.
-    """
+    """Return that a worker that runs has recorded a failure, if one has."""
     for worker in sorted(state.running):
         file = group.specs[worker].error_file
         if file.exists() and (but is None or getattr(read_record(file), "exit_code", None) != but):
@@ -302,12 +277,7 @@ def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[
 
 
 def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | None:
-    """Return the first signal that has arrived, asks to end, and that nobody has looked at.
-
-    Args:
-        events: emptied, unless they are kept.
-        keep: whether the next call shall see them too.
-    """
+    """Return the first signal that has arrived, asks to end, and that nobody has looked at."""
     seen = []
     with contextlib.suppress(Empty):
         while True:
@@ -318,9 +288,5 @@ def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | 
 
 
 def at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """Tell when not to wait for the reader of the output between two starts: when a signal arrives.
-
-    Args:
-        events: looked at, and kept.
-    """
+    """Tell when not to wait for the reader of the output between two starts: when a signal arrives."""
     return lambda: unseen_signal(events, keep=True) is not None

@@ -7,13 +7,7 @@ from tfdist.errors import MissingDependencyError
 
 
 def load(name: str = "kubernetes") -> Any:
-    """Return the client library, or one that comes with it.
-
-    Args:
-        name: of the module.
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Return the client library, or one that comes with it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -37,16 +37,6 @@ def submit(
     The Job is made first, suspended, and owns what comes after it: whenever this process is killed, nothing is left
     that deleting the Job would leave. Ctrl-C and SIGTERM delete the job, whose pods get SIGTERM and the grace period;
     again, at once.
-
-    Args:
-        cluster: where.
-        request: what is asked for.
-        made: objects, of which the first owns the others.
-        values: of the Secret.
-        say: tells the user.
-    Raises:
-        TfdistError: the cluster does not take it.
-        StorageError: what comes back cannot be written here.
     """
     require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
@@ -70,16 +60,7 @@ def submit(
 
 
 class _Following:
-    """Looks at a job until it has ended.
-
-    Args:
-        cluster: where it is.
-        request: what was asked for.
-        owner: the Job, JobSet or TrainJob.
-        say: tells the user.
-        received: signals to end that have come.
-        asked: other signals that have come, which are for the launcher.
-    """
+    """Looks at a job until it has ended."""
 
     def __init__(
         self,

@@ -26,15 +26,7 @@ _CONFLICT = 409
 
 
 class Cluster:
-    """The namespace of a job on the cluster that is configured, as kubectl has it.
-
-    Args:
-        namespace: which; that of the configuration by default.
-    Raises:
-        MissingDependencyError: the client library is not installed.
-        ConfigError: no cluster is configured.
-        TfdistError: it does not answer.
-    """
+    """The namespace of a job on the cluster that is configured, as kubectl has it."""
 
     def __init__(self, namespace: str | None) -> None:
         self._library = library = load()
@@ -51,11 +43,7 @@ class Cluster:
             library.client.VersionApi(api).get_code(_preload_content=False, _request_timeout=_ANSWER_SECONDS)
 
     def create(self, made: Values) -> Values:
-        """Create an object, and return it; a field that the cluster does not know is an error.
-
-        Raises:
-            TfdistError: the cluster does not take it; why, and what to do.
-        """
+        """Create an object, and return it; a field that the cluster does not know is an error."""
         kind = made["kind"]
         options = {"field_validation": "Strict", "_preload_content": False, "_request_timeout": _ANSWER_SECONDS}
         with self._errors(f"{kind} {made['metadata']['name']}", missing=_CURES.get(kind, "")):
@@ -69,11 +57,7 @@ class Cluster:
             return _values(creates[kind](self.namespace, made, **options))
 
     def start(self, owner: Values) -> None:
-        """Let a suspended owner run.
-
-        Raises:
-            TfdistError: the cluster does not.
-        """
+        """Let a suspended owner run."""
         with self._errors(f"{owner['kind']} {owner['metadata']['name']}"):
             self._owners.patch_namespaced_custom_object(
                 *self._named(owner),
@@ -98,11 +82,7 @@ class Cluster:
         return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
 
     def complaints(self, owner: Values) -> list[str]:
-        """Return what the cluster says of pods that it could not even make, as of a quota; the newest last.
-
-        Args:
-            owner: of the pods. What was said of others, or of one before it with the same name, is left out.
-        """
+        """Return what the cluster says of pods that it could not even make, as of a quota; the newest last."""
         found = self._core.list_namespaced_event(
             self.namespace,
             field_selector="reason=FailedCreate",
@@ -121,13 +101,7 @@ class Cluster:
         return [message for _, message in sorted(ours, key=lambda one: one[0])]
 
     def pods(self, selector: str, changed: Callable[[str, Values], None], ended: Callable[[], bool]) -> None:
-        """Tell of each pod of a job, and of each change of one, until `ended`, or the server ends it.
-
-        Args:
-            selector: of the pods.
-            changed: is told "there" or "gone", and the pod.
-            ended: whether to stop.
-        """
+        """Tell of each pod of a job, and of each change of one, until `ended`, or the server ends it."""
         listed = _values(
             self._core.list_namespaced_pod(
                 self.namespace, label_selector=selector, _preload_content=False, _request_timeout=_ANSWER_SECONDS
@@ -166,12 +140,7 @@ class Cluster:
                 yield data
 
     def delete(self, owner: Values, *, at_once: bool = False) -> None:
-        """Delete an owner, its pods before it: with SIGTERM and the grace period, or at once.
-
-        Args:
-            owner: which; that it is gone is no error.
-            at_once: whether pods are killed.
-        """
+        """Delete an owner, its pods before it: with SIGTERM and the grace period, or at once."""
         for_pods: Mapping[str, Any] = {"grace_period_seconds": 0} if at_once else {}
         try:
             self._owners.delete_namespaced_custom_object(
@@ -285,10 +254,6 @@ def _refused(error: Any, missing: str) -> str:
 
 def owned(made: Values, owner: Mapping[str, Any]) -> Values:
     """Return an object that goes with its owner when that is deleted.
-
-    Args:
-        made: the object.
-        owner: as the cluster has it.
 
     Example:
         >>> owner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "t", "uid": "u"}}

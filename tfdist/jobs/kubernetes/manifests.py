@@ -27,9 +27,6 @@ _JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 def job(request: Request) -> Values:
     """Return an indexed Job: one pod for each process, which has its index for a name.
 
-    Args:
-        request: what is asked for.
-
     Example:
         >>> job(Request(name="t", image="i", pods=3, arguments=("python",)))["spec"]["completions"]
         3
@@ -65,9 +62,6 @@ def service(request: Request) -> Values:
 def job_set(request: Request) -> Values:
     """Return a JobSet, which makes the service itself, and starts all pods again where a Job would end.
 
-    Args:
-        request: what is asked for.
-
     Example:
         >>> made = job_set(Request(name="t", image="i", pods=3, arguments=("python",), kind="jobset", restarts=2))
         >>> made["spec"]["failurePolicy"]["maxRestarts"], made["spec"]["network"]["subdomain"]
@@ -91,9 +85,6 @@ def job_set(request: Request) -> Values:
 
 def train_job(request: Request) -> Values:
     """Return a TrainJob of Kubeflow's Trainer v2, whose pods are those of `runtime`.
-
-    Args:
-        request: what is asked for.
 
     Example:
         >>> made = train_job(Request(name="t", image="i", pods=3, arguments=("python",), kind="trainjob"))
@@ -144,9 +135,6 @@ def config_map(request: Request) -> Values:
 def objects(request: Request) -> list[Values]:
     """Return all that is submitted but for the Secret, whose values nobody prints: what owns the rest comes first.
 
-    Args:
-        request: what is asked for.
-
     Example:
         >>> request = Request(name="t", image="i", pods=3, arguments=("python",), script=("t.py", "pass"))
         >>> [made["kind"] for made in objects(request)]
@@ -165,9 +153,6 @@ def runtime(image: str = "tfdist:gpu") -> Values:
 
     A TrainJob names it, what it runs, and how many nodes. Trainer has no policy for TensorFlow. That for JAX tells each
     pod how many there are (JAX_NUM_PROCESSES), which is all that tfdist has to be told; the rest it reads off the pod.
-
-    Args:
-        image: that a TrainJob has which names none.
 
     Example:
         >>> runtime()["metadata"]["labels"], runtime()["spec"]["mlPolicy"]
@@ -203,9 +188,6 @@ def runtime(image: str = "tfdist:gpu") -> Values:
 
 def as_text(made: Sequence[Values]) -> str:
     """Return objects as YAML.
-
-    Raises:
-        MissingDependencyError: the client of Kubernetes, which comes with what writes it, is not installed.
 
     Example:
         >>> as_text([{"kind": "Job"}, {"kind": "Service"}])

@@ -27,15 +27,7 @@ _END_SECONDS = 10.0
 
 
 def run_in_pod(pod: Pod, launch: Callable[[], int], *, say: Callable[[str], None]) -> int:
-    """Start the job in the first pod, join it in another; return the exit code.
-
-    Args:
-        pod: this one.
-        launch: starts the job and waits for its end; returns its exit code.
-        say: tells the user.
-    Raises:
-        DeadlineError: the name of this pod does not come to mean it.
-    """
+    """Start the job in the first pod, join it in another; return the exit code."""
     wait_for_name(pod.host.address, seconds=_NAME_SECONDS)
     if pod.index == 0:
         with pod_outputs.sent():
@@ -48,12 +40,6 @@ def run_in_pod(pod: Pod, launch: Callable[[], int], *, say: Callable[[str], None
 
 def wait_for_name(name: str, *, seconds: float) -> None:
     """Wait until a name means this machine: that of a pod which replaces another has meant the other.
-
-    Args:
-        name: that the others use for it.
-        seconds: how long to wait at most.
-    Raises:
-        DeadlineError: it does not.
 
     Example:
         >>> wait_for_name("127.0.0.1", seconds=0)

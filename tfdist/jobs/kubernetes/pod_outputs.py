@@ -42,10 +42,6 @@ class Output:
     def in_pod(self, number: int, folder: Path = FOLDER) -> str:
         """Return where the pod writes it.
 
-        Args:
-            number: which of the outputs it is.
-            folder: of the pod.
-
         Example:
             >>> Output(place=Path("trace.json")).in_pod(0)
             '/dev/shm/tfdist-whole-0'
@@ -55,12 +51,7 @@ class Output:
 
 @contextlib.contextmanager
 def sent(folder: Path = FOLDER, *, write: Callable[[bytes], object] = lambda data: os.write(1, data)) -> Iterator[None]:
-    """Write what grows to the log while a job runs, and the rest when it has ended.
-
-    Args:
-        folder: in which the outputs are.
-        write: appends to the log, in one piece.
-    """
+    """Write what grows to the log while a job runs, and the rest when it has ended."""
     sender, over = _Sender(folder, write), threading.Event()
 
     def run() -> None:
@@ -116,10 +107,6 @@ class Receiver:
 
     A pod that takes another's place begins anew, with a receiver of its own.
 
-    Args:
-        outputs: all of the job, in their order.
-        say: tells the user what cannot be written.
-
     Example:
         >>> receiver = Receiver((), say=print)
         >>> receiver.shown(b"a line\\n")
@@ -132,12 +119,7 @@ class Receiver:
     _pieces: list[str] = field(default_factory=list)
 
     def shown(self, data: bytes, *, is_last: bool = False) -> bytes:
-        """Return what of the log is to be shown; the rest was written, or is kept until more has come.
-
-        Args:
-            data: that has come.
-            is_last: whether nothing comes after it.
-        """
+        """Return what of the log is to be shown; the rest was written, or is kept until more has come."""
         data, self._rest = self._rest + data, b""
         shown = b""
         while data:
@@ -190,11 +172,7 @@ class Receiver:
 
 
 def require_writable(outputs: Sequence[Output]) -> None:
-    """Check that what grows can be written here, before anything is submitted.
-
-    Raises:
-        StorageError: it cannot.
-    """
+    """Check that what grows can be written here, before anything is submitted."""
     for output in outputs:
         try:
             if output.is_folder:

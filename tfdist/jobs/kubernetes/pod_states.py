@@ -96,10 +96,6 @@ def why_it_waits(pod: Pod) -> str:
 def waiting(pods: Iterable[Pod], request: Request) -> str:
     """Return what to tell of pods that wait: why, how many, and what each of them asks for; empty if none does.
 
-    Args:
-        pods: of the job.
-        request: what was asked for.
-
     Example:
         >>> condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
         >>> pod = {"status": {"phase": "Pending", "conditions": [condition]}}
@@ -117,11 +113,6 @@ def missing(there: int, complaints: Sequence[str], request: Request) -> str:
     """Return what to tell of pods that the cluster has not made.
 
     Each time that it tries again it is another pod's name, which is left out: what is said stays the same.
-
-    Args:
-        there: how many there are.
-        complaints: what it says; the newest last.
-        request: what was asked for.
 
     Example:
         >>> said = 'Error creating: pods "t-1-x2x4z" is forbidden: exceeded quota: small'
@@ -174,9 +165,6 @@ def first_failure(ended: Iterable[Ended]) -> Ended | None:
 
     Who was killed did not die of what its peers raised: if that was in the same moment, its end comes first.
 
-    Args:
-        ended: pods, in any order.
-
     Example:
         >>> def end(index, code, second):
         ...     finished = f"2026-11-25T04:00:0{second}Z"
@@ -199,13 +187,7 @@ def first_failure(ended: Iterable[Ended]) -> Ended | None:
 
 
 def described(failure: Ended, *, pods: int, log_is_shown: bool) -> str:
-    """Return what to tell of the pod that failed first.
-
-    Args:
-        failure: the pod.
-        pods: how many the job has.
-        log_is_shown: whether its log was shown.
-    """
+    """Return what to tell of the pod that failed first."""
     on = f" on node {failure.node}" if failure.node else ""
     why = f"{failure.reason}, " if failure.reason not in ("", "Error") else ""
     text = f"pod {failure.name} (of {pods}){on} failed first: {why}exit code {failure.exit_code}"

@@ -25,9 +25,6 @@ def template(request: Request) -> Values:
     Each pod has memory in /dev/shm, a name that the others resolve before it is ready, and the job's key and the
     secret variables from a Secret.
 
-    Args:
-        request: what is asked for.
-
     Example:
         >>> made = template(Request(name="t", image="i", pods=2, arguments=("python", "t.py")))
         >>> made["spec"]["containers"][0]["args"], made["spec"]["subdomain"]
@@ -63,13 +60,7 @@ def variables(request: Request) -> list[Values]:
 
 
 def container(image: str, *, env: list[Values], resources: Mapping[str, str]) -> Values:
-    """Return a container in which a process of the job may run, without its command.
-
-    Args:
-        image: of it.
-        env: its variables.
-        resources: what it is given.
-    """
+    """Return a container in which a process of the job may run, without its command."""
     made: Values = {
         "name": CONTAINER,
         "image": image,
@@ -84,13 +75,6 @@ def container(image: str, *, env: list[Values], resources: Mapping[str, str]) ->
 
 def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> dict[str, str]:
     """Return what a process needs as Kubernetes names it.
-
-    Args:
-        cpus: how many; None for what there is.
-        gpus: how many; None for none.
-        memory: in bytes; None for what there is.
-    Raises:
-        ConfigError: CPUs of less than a thousandth, or a part of a GPU.
 
     Example:
         >>> quantities(cpus=0.5, gpus=1, memory=16 << 30)
@@ -165,10 +149,6 @@ def merged(base: Any, patch: Any) -> Any:
     """Return values with a patch merged into them: mappings by key, lists whose members have names by name.
 
     Other lists and values replace those that were there, and None removes a key.
-
-    Args:
-        base: unchanged.
-        patch: of the same form, in part.
 
     Example:
         >>> merged({"a": [{"name": "x", "v": 1}], "b": 1}, {"a": [{"name": "x", "w": 2}, {"name": "y"}], "b": None})

@@ -40,9 +40,6 @@ class Request:
         patch: merged into the pods' template.
         outputs: what its first pod writes, and is wanted where it is submitted.
 
-    Raises:
-        ConfigError: a name that Kubernetes does not take, or a script that no ConfigMap holds.
-
     Example:
         >>> Request(name="train", image="tfdist:cpu", pods=2, arguments=("python", "train.py")).namespace
         'default'
@@ -130,9 +127,6 @@ class Request:
 
 def job_name(stem: str) -> str:
     """Return a name for a job of a script, which no other job has.
-
-    Args:
-        stem: of the script.
 
     Example:
         >>> job_name("My train")[:-5], len(job_name("é" * 80)) <= 40

@@ -23,12 +23,6 @@ _PACE_SECONDS = 0.02
 class CellOutput:
     """An output that is not made of file descriptors. Calls from several threads are put in order.
 
-    Args:
-        names: of every worker, by its index.
-        write: takes a stream (1 standard output, 2 standard error) and a text.
-        show: replaces the living line; None where there is no place for one.
-        coloured: whether prefixes are in colour.
-
     Example:
         >>> out = CellOutput(["worker 0", "worker 1"], write=lambda stream, text: print(text, end=""))
         >>> out.lines(1, 1, [b"loss 0.5"])
@@ -90,11 +84,7 @@ class CellOutput:
 
 
 def output(names: Sequence[str]) -> Output:
-    """Return the output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal.
-
-    Args:
-        names: of every worker, by its index.
-    """
+    """Return the output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal."""
     show = _living_line()
     streams: dict[int, Any] = {1: sys.stdout, 2: sys.stderr}
     if show is None and sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:

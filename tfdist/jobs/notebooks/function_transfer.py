@@ -27,13 +27,6 @@ Function = Callable[..., Any]
 def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) -> None:
     """Write a function and its arguments to a new file, which its owner alone may read.
 
-    Args:
-        path: of the file.
-        function: to be called by the workers.
-        arguments: of the call.
-    Raises:
-        UnsupportedError: something cannot be sent; the message names the variable.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,15 +77,7 @@ def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: s
 
 
 def send_result(path: Path, result: Any, *, of: str) -> None:
-    """Write a result to a file, under another name first, so that the file is complete once it exists.
-
-    Args:
-        path: of the file.
-        result: to be sent.
-        of: name of the function that has returned it.
-    Raises:
-        UnsupportedError: it cannot be sent; the message says which part of it.
-    """
+    """Write a result to a file, under another name first, so that the file is complete once it exists."""
     import cloudpickle
 
     temporary = path.with_name(f"{path.name}.{os.getpid()}")

@@ -15,12 +15,7 @@ from tfdist.jobs.remote.serialization import FOLDER
 
 
 def main(code: str, result: str) -> None:
-    """Call the function; an exception of it is one of this process.
-
-    Args:
-        code: path of what to call.
-        result: path where the chief leaves what it has returned.
-    """
+    """Call the function; an exception of it is one of this process."""
     folder = os.environ.get(FOLDER)
     if folder is not None:  # on another host
         code, result = (os.path.join(folder, os.path.basename(path)) for path in (code, result))

@@ -30,13 +30,7 @@ class Pump:
     """A running thread that reads the pipes of the workers until `finish`."""
 
     def __init__(self, screen: Output, on_closed: Callable[[], None], *, held: bool = False) -> None:
-        """Start it.
-
-        Args:
-            screen: where the lines go.
-            on_closed: called once, in the thread, when nobody reads the output any more.
-            held: whether to show nothing before `release`; the newest lines are kept until then.
-        """
+        """Start it."""
         self._screen = screen
         self._held = held
         self._kept: deque[tuple[int, int, list[bytes]]] = deque(maxlen=_MOST_KEPT)
@@ -49,14 +43,7 @@ class Pump:
         self._thread.start()
 
     def add(self, descriptor: int, *, stream: int, worker: int, ends_later: bool = False) -> None:
-        """Read a pipe from now on.
-
-        Args:
-            descriptor: of the pipe.
-            stream: 1 for standard output, 2 for standard error.
-            worker: whose.
-            ends_later: whether output may come after the end of the worker, and then the end of the pipe for certain.
-        """
+        """Read a pipe from now on."""
         os.set_blocking(descriptor, False)
         content = _Stream(number=stream, worker=worker, ends_later=ends_later)
         self._selector.register(descriptor, selectors.EVENT_READ, content)

@@ -83,13 +83,7 @@ class Screen:
             self._living = (stream, shown) if shown else None
 
     def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
-        """Write the agent's own words to standard error; while nobody takes them, wait until ``give_up`` says so.
-
-        Args:
-            text: the words; on a terminal, with colour, its first line has ``style``.
-            style: as rich spells it, or empty.
-            give_up: asked several times a second. Supervision must go on when the reader of the output stands still.
-        """
+        """Write the agent's own words to standard error; while nobody takes them, wait until ``give_up`` says so."""
         first, end, rest = text.partition("\n")
         if style and 2 in self.terminals:
             first = _styled(first, style)
@@ -137,11 +131,6 @@ def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: in
     """Return the screen for the workers of these names; with one worker its lines have no prefix.
 
     Colour is used on a terminal, unless NO_COLOR is set or TERM is "dumb".
-
-    Args:
-        names: of every worker, by its index, such as "worker 0" or "chief".
-        standard_output: file descriptor.
-        standard_error: file descriptor.
     """
     descriptors = {1: standard_output, 2: standard_error}
     movable = frozenset(s for s, fd in descriptors.items() if os.isatty(fd) and os.environ.get("TERM") != "dumb")
@@ -154,10 +143,6 @@ def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: in
 
 def prefixes_of(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
     """Return what begins the lines of each worker.
-
-    Args:
-        names: of every worker, by its index; with one there is nothing to tell apart.
-        coloured: whether in colour.
 
     Example:
         >>> prefixes_of(["chief", "worker 0"], coloured=False)

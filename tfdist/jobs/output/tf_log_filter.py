@@ -63,9 +63,6 @@ def has_nvidia_device(devices: str = "/sys/bus/pci/devices") -> bool:
 def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
     """Return what is found in a line of standard error that is known to be noise.
 
-    Args:
-        has_gpu: whether the machine has one; then it is news that there is no driver for it.
-
     Example:
         >>> noise = known_noise(has_gpu=False)
         >>> bool(noise.search(b"I0000 00:00:1.5   30103 port.cc:153] oneDNN custom operations are on. You may see"))
@@ -89,12 +86,7 @@ class Filter:
         self._goes_on = False  # the last line was left out as part of a message that may have more
 
     def shown(self, lines: Iterable[bytes], noise: re.Pattern[bytes]) -> list[bytes]:
-        """Return the lines that are shown.
-
-        Args:
-            lines: complete ones, in order.
-            noise: what is found in a line that is noise by itself.
-        """
+        """Return the lines that are shown."""
         found = []
         for line in lines:
             self._goes_on = bool(_LEFT.search(line) or (self._goes_on and _LEFT_GOES_ON.search(line)))

@@ -19,11 +19,7 @@ _GAP_SECONDS = 5.0  # between two looks of an agent that was stopped, or whose m
 
 
 class Lingering:
-    """Looks whether one process stays after its script has ended.
-
-    Args:
-        spec: of the process.
-    """
+    """Looks whether one process stays after its script has ended."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._name = str(spec.task)

@@ -59,15 +59,7 @@ Starter = Callable[[WorkerSpec, Mapping[str, str], tuple[int, int, int]], Child]
 
 
 def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-    """Start a process by its command.
-
-    Args:
-        spec: what to start.
-        environment: complete.
-        streams: descriptors of standard input, output and error; the caller keeps its own.
-    Raises:
-        OSError: the system cannot.
-    """
+    """Start a process by its command."""
     stdin, stdout, stderr = streams
     process = subprocess.Popen(
         spec.argv, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
@@ -81,14 +73,7 @@ def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tupl
 
 
 class LocalProcess:
-    """A process on this host, as `placement.Handle`.
-
-    Args:
-        spec: what was started.
-        child: the process.
-        outputs: what to read its streams from.
-        guard: of the job, which is told of it.
-    """
+    """A process on this host, as `placement.Handle`."""
 
     outputs_end_later = False  # it is in the pipes, which a child that lives on may hold open
 
@@ -195,14 +180,7 @@ class LocalProcess:
 
 
 class LocalPlacement:
-    """Starts the processes of a job on this host, as `placement.Placement`.
-
-    Args:
-        guard: of the job.
-        starter: what makes a process.
-        environ: of the agent; that of this process by default.
-        host: by which the processes reach each other.
-    """
+    """Starts the processes of a job on this host, as `placement.Placement`."""
 
     def __init__(
         self,
@@ -218,11 +196,7 @@ class LocalPlacement:
         self._host = host
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Return so many ports of this host that are free now.
-
-        Raises:
-            ConfigError: there are not enough.
-        """
+        """Return so many ports of this host that are free now."""
         return free_addresses(count, self._host, but=but)
 
     def site(self, host: str) -> Site:
@@ -232,11 +206,7 @@ class LocalPlacement:
         )
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process; the calling thread must outlive it: Linux ends it together with the thread that started it.
-
-        Raises:
-            TfdistError: the system cannot start it.
-        """
+        """Start a process; the calling thread must outlive it: Linux ends it together with the thread that started it."""
         outputs: dict[int, int] = {}
         given: dict[int, int] = {}  # to the process; closed here
         try:
@@ -296,11 +266,6 @@ def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
 
 def free_addresses(count: int, host: str = LOOPBACK, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
     """Return so many free ports of a host of this machine, with the host.
-
-    Args:
-        count: how many.
-        host: at which somebody listens.
-        but: addresses that are none of them, as "host:port".
 
     Example:
         >>> len(free_addresses(2, but=["127.0.0.1:4001"]))

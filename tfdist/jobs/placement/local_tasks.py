@@ -25,10 +25,6 @@ _LINES = 20
 class LocalTasks:
     """Worker and parameter-server processes on this host, which end with this one.
 
-    Args:
-        workers: number of workers, at least 1.
-        servers: number of parameter servers, at least 1.
-
     Example:
         >>> tasks = LocalTasks(workers=2, servers=1)                         # doctest: +SKIP
         >>> tasks.cluster["ps"]                                              # doctest: +SKIP
@@ -80,11 +76,7 @@ class LocalTasks:
         return "\n".join(self._log.read().decode(errors="backslashreplace").splitlines()[-_LINES:])
 
     def require_running(self) -> None:
-        """Raise if a task has ended.
-
-        Raises:
-            TfdistError: one has; the message has what the tasks printed.
-        """
+        """Raise if a task has ended."""
         gone = self.ended()
         if gone:
             raise TfdistError(f"{', '.join(gone)} ended when it was started. The tasks printed:\n{self.printed()}")

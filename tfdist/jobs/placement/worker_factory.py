@@ -30,12 +30,7 @@ _LIBRARY = b"_pywrap_tensorflow"
 
 
 class WorkerFactory:
-    """Starts workers, the fastest way that there is.
-
-    Args:
-        config: the request.
-        guard: of the job.
-    """
+    """Starts workers, the fastest way that there is."""
 
     def __init__(self, config: LaunchConfig, guard: Guard) -> None:
         self._config = config
@@ -44,11 +39,7 @@ class WorkerFactory:
         self._tried = False
 
     def prepare(self, pid: int) -> None:
-        """Prepare for a restart, if this worker has loaded TensorFlow; once is enough.
-
-        Args:
-            pid: of a worker that steps.
-        """
+        """Prepare for a restart, if this worker has loaded TensorFlow; once is enough."""
         if self._tried or not self._config.is_elastic or sys.platform != "linux":
             return
         maps = _maps(pid)
@@ -79,11 +70,7 @@ class WorkerFactory:
             self._watch()
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for what is being prepared: it has begun earlier than anything that could be begun now.
-
-        Args:
-            interrupted: whether to stop waiting.
-        """
+        """Wait for what is being prepared: it has begun earlier than anything that could be begun now."""
         deadline = time.monotonic() + _PREPARE_SECONDS
         while self._server is not None and not self._server.idle and not self._server.wait(_LOOK_SECONDS):
             if interrupted():
@@ -103,11 +90,7 @@ class WorkerFactory:
         return started_anew(spec, environment, streams)
 
     def fork(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-        """Start a worker by a fork.
-
-        Raises:
-            TfdistError: that is not possible now.
-        """
+        """Start a worker by a fork."""
         if self._server is None or not (self._server.idle or self._server.is_ready):
             raise TfdistError("there is no process that workers can be forked from.")
         try:
@@ -133,11 +116,7 @@ class WorkerFactory:
 def forked(
     server: "ForkServer", spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]
 ) -> Child:
-    """Fork a worker; as `local.started_anew` starts one.
-
-    Raises:
-        TfdistError: the server cannot, and is of no use any more.
-    """
+    """Fork a worker; as `local.started_anew` starts one."""
     stdin, stdout, stderr = streams
     pid = server.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
     return Child(pid=pid, collect=lambda seconds: _collect(pid, seconds))

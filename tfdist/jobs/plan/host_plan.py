@@ -29,9 +29,6 @@ class Host:
         slots: how many processes run there at most.
         group: which component of a heterogeneous job of Slurm it is of; None where there are none.
 
-    Raises:
-        ConfigError: no program must take the name for an option, or the address for something else.
-
     Example:
         >>> Host(name="me@a", address="a", slots=2).slots
         2
@@ -57,11 +54,6 @@ class Host:
 
 def parse_hosts(text_of_all: str) -> tuple[Host, ...]:
     """Return the hosts of a text.
-
-    Args:
-        text_of_all: `[USER@]HOST[=ADDRESS][:SLOTS]`, with commas between them.
-    Raises:
-        ConfigError: it names none, one twice, or in another form.
 
     Example:
         >>> [(host.name, host.address, host.slots) for host in parse_hosts("a:2, me@b=10.0.0.5")]
@@ -98,13 +90,6 @@ def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host
     """Return the host of each of so many processes.
 
     Where hosts are of two components, a chief and parameter servers are in the first, and workers in the second.
-
-    Args:
-        hosts: as they are named.
-        count: how many.
-        servers: how many of them are parameter servers, which come last, and so whether the first is a chief.
-    Raises:
-        ConfigError: the hosts have fewer places.
 
     Example:
         >>> a, b = parse_hosts("a:2,b:2")
@@ -169,12 +154,6 @@ class Remote:
 
 def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]:
     """Return the words of the command that runs another on a host.
-
-    Args:
-        command: as a shell reads it.
-        name: of the option.
-    Raises:
-        ConfigError: there are none, or a quote is open.
 
     Example:
         >>> parse_shell("ssh -F 'my config'")

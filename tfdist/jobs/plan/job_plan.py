@@ -62,17 +62,6 @@ def plan(
 ) -> tuple[WorkerSpec, ...]:
     """Return one specification per process, in the order of `roles.tasks`.
 
-    Args:
-        config: the request.
-        addresses: host and port of each process.
-        job_id: the same for all processes, and for no other job.
-        directory: where they record their failures.
-        python: path of the interpreter.
-        agent_pid: process that they do not outlive.
-        memory: where what outlives them is; the same directory by default.
-        restarts: how often the job has been started again.
-        key: of the job, for those that step together.
-
     Example:
         >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
         >>> [spec] = plan(LaunchConfig(target="train.py"), addresses=[("127.0.0.1", 40001)], **more)

@@ -213,13 +213,6 @@ class LaunchConfig:
 def require_variables(name: str, value: Any) -> None:
     """Check that the value can be environment variables.
 
-    Args:
-        name: of the argument, for the message.
-        value: what was given.
-    Raises:
-        ConfigTypeError: it is no mapping of texts to texts.
-        ConfigError: the system has no such names or values.
-
     Example:
         >>> require_variables("env", {"OMP_NUM_THREADS": "1"})
     """

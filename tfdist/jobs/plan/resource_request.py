@@ -37,9 +37,6 @@ class Demand:
         wait_seconds: how long the cluster may take to have room; None: as long as what runs there has it, and not at
             all for what the nodes do not have.
 
-    Raises:
-        ConfigError: a value that cannot be.
-
     Example:
         >>> Demand(cpus=2, memory=1 << 30).resources
         {'CPU': 2, 'memory': 1073741824}
@@ -75,10 +72,6 @@ class Demand:
 def room(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
     """Return how many bundles go onto the nodes.
 
-    Args:
-        bundle: what one has, by resource.
-        nodes: what each node has.
-
     Example:
         >>> room({"CPU": 2, "GPU": 1}, [{"CPU": 5, "GPU": 1}, {"CPU": 4, "GPU": 4}, {"CPU": 64}])
         3
@@ -101,11 +94,6 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 def too_few(count: int, bundle: Mapping[str, float], nodes: Mapping[str, Mapping[str, float]]) -> str:
     """Return what was asked for, and what there is, as an error of ours says it.
-
-    Args:
-        count: how many bundles.
-        bundle: what one has.
-        nodes: what each node has, by its address.
 
     Example:
         >>> print(too_few(3, {"CPU": 2}, {"10.0.0.1": {"CPU": 4}}).partition(". Ask")[0])

@@ -134,12 +134,6 @@ def tasks(config: LaunchConfig) -> tuple[TaskId, ...]:
 def consequence(policy: RestartPolicy, returncode: int, *, recorded: bool, restarts_left: bool) -> Consequence:
     """Return what follows from the end of a process.
 
-    Args:
-        policy: of its role.
-        returncode: its exit code, or the negative number of the signal that killed it.
-        recorded: whether it had recorded an exception.
-        restarts_left: whether the budget of the policy's scope allows another start.
-
     Example:
         >>> consequence(STATELESS, -9, recorded=False, restarts_left=True)
         <Consequence.REPLACE: 'replace'>

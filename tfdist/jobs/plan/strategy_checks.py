@@ -11,9 +11,6 @@ _SERVERS = "parameter_servers (--parameter-servers)"
 def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> bool:
     """Return whether a chief runs the script for the strategy; check that only such a strategy is given servers.
 
-    Raises:
-        ConfigError: no strategy has that name, or it takes no servers, or it is to have none.
-
     Example:
         >>> has_chief("parameter-server", parameter_servers=2), has_chief("mirrored"), has_chief(None)
         (True, False, False)
@@ -35,9 +32,6 @@ def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> 
 def server_count(strategy: str | None, *, parameter_servers: int | None = None) -> int:
     """Return how many parameter servers the job has: as many as are asked for, or the default; 0 without a chief.
 
-    Raises:
-        ConfigError: as `has_chief`.
-
     Example:
         >>> server_count("parameter-server"), server_count("mirrored")
         (1, 0)
@@ -49,9 +43,6 @@ def server_count(strategy: str | None, *, parameter_servers: int | None = None) 
 
 def check_strategy(config: LaunchConfig) -> None:
     """Check that the strategy is registered and runs in that many processes, of as many replicas.
-
-    Raises:
-        ConfigError: no strategy has that name, or it needs one process, or one replica in each, and more are asked for.
 
     Example:
         >>> check_strategy(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))
@@ -78,9 +69,6 @@ def check_strategy(config: LaunchConfig) -> None:
 
 def require_installed(config: LaunchConfig) -> None:
     """Check that what the strategy and its collectives need is installed, before a worker is started that finds out.
-
-    Raises:
-        MissingDependencyError: it is not.
 
     Example:
         >>> require_installed(LaunchConfig(target="train.py", strategy="multi-worker", workers=2))

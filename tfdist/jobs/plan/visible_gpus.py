@@ -12,10 +12,6 @@ _DRIVER = "/proc/driver/nvidia/gpus"  # one entry for each
 def of_worker(local_index: int, count: int) -> tuple[int, ...]:
     """Return the places of a worker's GPUs among those of its host.
 
-    Args:
-        local_index: of the worker, among the workers on its host.
-        count: how many each worker gets.
-
     Example:
         >>> of_worker(0, 2), of_worker(1, 2), of_worker(1, 0)
         ((0, 1), (2, 3), ())
@@ -25,14 +21,6 @@ def of_worker(local_index: int, count: int) -> tuple[int, ...]:
 
 def visible(places: Sequence[int], environ: Mapping[str, str], *, driver: str = _DRIVER) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a worker.
-
-    Args:
-        places: of its GPUs, among those that processes of this host may use: those that `environ` names, else those
-            that the driver has.
-        environ: of what starts it.
-        driver: where the driver of Linux lists its GPUs.
-    Raises:
-        ConfigError: there are fewer.
 
     Example:
         >>> visible((2, 3), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}), visible((), {})

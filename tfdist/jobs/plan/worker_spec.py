@@ -80,10 +80,6 @@ class WorkerSpec:
 def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
     """Return the variable that lets workers reach each other directly where a proxy is set; the proxy stays for others.
 
-    Args:
-        environ: of the worker.
-        hosts: of all workers.
-
     Example:
         >>> around_the_proxy({"http_proxy": "http://proxy:3128", "no_proxy": "intranet"}, ["127.0.0.1"])
         {'no_grpc_proxy': 'intranet,127.0.0.1'}

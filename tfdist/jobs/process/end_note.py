@@ -55,11 +55,6 @@ class Standing(Enum):
 def standing(note: EndNote, seconds: float, exit_seconds: float) -> Standing:
     """Return how it stands with a process.
 
-    Args:
-        note: its newest one.
-        seconds: for which it has stayed since.
-        exit_seconds: what threads and functions of `atexit` may take.
-
     Example:
         >>> running = EndNote(exit_code=0, clock=5.0, runs_python=True)
         >>> done = EndNote(exit_code=0, clock=6.0, runs_python=False)
@@ -73,13 +68,6 @@ def standing(note: EndNote, seconds: float, exit_seconds: float) -> Standing:
 
 def said(name: str, note: EndNote, now: float, exit_seconds: float, *, is_killed: bool) -> str:
     """Return what to tell of a process that stays.
-
-    Args:
-        name: of the process in the job, such as "worker 0".
-        note: its newest one.
-        now: the clock.
-        exit_seconds: what threads and functions of `atexit` may take.
-        is_killed: whether it is killed now.
 
     Example:
         >>> note = EndNote(exit_code=3, clock=10.0, runs_python=False)

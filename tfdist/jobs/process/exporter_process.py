@@ -24,13 +24,6 @@ class Exporting:
 
     Attributes:
         pid: of the process; 0 where it could not be started.
-
-    Args:
-        job: its id.
-        exporters: names, with what stands behind their colons.
-        say: tells the user what they cannot do, in a thread of its own.
-        every: steps that a point of a curve has at least.
-        after: the number of the last step that was exported before; -1 for none.
     """
 
     def __init__(

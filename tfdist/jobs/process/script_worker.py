@@ -24,12 +24,7 @@ SIGKILL = 9
 
 
 def main(argv: list[str]) -> None:
-    """Run what the arguments name, and end as it ends.
-
-    Args:
-        argv: ["--parent", PID, "--script" or "--module", target, the target's own arguments ...]; with the PID 0 the
-            process may outlive anybody.
-    """
+    """Run what the arguments name, and end as it ends."""
     _, parent, kind, target, *arguments = argv
     if int(parent):
         end_with_parent(int(parent))
@@ -60,13 +55,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
-    """Run a script or a module as Python does that is given it; what it raises is raised here.
-
-    Args:
-        target: path of the script, or name of the module.
-        arguments: its own.
-        is_module: which of the two it is.
-    """
+    """Run a script or a module as Python does that is given it; what it raises is raised here."""
     sys.argv = [target, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
@@ -103,11 +92,7 @@ def tell_stacks_when_asked(path: str | None) -> None:
 
 
 def list_generated_files(listing: str) -> None:
-    """Write down each file that AutoGraph is about to make, so that whoever looks after this process can remove it.
-
-    Args:
-        listing: where; absolute paths, each with a zero byte behind it.
-    """
+    """Write down each file that AutoGraph is about to make, so that whoever looks after this process can remove it."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event != "tempfile.mkstemp":
@@ -125,11 +110,7 @@ def list_generated_files(listing: str) -> None:
 
 
 class End:
-    """Notes that the script has ended, and again when no code of it runs any more: `end_note` reads both.
-
-    Args:
-        path: of the record of a failure, beside which it is noted; None: nobody reads it.
-    """
+    """Notes that the script has ended, and again when no code of it runs any more: `end_note` reads both."""
 
     def __init__(self, path: str | None) -> None:
         import atexit

@@ -13,10 +13,6 @@ from tfdist.processes.worker_failure import HOST_LOST
 def on_our_clock(content: str, clock_offset: float) -> str:
     """Return a worker's record of its failure with its time on our clock.
 
-    Args:
-        content: as the worker has written it.
-        clock_offset: what is added to its clock, in seconds; infinite while it is not known.
-
     Example:
         >>> on_our_clock('{"clock": 5.0}', 2.0)
         '{"clock": 7.0}'
@@ -34,10 +30,6 @@ def on_our_clock(content: str, clock_offset: float) -> str:
 def of_lost_host(why: str, *, now: float) -> str:
     """Return the record of a worker whose host is lost.
 
-    Args:
-        why: how it is known.
-        now: clock time, in seconds.
-
     Example:
         >>> json.loads(of_lost_host("the connection to host b has ended", now=1.0))["type"]
         'HostLostError'
@@ -51,9 +43,6 @@ class RecentOffset:
 
     It is the smallest difference that one of them has had, of which nothing is left but the time of the fastest on its
     way. Clocks that go apart are followed.
-
-    Args:
-        seconds: for which a message counts at least; twice as long at most.
 
     Example:
         >>> offset = RecentOffset(seconds=10.0)
@@ -86,10 +75,6 @@ class RecentOffset:
 def shown(words: Sequence[int], *, clock_offset: float) -> list[int]:
     """Return the words of a worker's record for who looks here: on this host's clock, and of no process of this host.
 
-    Args:
-        words: of its record.
-        clock_offset: what is added to its clock, in seconds; infinite while it is not known.
-
     Example:
         >>> from tfdist.monitor.status import RECORD, Word
         >>> words = [0] * RECORD
@@ -110,12 +95,6 @@ def status(words: Sequence[int], request: int, *, is_settled: bool, clock_offset
     """Return what a worker on another host has said.
 
     While a request to halt is on its way, which step it will run is not known, whatever it had said before.
-
-    Args:
-        words: of its record.
-        request: the number of the request to halt that was in force when they were read.
-        is_settled: whether they were read when the worker had seen the agent's newest request.
-        clock_offset: what is added to its clock, in seconds; infinite while it is not known.
 
     Example:
         >>> from tfdist.monitor.status import RECORD, Word

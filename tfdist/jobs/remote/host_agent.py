@@ -98,16 +98,7 @@ def _end_with(descriptor: int) -> None:
 
 
 def serve(wire: Wire, key: bytes | None = None) -> int:
-    """Serve an agent until it is gone; afterwards no process of the job is left here.
-
-    Args:
-        wire: to it.
-        key: that this host and the agent have, where the wire does not encrypt.
-    Returns:
-        0 when the agent has said that the job has ended, 1 when one of the two has refused the other, else UNFINISHED.
-    Raises:
-        WireError: it was gone before it had said anything.
-    """
+    """Serve an agent until it is gone; afterwards no process of the job is left here."""
     hello = wire.receive()
     if hello is None or "version" not in hello:
         if hello is not None and "refused" in hello:
@@ -188,18 +179,7 @@ def _version(package: str) -> str:
 
 
 class HostAgent:
-    """Does what the agent asks for, and tells it what happens.
-
-    Args:
-        wire: to the agent.
-        guard: of the job on this host.
-        placement: starts processes here.
-        factory: of it.
-        copies: of the states of workers, from here and from elsewhere.
-        reserving: starts processes here that wait in reserve; by the same one's forks alone.
-        steps: that the workers record; None where they record none.
-        key: of the workers, where it does not come with them.
-    """
+    """Does what the agent asks for, and tells it what happens."""
 
     def __init__(
         self,

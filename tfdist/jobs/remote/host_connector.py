@@ -14,16 +14,7 @@ _LAST_SECONDS = 2.0  # after the end of what starts agents, for one that has con
 
 
 class Meeting:
-    """Connects to hosts, by an engine.
-
-    Args:
-        engine: which.
-        remote: how hosts are reached.
-        key: with which they join.
-        environ: of the agent.
-        say: tells the user.
-        name: of the job, where others may see it.
-    """
+    """Connects to hosts, by an engine."""
 
     def __init__(
         self,
@@ -51,14 +42,7 @@ class Meeting:
     def allot(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Return hosts that the engine has chosen for so many processes, and the variables of each of these.
-
-        Args:
-            count: how many.
-            interrupted: whether to wait no longer.
-        Raises:
-            TfdistError: there is no room, what was asked for, and what there is.
-        """
+        """Return hosts that the engine has chosen for so many processes, and the variables of each of these."""
         assert self._allots is not None
         if self._rendezvous is not None:  # its hosts are no longer the job's
             self._rendezvous.close()
@@ -67,13 +51,7 @@ class Meeting:
         return self._hosts, variables
 
     def begin(self, hosts: Sequence[Host]) -> None:
-        """Have these hosts join, where they do; what was started for hosts before has to be done with.
-
-        Args:
-            hosts: that are to be reached.
-        Raises:
-            TfdistError: they cannot be asked to.
-        """
+        """Have these hosts join, where they do; what was started for hosts before has to be done with."""
         if self._engine.command is not None:
             return
         if self._rendezvous is None:
@@ -95,15 +73,7 @@ class Meeting:
     def connection(
         self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
     ) -> Connection:
-        """Return a connection to a host.
-
-        Args:
-            host: which.
-            interrupted: whether to wait no longer.
-            join_seconds: how long, where it joins; None: as its engine may take to start it.
-        Raises:
-            TfdistError: there is none, why, and what to do.
-        """
+        """Return a connection to a host."""
         if self._engine.command is not None:
             return ByProgram(host, self._engine.command(self._remote, host, self._environ))
         rendezvous, brought = self._rendezvous, self._brought

@@ -107,9 +107,6 @@ def srun(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, .
 def hosts_of_slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of a Slurm allocation, with as many slots as it has tasks there; none outside of one.
 
-    Raises:
-        ConfigError: what Slurm's variables say cannot be, or a node is in two components of a heterogeneous job.
-
     Example:
         >>> found = hosts_of_slurm({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"})
         >>> [(host.name, host.slots) for host in found]
@@ -198,11 +195,7 @@ class Engine:
     join_seconds: float = 120.0
 
     def require(self, shell: tuple[str, ...]) -> None:
-        """Check that its program, or package, is there.
-
-        Raises:
-            MissingDependencyError: it is not.
-        """
+        """Check that its program, or package, is there."""
         if self.allots is not None:
             ray_cluster.require()
         if self.program and shutil.which(shell[0]) is None:

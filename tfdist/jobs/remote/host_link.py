@@ -26,15 +26,7 @@ _DRAIN_SECONDS = 1.0
 
 
 class HostLink:
-    """A host that acts for the agent.
-
-    Args:
-        host: which.
-        connection: to what acts there.
-        say: tells the user what the host has to say.
-        recorded: takes the steps that its workers record; None where they record none.
-        terminated: called when SIGTERM has come to what acts there.
-    """
+    """A host that acts for the agent."""
 
     def __init__(
         self,
@@ -70,16 +62,7 @@ class HostLink:
         self._threads: list[threading.Thread] = []
 
     def meet(self, hello: dict[str, Any], *, timeout_seconds: float, interrupted: Callable[[], bool]) -> HostReport:
-        """Wait until the host answers; return what it is.
-
-        Args:
-            hello: what it is told.
-            timeout_seconds: how long to wait.
-            interrupted: whether to stop waiting.
-        Raises:
-            TfdistError: it cannot be reached, or it refuses; why, and what to do.
-            DeadlineError: it has not answered.
-        """
+        """Wait until the host answers; return what it is."""
         reader = threading.Thread(target=self._run, args=(hello,), name=f"host {self.host.name}", daemon=True)
         self._threads.append(reader)
         reader.start()
@@ -106,11 +89,7 @@ class HostLink:
     # What is asked for
 
     def ask(self, do: str, **values: Any) -> Any:
-        """Ask for something, and return the answer.
-
-        Raises:
-            TfdistError: the host says why not, or is lost.
-        """
+        """Ask for something, and return the answer."""
         number = next(self._numbers)
         self.tell(do, id=number, **values)
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -134,14 +113,7 @@ class HostLink:
             return
 
     def start(self, spec: WorkerSpec, *, reserve: bool = False) -> "RemoteProcess":
-        """Start a process there.
-
-        Args:
-            spec: what to start.
-            reserve: whether it waits in reserve, and so has to be a fork.
-        Raises:
-            TfdistError: it cannot be started.
-        """
+        """Start a process there."""
         number = next(self._numbers)
         handle = RemoteProcess(self, number, spec)
         with self._lock:
@@ -175,11 +147,6 @@ class HostLink:
         """Return what a worker there has said, on this host's clock.
 
         While a request to halt is on its way the step that a worker will run is not known, whatever it had said before.
-
-        Args:
-            start: number of the start.
-            worker: which.
-            asked: number of the request to halt that the agent has made, or 0.
         """
         with self._lock:
             settled, request, workers = self._tables.get(start, (0, 0, {}))

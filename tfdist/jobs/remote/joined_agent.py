@@ -21,12 +21,6 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
     """Serve a job until it has ended; return the exit code.
 
     SIGINT, SIGTERM and SIGHUP end it, and the workers here with it, unless they are ignored.
-
-    Args:
-        ticket: with what this host joins.
-        wait_seconds: how long to try when no launcher is there.
-        say: tells the user.
-        stay: whether to join the next job as well, until a signal comes.
     """
     received: list[int] = []
     current: list[subprocess.Popen[bytes]] = []

@@ -48,13 +48,6 @@ def command(
 ) -> tuple[str, ...]:
     """Return the command line that starts an agent on each host.
 
-    Args:
-        kind: whose mpirun it is.
-        remote: how hosts are reached.
-        hosts: of the job.
-        environ: of the launcher.
-        as_root: whether it runs as root, which Open MPI wants to be told.
-
     Example:
         >>> remote = Remote(hosts=(Host(name="a", address="a"),), shell=("mpirun",), python="/p")
         >>> words = command("MPICH", remote, remote.hosts, {}, as_root=False)
@@ -80,11 +73,7 @@ def command(
 
 
 def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return whose mpirun is installed.
-
-    Raises:
-        ConfigError: it is none of those that are known, or does not run.
-    """
+    """Return whose mpirun is installed."""
     try:
         done = subprocess.run(
             [shell[0], "--version"],
@@ -120,18 +109,7 @@ def start(
     environ: Mapping[str, str],
     lose: Callable[[], None],
 ) -> "MpiRun":
-    """Start mpirun.
-
-    Args:
-        remote: how hosts are reached.
-        hosts: of the job.
-        tickets: with what each joins.
-        environ: of the launcher.
-        lose: called when mpirun has ended by itself, or somebody else has ended it.
-    Raises:
-        ConfigError: a host is named with a user, or mpirun is none that is known.
-        TfdistError: it cannot be started.
-    """
+    """Start mpirun."""
     with_user = [host.name for host in hosts if "@" in host.name]
     if with_user:
         raise ConfigError(
@@ -145,16 +123,7 @@ def start(
 
 
 class MpiRun:
-    """A running `mpirun`.
-
-    Args:
-        words: its command line.
-        environ: complete.
-        lose: called when it has ended before `close`. Agents do not end with every mpirun that is killed: those of Open
-            MPI beside it go on.
-    Raises:
-        TfdistError: it cannot be started.
-    """
+    """A running `mpirun`."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], lose: Callable[[], None]) -> None:
         self._words = words

@@ -34,11 +34,6 @@ class Pod:
 def pod_of(environ: Mapping[str, str]) -> Pod | None:
     """Return which pod of a job this is; None outside of one that `tfdist run` has submitted.
 
-    Args:
-        environ: the variables.
-    Raises:
-        ConfigError: what Kubernetes' variables say cannot be.
-
     Example:
         >>> variables = {"HOSTNAME": "t-1", "JOB_COMPLETION_INDEX": "1", "TFDIST_K8S_WORKERS": "2",
         ...              "TFDIST_K8S_SERVICE": "t", "TFDIST_JOB_KEY": "0" * 64}

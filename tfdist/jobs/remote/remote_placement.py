@@ -37,17 +37,6 @@ class RemotePlacement:
     """Starts the processes of a job on other hosts, as `placement.Placement`.
 
     A host that was lost is reached again when the next start of the job needs it.
-
-    Args:
-        config: the request.
-        remote: its hosts.
-        job_id: of the job.
-        key: with which hosts join, if they do.
-        say: tells the user.
-        interrupted: whether to stop waiting for hosts.
-        memory: where what workers record is kept for who looks here; None: nowhere.
-        end: called when what has started the agents of all hosts hands SIGTERM on to them.
-        environ: of the agent; that of this process by default.
     """
 
     def __init__(
@@ -87,13 +76,7 @@ class RemotePlacement:
         self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Return host and a port that is free there now for so many processes, host by host.
-
-        Raises:
-            ConfigError: the hosts have fewer places, or ports.
-            NoRoomError: so have those that are left, where one that was lost cannot be reached again.
-            TfdistError: a host cannot be reached.
-        """
+        """Return host and a port that is free there now for so many processes, host by host."""
         if self._engine.allots is not None:
             self._allot(count)
         wanted = self._places = self._reached_places(count)
@@ -115,14 +98,7 @@ class RemotePlacement:
         )
 
     def start(self, spec: WorkerSpec, *, reserve: bool = False) -> Handle:
-        """Start a process; without a host, on the first one.
-
-        Args:
-            spec: what to start.
-            reserve: whether it waits in reserve, and so has to be a fork.
-        Raises:
-            TfdistError: it cannot be started.
-        """
+        """Start a process; without a host, on the first one."""
         more = self._variables[spec.index] if self._variables else {}
         spec = replace(spec, environment={**spec.environment, **more})
         return self._link(spec.host).start(spec, reserve=reserve)
@@ -150,15 +126,7 @@ class RemotePlacement:
     def status(
         self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
     ) -> "RemoteStatus":
-        """Return a channel to the workers of a start.
-
-        Args:
-            number: how often the job has been started again.
-            hosts: the address of each worker's host.
-            workers: how many report.
-            chief: whether the one that reports is the chief of a job with parameter servers.
-            reserve: whether they wait until they take the place of others.
-        """
+        """Return a channel to the workers of a start."""
         links = [self._link(host) for host in hosts[:workers]]
         return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
 
@@ -363,11 +331,7 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
 
 
 class Reserving:
-    """Starts workers in reserve, as `placement.Placement` does others.
-
-    Args:
-        placement: that of the job.
-    """
+    """Starts workers in reserve, as `placement.Placement` does others."""
 
     def __init__(self, placement: RemotePlacement) -> None:
         self._placement = placement
@@ -376,11 +340,7 @@ class Reserving:
         self.end_leftovers = placement.end_leftovers
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process, which waits in reserve.
-
-        Raises:
-            TfdistError: it cannot be forked.
-        """
+        """Start a process, which waits in reserve."""
         return self._placement.start(spec, reserve=True)
 
 
@@ -389,13 +349,6 @@ class RemoteStatus:
 
     Each host has a status table as one host has; what is written there comes over the link, and what the agent asks
     for is written there by the host. A request to halt counts once the host says that its workers have seen it.
-
-    Args:
-        number: of the start.
-        links: of each worker's host.
-        chief: whether the one that reports is a chief.
-        reserve: whether the workers wait until `take_over`.
-        memory: where a table shows what they say to who looks here, as soon as they take part; None: nowhere.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ class Asks(Protocol):
 
 
 class RemoteProcess:
-    """A process on another host, as `placement.Handle`.
-
-    Args:
-        link: to the host.
-        number: of the process on this link.
-        spec: what was started; its error file is on this host.
-    """
+    """A process on another host, as `placement.Handle`."""
 
     outputs_end_later = True  # it is on its way
 

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """Takes rows, and puts their times on this host's clock. NumPy is loaded with the first.
-
-    Args:
-        memory: the directory in memory of the job on this host.
-    """
+    """Takes rows, and puts their times on this host's clock. NumPy is loaded with the first."""
 
     def __init__(self, memory: Path) -> None:
         self._memory = memory
@@ -23,17 +19,7 @@ class Recorded:
         self._lock = threading.Lock()
 
     def take(self, start: int, worker: int, data: bytes, clock_offset: float) -> None:
-        """Keep the rows of a worker.
-
-        Args:
-            start: of which start.
-            worker: whose.
-            data: the rows, as bytes.
-            clock_offset: what is added to its host's clock, in seconds.
-        Raises:
-            ValueError: they are no rows.
-            OSError: there is no room for them.
-        """
+        """Keep the rows of a worker."""
         import numpy as np
 
         from tfdist.monitor.recording.row_ring import Ring

@@ -45,13 +45,6 @@ def resources(*, cpus: float | None = None, gpus: float | None = None, memory: i
 
     Slurm has no memory of a task: it is asked for by CPU, rounded up to MiB.
 
-    Args:
-        cpus: of each; None for one.
-        gpus: of each; None for none.
-        memory: of each, in bytes; None for what Slurm gives.
-    Raises:
-        ConfigError: parts of CPUs or GPUs.
-
     Example:
         >>> resources(cpus=4, gpus=1, memory=10 << 30)
         ('--cpus-per-task=4', '--mem-per-cpu=2560M', '--gpus-per-task=1')
@@ -83,19 +76,6 @@ def script(
     searched: Sequence[Sequence[str]] = (),
 ) -> str:
     """Return the batch script.
-
-    Args:
-        arguments: of `tfdist run`.
-        name: of the job.
-        processes: how many tasks it has.
-        folder: in which it runs.
-        python: the interpreter.
-        of_each: options of sbatch for what each task needs.
-        options: more of sbatch's, which come last and so win.
-        servers: how many of the processes are parameter servers, beside a chief.
-        for_servers: still more of them for chief and servers: these are then one component of a heterogeneous job,
-            whose tasks need nothing of what each of the others does; None: all tasks are alike.
-        searched: more arguments of the script, one list for each job of an array; none: it is one job.
 
     Example:
         >>> print(script(["--engine", "slurm", "t.py"], name="t", processes=2, folder="/d", python="/p"), end="")
@@ -136,13 +116,6 @@ def run_in_allocation(
     """Run a job in an allocation; where it had to stop, and is to start again (`--requeue`), put it into the queue.
 
     Slurm does that with a job that it has to kill. One that has saved and ended before is over, as far as Slurm knows.
-
-    Args:
-        launch: runs it; returns its exit code.
-        environ: of this process.
-        say: tells the user.
-    Returns:
-        Its exit code; when it is put into the queue again, Slurm may end this process before.
     """
     code = launch()
     if code == 128 + signal.SIGTERM and environ.get(REQUEUE):
@@ -160,11 +133,6 @@ def run_in_allocation(
 
 def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the arguments of each job of a search, which tries every value with every other.
-
-    Args:
-        asked: "NAME=VALUE,VALUE", one for each argument.
-    Raises:
-        ConfigError: one has another form, a name is there twice, or there are too many jobs.
 
     Example:
         >>> searches(["--rate=0.1,0.01", "--layers=2"])
@@ -200,13 +168,6 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
     Of an array it is the greatest one of its jobs.
 
     Ctrl-C and SIGTERM ask the job to end, which saves first; again, they cancel it.
-
-    Args:
-        text: of the script.
-        say: tells the user.
-        searched: of an array, as `script` takes it.
-    Raises:
-        TfdistError: Slurm does not take it.
     """
     asking = _Asking(requeues=REQUEUE in text)
     with handled(asking.heed):
@@ -259,9 +220,6 @@ def _followed(
 class _Asking:
     """Asks Slurm to end a job at signals to this process: first so that it saves, then at once.
 
-    Args:
-        requeues: whether Slurm may put the job into the queue again.
-
     Attributes:
         times: how many signals have come.
     """
@@ -309,15 +267,7 @@ def tell_why_it_waits(
     queue_seconds: float = _QUEUE_SECONDS,
     running_seconds: float = _RUNNING_SECONDS,
 ) -> None:
-    """Say why a job waits in the queue, each time that it is something else, also where Slurm has put it there again.
-
-    Args:
-        job: its number.
-        ended: set when it has ended.
-        say: tells the user.
-        queue_seconds: from one look to the next while it waits, or part of an array does.
-        running_seconds: while it runs.
-    """
+    """Say why a job waits in the queue, each time that it is something else, also where Slurm has put it there again."""
     told, seconds = "", queue_seconds
     while not ended.wait(seconds):
         why = ", ".join(_column(job, "PENDING", "%r"))
@@ -357,12 +307,7 @@ def _column(job: str, states: str, what: str) -> list[str]:
 
 
 def _follow(paths: Mapping[Path, bytes], ended: threading.Event) -> None:
-    """Show files as they grow, until nothing is added after the end; where there are several, line by line.
-
-    Args:
-        paths: of the files, and what stands before each line of one.
-        ended: set when nothing is added any more.
-    """
+    """Show files as they grow, until nothing is added after the end; where there are several, line by line."""
     places = dict.fromkeys(paths, 0)
     while True:
         is_last = ended.is_set()

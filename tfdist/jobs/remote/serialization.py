@@ -53,10 +53,6 @@ def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, st
     Those that TensorFlow, Keras, tfdist and Python read, and those that are named; no other, since paths and secrets
     of one machine mean nothing, or too much, on another.
 
-    Args:
-        environ: of the agent.
-        more: names.
-
     Example:
         >>> passed_on({"TF_NUM_INTEROP_THREADS": "1", "AWS_SECRET_ACCESS_KEY": "s", "A": "1"}, ("A",))
         {'TF_NUM_INTEROP_THREADS': '1', 'A': '1'}
@@ -69,9 +65,6 @@ def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, st
 
 def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables without tfdist's own that mean something on this host, or in this process, alone.
-
-    Args:
-        environ: of the agent.
 
     Example:
         >>> without_those_of_a_host({"TFDIST_HOST_ID": "a", "TFDIST_STRATEGY": "ring", "A": "1"})

@@ -18,12 +18,6 @@ _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 def command(remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command that is run on this host; the last word is what a shell runs on the other.
 
-    Args:
-        remote: how hosts are reached.
-        host: which.
-        environ: of the agent; where it looks for Python's modules goes along, since without it the first of ours might
-            not be found.
-
     Example:
         >>> host = Host(name="me@a", address="a")
         >>> remote = Remote(hosts=(host,), python="/opt/python3")

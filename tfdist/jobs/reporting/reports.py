@@ -83,13 +83,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
 
 
 def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -> None:
-    """Write a report of the chief's.
-
-    Args:
-        metrics: plain values.
-        source: a folder that becomes its checkpoint.
-        move: whether the folder may be taken away.
-    """
+    """Write a report of the chief's."""
     reports = _reporter.reports()
     if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
         raise ConfigError(
@@ -101,13 +95,7 @@ def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -
 
 
 def here(*, checked: bool = True) -> Reports:
-    """Return the reports of this job.
-
-    Args:
-        checked: whether this node has to see their folder.
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the reports of this job."""
     return _reporter.reports(checked=checked)
 
 
@@ -142,10 +130,6 @@ def get_checkpoint() -> Checkpoint | None:
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Return metrics as JSON has them.
-
-    Raises:
-        ConfigError: a name is taken, or none.
-        ConfigTypeError: they are something else.
 
     Example:
         >>> plain_metrics({"loss": np.float32(0.5), "each": np.arange(3)})

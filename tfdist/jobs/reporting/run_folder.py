@@ -118,12 +118,7 @@ class CheckpointConfig:
 
 
 class Reports:
-    """The reports in a folder.
-
-    Args:
-        folder: of the run.
-        kept: which checkpoints are.
-    """
+    """The reports in a folder."""
 
     def __init__(self, folder: Path, kept: CheckpointConfig | None = None) -> None:
         self.folder = folder
@@ -131,11 +126,7 @@ class Reports:
         self._storage = LocalStorage(folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the reports, in order.
-
-        Raises:
-            CorruptDataError: the file is none of reports.
-        """
+        """Return the reports, in order."""
         if FILE not in self._storage.names():
             return []
         rows = []
@@ -154,14 +145,7 @@ class Reports:
         return rows
 
     def add(self, metrics: dict[str, Any], source: Path | None, *, at: int | None, move: bool = False) -> int:
-        """Add a report; it is on the disk afterwards. Return its place.
-
-        Args:
-            metrics: plain values.
-            source: a folder that becomes its checkpoint.
-            at: its place, where a report may be that is replaced; None: behind all.
-            move: whether the folder may be taken away.
-        """
+        """Add a report; it is on the disk afterwards. Return its place."""
         rows = self.rows()
         place = len(rows) if at is None else min(at, len(rows))
         with explained(self.folder, "written"):
@@ -211,14 +195,7 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running(folder: Path, kept: CheckpointConfig) -> Iterator[dict[str, str]]:
-    """Be the one job that reports to a folder, for a block; yield the variables of its workers.
-
-    Args:
-        folder: of the run; it exists.
-        kept: which checkpoints are.
-    Raises:
-        ConfigError: another job runs that reports there.
-    """
+    """Be the one job that reports to a folder, for a block; yield the variables of its workers."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(LocalStorage(folder).lock(timeout_seconds=0.0))

@@ -13,15 +13,6 @@ def stop(
 ) -> Next:
     """Ask all processes to end.
 
-    Args:
-        state: with what is known of the reason.
-        verdict: what their end will mean.
-        now: the agent's clock, in seconds.
-        rules: of this start.
-        said: what the user is told.
-        number: a signal to pass on to those that run the script, whose end will be that of the others; else all get
-            SIGTERM.
-
     Example:
         >>> from tfdist.jobs.plan.launch_config import LaunchConfig
         >>> from tfdist.jobs.plan.roles import roles_of

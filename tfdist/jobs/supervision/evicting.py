@@ -98,13 +98,7 @@ def is_due(slow: "Slow", before: Evictions, *, patience_seconds: float) -> bool:
 
 
 def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
-    """Return what is done about a worker that has been slow for long enough.
-
-    Args:
-        slow: how slow it is.
-        before: what has been done until now.
-        means: what there is to be done with.
-    """
+    """Return what is done about a worker that has been slow for long enough."""
     if not means.keeps_state:
         return Decided(measure=Measure.KEPT, why="the script trains without tfdist.callbacks.BackupAndRestore")
     if before.count >= MOST:

@@ -80,14 +80,7 @@ def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
 
 
 def begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
-    """Ask all workers to stop before the same step.
-
-    Args:
-        state: in which they step.
-        purpose: what follows.
-        why: what the user is told.
-        now: the agent's clock, in seconds.
-    """
+    """Ask all workers to stop before the same step."""
     said = Say(text=f"{why}; all stop after this step and save")
     return replace(state, halt=Halt(purpose=purpose, asked=now)), (Stop(), said)
 

@@ -104,12 +104,7 @@ class Watch:
 
 
 def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
-    """Return the memory of an agent that has just started its workers.
-
-    Args:
-        now: the agent's clock, in seconds.
-        earlier: seconds of the last steps of the start before.
-    """
+    """Return the memory of an agent that has just started its workers."""
     return Watch(looked=now, awake=now, earlier=earlier)
 
 
@@ -122,13 +117,6 @@ def look(
     stopped_tasks: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Watch, Hang | None]:
     """Return what to remember, and the hang if there is one.
-
-    Args:
-        watch: what was remembered.
-        seen: the workers that have not ended; or the chief.
-        now: the agent's clock, in seconds.
-        patience: how long what may take.
-        stopped_tasks: names of the tasks that serve the chief and are stopped now: while one is, the chief may wait.
 
     Example:
         >>> look(begin(0.0), [], 0.1, Patience())[1] is None
@@ -158,11 +146,6 @@ def _look_for_stopped(
 
 def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Patience) -> float:
     """Return how long a worker may say nothing new while it does this.
-
-    Args:
-        activity: what it does.
-        samples: seconds of the last steps; none while there were too few.
-        patience: the bounds.
 
     Example:
         >>> patience = Patience()

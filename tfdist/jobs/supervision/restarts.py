@@ -49,10 +49,6 @@ def next_size(state: State) -> int:
 def after_failure(history: History, signature: str | None) -> History:
     """Return the history with one more failure.
 
-    Args:
-        history: before it.
-        signature: equal for failures that are the same, at the same step; None where the step is not known.
-
     Example:
         >>> history = History()
         >>> for _ in range(3):
@@ -66,12 +62,6 @@ def after_failure(history: History, signature: str | None) -> History:
 
 def decide_restart(state: State, history: History, *, same_failures: int | None, min_workers: int) -> Decision:
     """Return what is done.
-
-    Args:
-        state: in which the last start has ended.
-        history: with the failure, if it has ended with one.
-        same_failures: so many equal failures in a row end the job; None for any number.
-        min_workers: with fewer the job does not go on.
 
     Example:
         >>> ended = State(running=frozenset(), size=2, wanted=2, phase=Phase.DONE, verdict=Verdict.RESTART)

@@ -49,12 +49,6 @@ _RESIZING = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
 def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
     """Return the state after the event, and what to do.
 
-    Args:
-        state: where the job is.
-        event: what happened.
-        now: the agent's clock, in seconds.
-        rules: of this start.
-
     Example:
         >>> from tfdist.jobs.plan.launch_config import LaunchConfig
         >>> from tfdist.jobs.plan.roles import roles_of

@@ -297,11 +297,6 @@ Next = tuple[State, tuple[Action, ...]]
 def first_state(rules: Rules, *, restarts: int = 0, replaced: int = 0) -> State:
     """Return the state of processes that have just been started.
 
-    Args:
-        rules: of this start.
-        restarts: how often all have been started again after a failure.
-        replaced: how often single processes have been.
-
     Example:
         >>> from tfdist.jobs.plan.launch_config import LaunchConfig
         >>> from tfdist.jobs.plan.roles import roles_of

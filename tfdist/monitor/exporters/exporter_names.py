@@ -67,12 +67,6 @@ class Target:
 def parse(text: str, *, option: str = "exporters") -> Target:
     """Return the exporter that a text names.
 
-    Args:
-        text: a name, with a colon and a place behind it if that is not to be the default one.
-        option: for the message.
-    Raises:
-        ConfigError: there is none of that name, or its place cannot be.
-
     Example:
         >>> parse("tensorboard:logs/run 1")
         Target(name='tensorboard', where='logs/run 1')
@@ -95,12 +89,7 @@ def parse(text: str, *, option: str = "exporters") -> Target:
 
 
 def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Target, ...]:
-    """Return the exporters that texts name, after a look whether what they need is installed.
-
-    Raises:
-        ConfigError: as `parse`; or one is named twice.
-        MissingDependencyError: a package is missing.
-    """
+    """Return the exporters that texts name, after a look whether what they need is installed."""
     if isinstance(texts, str):
         raise ConfigError(
             f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].", name=option, received=texts
@@ -123,9 +112,6 @@ def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Targe
 
 def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
     """Return where metrics are served: the loopback interface, where no other is named.
-
-    Raises:
-        ConfigError: the port is none.
 
     Example:
         >>> address(""), address("9500"), address("0.0.0.0:9500")

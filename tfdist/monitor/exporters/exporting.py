@@ -24,17 +24,7 @@ def export(
     enough: Flag,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Look at the job again and again, and hand over what is new, until it ends or it is enough.
-
-    Args:
-        feed: of the job.
-        targets: where to.
-        warn: tells the user, in any thread.
-        enough: set when the job is to be left.
-        look_seconds: between two looks at least.
-    Returns:
-        Whether all exporters have written all that they were given.
-    """
+    """Look at the job again and again, and hand over what is new, until it ends or it is enough."""
     outlets = [Outlet(str(target), partial(make, target), warn) for target in targets]
     is_last = False
     while not is_last:

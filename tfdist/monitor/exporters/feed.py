@@ -30,13 +30,6 @@ class Feed:
     """Makes updates of one job.
 
     Every step that a look has seen is in exactly one point.
-
-    Args:
-        observer: looks at the job.
-        every: steps that a point has at least, but for the last one of a start.
-        after: the number of the last step that is none of them, in the start that is seen first.
-        pace: from the seconds since the first look to those between two points.
-        now: returns seconds.
     """
 
     def __init__(
@@ -59,11 +52,7 @@ class Feed:
         self._last: Snapshot | None = None
 
     def look(self, *, is_last: bool = False) -> Update | None:
-        """Return what is new; None where the job was never seen.
-
-        Args:
-            is_last: whether nobody looks again: then all steps are in points. A job that is gone says so too.
-        """
+        """Return what is new; None where the job was never seen."""
         found = self._observer.look()
         if found is None:
             if self._last is None:

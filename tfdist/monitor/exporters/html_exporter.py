@@ -43,11 +43,7 @@ _STYLE = (
 
 
 class HTML:
-    """Writes the page into a file, whole or not at all.
-
-    Args:
-        where: the file; tfdist.html by default.
-    """
+    """Writes the page into a file, whole or not at all."""
 
     def __init__(self, where: str) -> None:
         self._path = Path(where or DEFAULT)
@@ -74,11 +70,6 @@ class HTML:
 
 def page(shown: Snapshot, rates: Sequence[Sequence[float]] = (), losses: Sequence[Sequence[float]] = ()) -> str:
     """Return a job as HTML.
-
-    Args:
-        shown: the job.
-        rates: steps per second of each worker, a row for each point of the curve.
-        losses: the same of losses.
 
     Example:
         >>> "<script" in page(Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()))

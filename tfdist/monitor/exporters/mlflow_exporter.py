@@ -28,9 +28,6 @@ class MLflow:
     """Keeps one run of a tracking server.
 
     The name of the experiment is MLFLOW_EXPERIMENT_NAME, or tfdist.
-
-    Args:
-        where: the tracking URI; MLFLOW_TRACKING_URI by default, and without it the folder mlruns.
     """
 
     def __init__(self, where: str) -> None:

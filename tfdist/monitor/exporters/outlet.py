@@ -17,12 +17,6 @@ class Outlet:
 
     What cannot be handed over is told once, and tried again later: a server that comes back gets what it has missed, up
     to `MOST` updates.
-
-    Args:
-        name: of the exporter, for the user.
-        make: makes it.
-        warn: tells the user; called in the thread.
-        first_wait: seconds from the first failure to the next try; they double.
     """
 
     def __init__(

@@ -9,13 +9,7 @@ from tfdist.monitor.watch.snapshot import Snapshot
 
 
 class Prometheus:
-    """Serves ``/metrics`` until it is closed.
-
-    Args:
-        where: the port, or an address of this machine and the port; the loopback interface and 9400 by default.
-    Raises:
-        OSError: the port is taken.
-    """
+    """Serves ``/metrics`` until it is closed."""
 
     def __init__(self, where: str) -> None:
         host, port = address(where)

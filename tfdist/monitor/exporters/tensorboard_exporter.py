@@ -31,11 +31,7 @@ _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.UPDATE)
 
 
 class TensorBoard:
-    """Writes into ``DIR/JOB/worker-N`` and ``DIR/JOB/job``.
-
-    Args:
-        where: DIR; a folder of the name tensorboard by default.
-    """
+    """Writes into ``DIR/JOB/worker-N`` and ``DIR/JOB/job``."""
 
     def __init__(self, where: str) -> None:
         self._folder = Path(where or DEFAULT)

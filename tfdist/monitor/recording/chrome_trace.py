@@ -39,10 +39,6 @@ _GRAPH = (
 def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str, Any]:
     """Return the trace of these workers' rows.
 
-    Args:
-        rows: of each worker, as `ring.read` returns them.
-        aligned: whether the workers' clocks are brought together; on one host they are one clock.
-
     Example:
         >>> trace({})["traceEvents"]
         []
@@ -125,11 +121,7 @@ def _loss(row: np.ndarray) -> float | None:
 
 
 def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return traces of several jobs, or of several programs, in one; processes get numbers of their own.
-
-    Args:
-        traces: by a name, which is put before the names of their processes.
-    """
+    """Return traces of several jobs, or of several programs, in one; processes get numbers of their own."""
     events: list[dict[str, Any]] = []
     number = 0
     for name, one in traces.items():
@@ -147,11 +139,7 @@ def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], made: Mapping[str, Any]) -> None:
-    """Write a trace, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a trace, whole or not at all."""
     temporary = f"{os.fspath(path)}.{os.getpid()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:

@@ -16,12 +16,7 @@ _FIRST = STAMPS[0]
 
 
 class CompiledRows:
-    """A ring of rows; see `graph.Rows`.
-
-    Args:
-        library: makes and reads rings, and has the operations, as `tfdist.native.stamp_ops.StampOps`.
-        independent: takes an operation with effects, and lets it wait for its inputs alone.
-    """
+    """A ring of rows; see `graph.Rows`."""
 
     def __init__(self, library: Any, independent: Callable[[Any], Any]) -> None:
         self._library, self._independent = library, independent

@@ -69,9 +69,6 @@ class Rows(Opens, Protocol):
 class Stamps:
     """The stamps of one replica's step; current in its block, while the step is traced.
 
-    Args:
-        rows: where they are written.
-
     Example:
         >>> with Stamps(rows) as stamps:                                                 # doctest: +SKIP
         ...     logs = step(stamps.from_begin(data))
@@ -129,13 +126,7 @@ class Stamps:
     def gradient_norm(
         self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], *, scale: Any = None
     ) -> None:
-        """Note the norm of the gradient, in one of so many steps: it is a pass over all of it, for which nothing waits.
-
-        Args:
-            squares: returns the sum of the squares of all elements of tensors, a scalar.
-            tensors: what it looks at.
-            scale: by which they are multiplied for now, a scalar; None for 1.
-        """
+        """Note the norm of the gradient, in one of so many steps: it is a pass over all of it, for which nothing waits."""
         if self._is_new(Column.GRADIENT_NORM):
             self._row.norm(squares, _leaves(tensors), scale)
 

@@ -14,11 +14,7 @@ _numbers = itertools.count()
 
 
 class OperationRows:
-    """A ring of rows; see `graph.Rows`.
-
-    Args:
-        independent: takes an operation with effects, and lets it wait for its inputs alone.
-    """
+    """A ring of rows; see `graph.Rows`."""
 
     def __init__(self, independent: Callable[[Any], Any]) -> None:
         import tensorflow as tf

@@ -17,11 +17,7 @@ _READS = 8
 
 
 class PassesRow:
-    """The stamps of a part that is being traced; see `graph.Row`.
-
-    Args:
-        independent: takes an operation with effects, and lets it wait for its inputs alone.
-    """
+    """The stamps of a part that is being traced; see `graph.Row`."""
 
     def __init__(self, independent: Callable[[Any], Any]) -> None:
         self._independent = independent
@@ -58,9 +54,6 @@ class PassesRow:
 
         That weights are there is known of the largest ones, by a number of each. It is the last of the numbers, and
         says nothing: of an operation that nobody needs TensorFlow would wait for what reads the weight, at the server.
-
-        Args:
-            reads: weights, as they are read from servers.
         """
         import tensorflow as tf
 

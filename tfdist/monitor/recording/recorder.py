@@ -83,10 +83,6 @@ class Recorder(StepObserver):
     Attributes:
         path: of the ring.
 
-    Args:
-        path: of the ring that it makes.
-        clocks: returns the wall clock and the monotonic clock, in nanoseconds, as of one moment.
-
     Example:
         >>> Recorder.from_environment({}) is None  # nobody asks for it
         True
@@ -263,12 +259,7 @@ def both_clocks() -> tuple[int, int]:
 
 
 def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
-    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss and the norm as their bits.
-
-    Args:
-        stamps: as the graph writes them, seconds of the wall clock, shape (n, len(STAMPS)), float64.
-        offset: of the wall clock over the monotonic one, in nanoseconds.
-    """
+    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss and the norm as their bits."""
     words = np.zeros(stamps.shape, np.int64)
     times = stamps[:, _TIMES]
     words[:, _TIMES] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)
@@ -282,10 +273,6 @@ def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
 
     Stamps belong to the host's step in whose time they lie. Of several in one call the host's phases are the first
     one's, and each of the others begins where the one before it ended: what lies between is its wait for input.
-
-    Args:
-        steps: of the host, in order, shape (n, WIDTH).
-        stamps: of the graph, in order, shape (m, len(STAMPS)).
     """
     stamps = stamps[np.argsort(stamps[:, 0], kind="stable")]
     first = np.searchsorted(stamps[:, 0], steps[:, Column.BEGIN], "left")

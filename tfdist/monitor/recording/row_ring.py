@@ -26,9 +26,6 @@ _WORDS = _HEADER + ROWS * WIDTH
 class Ring:
     """The writer's side.
 
-    Args:
-        path: of the file, which is made, or made anew.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -77,12 +74,7 @@ class Ring:
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64.
-
-    Raises:
-        OSError: it cannot be read.
-        ConfigError: it is no such file.
-    """
+    """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
     with open(path, "rb") as file:
         words = np.fromfile(file, np.int64)
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:

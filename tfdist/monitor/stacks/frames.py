@@ -68,11 +68,7 @@ def from_faulthandler(text: str) -> tuple[Thread, ...]:
 
 
 def from_py_spy(text: str) -> tuple[Thread, ...]:
-    """Return the threads that ``py-spy dump --json`` has printed, the main thread first.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the threads that ``py-spy dump --json`` has printed, the main thread first."""
     printed = json.loads(text)
     if not isinstance(printed, list):
         raise ValueError(f"py-spy has printed {type(printed).__name__} instead of a list of threads.")
@@ -119,11 +115,6 @@ class Stacks:
 def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[str]:
     """Return where a process stands, in lines.
 
-    Args:
-        stacks: of the process.
-        threads: whether all of its threads are shown; else the main one.
-        most: frames of each thread.
-
     Example:
         >>> lines(Stacks(name="worker 0", pid=7, threads=(), source="its process is gone"))
         ['worker 0 (process 7): its process is gone']
@@ -144,9 +135,6 @@ def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[st
 
 def apart(waits: Mapping[str, str]) -> str:
     """Return in a sentence that processes wait in different collectives; empty if they do not.
-
-    Args:
-        waits: in what each process waits; empty where it waits for nobody.
 
     Example:
         >>> apart({"worker 0": "all_reduce of 4 bytes", "worker 1": ""})

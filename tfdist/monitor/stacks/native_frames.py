@@ -15,9 +15,6 @@ def native_lines(pid: int) -> list[str]:
 
     Without py-spy, or where it may not read the process: what each thread waits for in the kernel.
 
-    Args:
-        pid: the process.
-
     Example:
         >>> native_lines(2**22 + 1)  # there is no such process
         []
@@ -43,10 +40,6 @@ def _spied(program: str, pid: int) -> list[str]:
 
 def frames_of(thread: int, text: str) -> list[str]:
     """Return the frames of one thread in what ``py-spy dump`` has printed; none if it has none there.
-
-    Args:
-        thread: its number in the kernel; that of a main thread is its process's.
-        text: the dump.
 
     Example:
         >>> frames_of(7, 'Thread 9 (idle): "Other"\\n    a (b.so)\\nThread 7 (idle)\\n    f (g.so)\\n')

@@ -41,13 +41,7 @@ class Target:
 
 
 def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) -> tuple[Stacks, ...]:
-    """Return where these processes stand, in their order; who does not answer has no threads and a reason.
-
-    Args:
-        targets: the processes.
-        seconds: how long to wait for all of them.
-        spies: whether py-spy is tried, which takes a moment for each.
-    """
+    """Return where these processes stand, in their order; who does not answer has no threads and a reason."""
     deadline = time.monotonic() + seconds
     found: dict[str, tuple[tuple[Thread, ...], str]] = {}
     program = py_spy() if spies else None

@@ -13,9 +13,6 @@ _SUFFIX = ".waits"
 class WaitNote:
     """Where a process says in what it waits.
 
-    Args:
-        path: of the file, or None: nobody reads it.
-
     Example:
         >>> WaitNote.from_environment({}).tell("a step")  # nobody reads it
     """

@@ -17,11 +17,7 @@ AGAIN_SECONDS = 60.0
 
 
 def sizes(table: Path) -> dict[int, int]:
-    """Return the resident bytes of each worker's process.
-
-    Args:
-        table: where workers say what they do.
-    """
+    """Return the resident bytes of each worker's process."""
     found: dict[int, int] = {}
     try:
         said = read_all(table)
@@ -64,13 +60,7 @@ class Alarm:
         self._after = -1
 
     def look(self, found: Timeline | None, memory: Mapping[int, int], now: float) -> list[Alert]:
-        """Return the alerts that are to be told now.
-
-        Args:
-            found: the last steps of all workers, or None.
-            memory: resident bytes of workers' processes.
-            now: seconds of a clock that only goes on.
-        """
+        """Return the alerts that are to be told now."""
         raised = [] if found is None else alerts(found, self._after)
         if found is not None and len(found.steps):
             self._after = int(found.steps[-1])

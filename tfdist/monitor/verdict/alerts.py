@@ -66,10 +66,6 @@ class Alert:
 def alerts(found: Timeline, after: int = -1) -> list[Alert]:
     """Return what is wrong with the steps of a job.
 
-    Args:
-        found: its last steps, of all workers.
-        after: the number of the last step that was looked at before: what was over then is not found again.
-
     Example:
         >>> from tfdist.monitor.verdict.step_parts import timeline
         >>> alerts(timeline({}))
@@ -164,10 +160,6 @@ def _of_gradient(norms: np.ndarray) -> tuple[Kind, str] | None:
 
 def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
     """Return an alert if a process takes more and more memory.
-
-    Args:
-        worker: whose process.
-        memory: seconds and bytes, of looks at it in their order.
 
     Example:
         >>> grows(1, [(10.0 * look, (500 + 5 * look) << 20) for look in range(40)])[0].text

@@ -94,11 +94,7 @@ class Verdict:
 
 
 def judge(found: Timeline) -> Verdict:
-    """Return what a job is bound by, after its last steps.
-
-    Args:
-        found: the steps of all workers.
-    """
+    """Return what a job is bound by, after its last steps."""
     found = found.last(MOST)
     count = len(found.steps)
     if count < FEWEST:

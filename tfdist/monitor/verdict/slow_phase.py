@@ -16,11 +16,6 @@ def what_is_longer(mine: np.ndarray, usual: np.ndarray, own: Sequence[Part] = OW
     A processor that is slower, or that others use too, makes both passes longer by the same factor, and whatever else
     computes: that is one cause, which no single part explains.
 
-    Args:
-        mine: seconds of each part on this worker, shape (parts,).
-        usual: the same on the others.
-        own: parts that a worker takes by itself.
-
     Example:
         >>> usual = np.array([0.0, 4.0, 8.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
         >>> what_is_longer(usual + [0.0, 2.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], usual)[0].label

@@ -103,11 +103,7 @@ class Timeline:
 
 
 def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
-    """Return the steps of training that all of these workers have in their rows.
-
-    Args:
-        rows: of each worker, as `ring.read` returns them.
-    """
+    """Return the steps of training that all of these workers have in their rows."""
     ranks = tuple(sorted(rows))
     trained = {rank: _trained(rows[rank]) for rank in ranks}
     every = [np.unique(keys) for keys, *_ in trained.values()]
@@ -127,9 +123,6 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
     """Return the rows of a chief's workers, where these are a chief's and it knows how long each of them took.
 
     A step of a worker is the chief's: what the chief waits beyond the worker's own time, that worker waits for others.
-
-    Args:
-        rows: of each process that steps, as `ring.read` returns them.
     """
     if len(rows) != 1:
         return rows

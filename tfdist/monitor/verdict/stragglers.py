@@ -64,9 +64,6 @@ class Slow:
 def slow_workers(found: Timeline) -> list[Slow]:
     """Return the workers for which the others have waited in many steps one after the other.
 
-    Args:
-        found: the last steps of all workers.
-
     Example:
         >>> from tfdist.monitor.verdict.step_parts import timeline
         >>> slow_workers(timeline({}))
@@ -120,12 +117,7 @@ class Staying:
         self._slow: dict[int, Slow] = {}
 
     def look(self, slow: Sequence[Slow], *, known_from: int = 0) -> list[Slow]:
-        """Return those that are slow now, with all the steps in which they have been since they began to be.
-
-        Args:
-            slow: of the last steps.
-            known_from: the number of the first step that this look has.
-        """
+        """Return those that are slow now, with all the steps in which they have been since they began to be."""
         found = {}
         for one in slow:
             if not one.goes_on:

@@ -88,11 +88,7 @@ def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
 
 
 def from_events(path: Path) -> Snapshot:
-    """Return the last job of an event file, as it was when the file was written.
-
-    Raises:
-        ConfigError: the file has no event.
-    """
+    """Return the last job of an event file, as it was when the file was written."""
     events = read_events(path)
     if not events:
         raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.", path=path)
@@ -126,14 +122,7 @@ def from_events(path: Path) -> Snapshot:
 
 
 class Past:
-    """A job as its event file says, for `tfdist.monitor.watch.server.Page`: what a look finds stays the same.
-
-    Args:
-        path: of the event file.
-
-    Raises:
-        ConfigError: the file has no event.
-    """
+    """A job as its event file says, for `tfdist.monitor.watch.server.Page`: what a look finds stays the same."""
 
     timeline = None  # steps themselves are in no event
 

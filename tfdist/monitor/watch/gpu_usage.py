@@ -22,9 +22,6 @@ _ALL_LINKS = 0xFFFFFFFF
 class Gpus:
     """The GPUs of this machine.
 
-    Args:
-        nvml: the module `pynvml`, which has been initialised.
-
     Example:
         >>> gpus = Gpus.found()
         >>> {} if gpus is None else gpus.used_by(4711)
@@ -53,13 +50,6 @@ class Gpus:
         """Return what a process uses of the devices that it computes on; nothing where it computes on none.
 
         A figure that a device does not have is left out. In a container the driver may tell of no processes.
-
-        Args:
-            pid: of the process.
-        Returns:
-            By the name of the metric without ``tfdist_``, unit last: memory is the process's own; the others are of
-            its devices, whoever uses them beside it: parts are means, power and bytes are sums, and a device that is
-            slowed is enough.
         """
         own = {place: used for place, used in map(self._memory_of(pid), range(len(self._devices))) if used is not None}
         if not own:

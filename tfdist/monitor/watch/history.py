@@ -13,13 +13,6 @@ POINTS = 150
 def history(recorded: Timeline | None, points: int = POINTS) -> dict[str, Any]:
     """Return curves of steps that were recorded, as what JSON can hold.
 
-    Args:
-        recorded: the steps; None where nothing was.
-        points: that a curve has at most.
-    Returns:
-        ``rate`` and ``loss``, a row for each point with a number for each worker, and ``parts``, a row for each point
-        with the mean seconds of each part over the workers, by its label.
-
     Example:
         >>> history(None)
         {'rate': [], 'loss': [], 'parts': []}

@@ -40,12 +40,6 @@ class Observer:
     Attributes:
         job: its id.
         timeline: the steps that the last look has seen; None without a record.
-
-    Args:
-        job: the beginning of its id, as long as only one job has it; empty for the only one that runs.
-        folders: where jobs have their directories; by default /dev/shm and the folder for temporary files.
-    Raises:
-        ConfigError: no job that runs has this id, or several have.
     """
 
     def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
@@ -180,11 +174,7 @@ def last_norm(recent: Timeline | None, worker: int) -> float | None:
 
 
 def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
-    """Return the id and the directory of a job that runs here.
-
-    Raises:
-        ConfigError: no job that runs has an id like it, or several have.
-    """
+    """Return the id and the directory of a job that runs here."""
     places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
     for place in places:

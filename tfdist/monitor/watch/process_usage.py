@@ -25,11 +25,6 @@ class Usage:
 class Process:
     """A process that is looked at again and again; what it does in a second is since its begin at first.
 
-    Args:
-        pid: of it.
-    Raises:
-        psutil.Error: there is none.
-
     Example:
         >>> import os
         >>> sorted(Process(os.getpid()).look().others)

@@ -18,20 +18,12 @@ _ONE = ("job", "rank")
 
 
 def text(found: Snapshot) -> str:
-    """Return a job's metrics.
-
-    Args:
-        found: the job.
-    """
+    """Return a job's metrics."""
     return generate_latest(registry_of(lambda: found)).decode()
 
 
 def registry_of(look: Callable[[], Snapshot | None]) -> CollectorRegistry:
-    """Return a registry with a job's metrics.
-
-    Args:
-        look: returns what is known of the job when somebody asks; None where that is nothing.
-    """
+    """Return a registry with a job's metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_OfJob(look))
     return registry

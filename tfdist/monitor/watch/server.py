@@ -32,16 +32,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 class Page:
-    """Serves the page of a job, in threads of its own, until it is closed.
-
-    Args:
-        look: an object whose `look()` returns the job as it is now, or None when it has ended, and whose `timeline` is
-            what it has seen of steps; `observing.Observer`, or `event_log.Past`.
-        every: seconds between two looks.
-        port: of the loopback interface; 0 for any that is free.
-    Raises:
-        ConfigError: the port is taken.
-    """
+    """Serves the page of a job, in threads of its own, until it is closed."""
 
     def __init__(self, look: Any, *, every: float = 1.0, port: int = 0) -> None:
         self._look: Callable[[], Snapshot | None] = look.look

@@ -95,9 +95,6 @@ class Snapshot:
 def gpus(resources: Mapping[str, float]) -> str:
     """Return what a worker does on its GPUs, in words; empty where it computes on none, or nobody knows.
 
-    Args:
-        resources: of a worker, see `WorkerView`.
-
     Example:
         >>> gpus({"gpus": 2.0, "gpu_memory_bytes": 3 << 30, "gpu_kernel_resident_ratio": 0.6, "gpu_power_watts": 250.0})
         '2 GPUs, 3072 MiB, a kernel resident for 60% of the time, 250 W'

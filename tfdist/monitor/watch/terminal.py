@@ -26,11 +26,7 @@ _NARROWEST, _WIDEST = 10, 48  # of a bar, in columns
 
 
 def page(shown: Snapshot) -> RenderableType:
-    """Return a job as what rich draws.
-
-    Args:
-        shown: the job.
-    """
+    """Return a job as what rich draws."""
     state = "" if shown.is_running else ", ended"
     head = Text(f"job {shown.job}, start {shown.start}{state}, {time.strftime('%H:%M:%S', time.localtime(shown.time))}")
     pieces: list[RenderableType] = [head, _workers(shown)]

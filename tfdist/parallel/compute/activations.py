@@ -95,13 +95,7 @@ class Along:
         return whole(tensor)
 
     def gathered_late(self, tensor: tf.Tensor, dim: int, source: Any) -> tf.Tensor:
-        """Return the same, which is gathered only if the step takes it.
-
-        Args:
-            tensor: this member's part.
-            dim: along which parts lie.
-            source: what `late.Late.source_of` knows of it.
-        """
+        """Return the same, which is gathered only if the step takes it."""
         shape = tf.shape(tensor) * [self.size if one == dim else 1 for one in range(tensor.shape.rank)]
         static = [known and known * (self.size if one == dim else 1) for one, known in enumerate(tensor.shape)]
 

@@ -17,12 +17,7 @@ _CALLS: dict[Any, Any] = {
 
 
 def adapt(layers: list[keras.layers.Layer], placing: sequence_parallel.Placing) -> None:
-    """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so.
-
-    Args:
-        layers: the model, and all in it.
-        placing: of its activations.
-    """
+    """Let layers of a model, and itself, compute where their weights lie; those that were adapted stay so."""
     for layer in layers:
         for kind, call in _CALLS.items():
             keras_layers.override_call(layer, kind, functools.partial(call, layer))

@@ -35,11 +35,6 @@ def among(
     """Return what stays in parts between the calls of a model.
 
     From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
-
-    Args:
-        calls: of the model.
-        outputs: the tensors that it returns.
-        together: whether the result of a layer may go on to another one in parts.
     """
     pairs = graphs.successors(calls, outputs)
     follows = {id(one): (one, other) for one, other in pairs if together(one, other)}

@@ -83,14 +83,7 @@ def layers_of(models: Sequence[Any]) -> list[Any]:
 
 
 class _Graph:
-    """One pass through a graph.
-
-    Args:
-        graph: of a model.
-        placing: of the strategy.
-        training: whether the model trains; None asks its call.
-        name: of it in the graph around it, for messages; the same on all members.
-    """
+    """One pass through a graph."""
 
     def __init__(self, graph: Any, placing: Placing, training: bool | None, name: str = "") -> None:
         self._graph = graph

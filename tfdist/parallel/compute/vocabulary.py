@@ -45,12 +45,7 @@ class Logits:
         return tf.where(is_mine, own, tf.zeros_like(own)), is_mine
 
     def crossentropy(self, target: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Return the loss of each example, shape (...).
-
-        Args:
-            target: class of each, int64, shape (...).
-            dtype: to compute in.
-        """
+        """Return the loss of each example, shape (...)."""
         classes = tf.constant(self._width * self.along.size, tf.int64)
         known = tf.debugging.Assert(
             tf.reduce_all((target >= 0) & (target < classes)),

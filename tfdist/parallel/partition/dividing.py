@@ -10,12 +10,7 @@ from tfdist.parallel.compute import chains
 
 
 def divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
-    """Return what a number of parts must divide for a layer to compute with a part; 0 if it never does.
-
-    Args:
-        layer: of a model.
-        calls: of the model's graph.
-    """
+    """Return what a number of parts must divide for a layer to compute with a part; 0 if it never does."""
     if sum(call.operation is layer for call in calls) > 1:
         return 0
     kind = type(layer)

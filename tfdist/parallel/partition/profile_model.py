@@ -41,11 +41,7 @@ class _Measured:
 
 
 def require_graph(model: keras.Model) -> graphs.Functional:
-    """Return the graph of layers by which a model computes.
-
-    Raises:
-        UnsupportedError: it has none.
-    """
+    """Return the graph of layers by which a model computes."""
     graph = graphs.graph_of(model)
     if graph is None:
         raise UnsupportedError(
@@ -128,11 +124,7 @@ def profile(
 
 
 def rows_of(batch: Any) -> int:
-    """Return the examples of a batch.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the examples of a batch."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
     rows = int(keras.tree.flatten(x)[0].shape[0])
     return validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
@@ -151,13 +143,6 @@ def step_seconds(
     The first call of the training function, which sets up, is not counted; those after it may make ready what comes
     later, or meet Python's garbage collection, and a mean of few would have that. A call that has several steps
     (``steps_per_execution``) is as many.
-
-    Args:
-        model: compiled.
-        batch: a tuple (x, y) or (x, y, sample_weight), None for what there is not.
-        steps: calls of the training function that are counted, at least 1.
-        fit: what is called with the model, where it is not the model's own.
-        clock: returns seconds.
     """
     ends = _Ends(clock)
     batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
@@ -251,12 +236,6 @@ def _in_rows(
     """Return the seconds of each call of some functions, each called in a row, and by how much a step is longer.
 
     What a function needs is in the caches when it has just run, as in training; in turns with others it is not.
-
-    Args:
-        wholes: the functions.
-        fit: trains so many steps, each of which does what the last function does, and returns the seconds of one.
-        seconds: that a row takes, about.
-        clock: returns seconds.
     """
     for whole in wholes:
         whole()  # the first call sets up
@@ -317,14 +296,7 @@ def _places(makers: dict[int, int], tensors: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) -> tuple[_Measured, list[Any]]:
-    """Return what is timed of one call, and what it returns.
-
-    Args:
-        operation: what is called.
-        args: with what.
-        kwargs: the same, with names.
-        differentiated: the identities of tensors of which its backward pass takes the gradient, among others.
-    """
+    """Return what is timed of one call, and what it returns."""
     if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": True}
     flat = keras.tree.flatten((args, kwargs))

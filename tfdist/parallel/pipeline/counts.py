@@ -24,11 +24,7 @@ Sums = list[tuple[str, list[tf.Tensor]]]
 
 
 class Counting(current_step.Step):
-    """A step in which losses are asked what they divide by, and nothing else is computed.
-
-    Args:
-        options: of `step.Step`.
-    """
+    """A step in which losses are asked what they divide by, and nothing else is computed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -48,15 +44,7 @@ class Counting(current_step.Step):
 def divisors(
     model: keras.Model, division: Division, data: Any, current: Counting, outputs: Sequence[tf.Tensor]
 ) -> Sums:
-    """Return the sums over a batch by which the losses of a model divide.
-
-    Args:
-        model: the model.
-        division: of it.
-        data: this replica's batch.
-        current: the step.
-        outputs: tensors of the shapes and dtypes of what the model returns for the batch, flat, with their masks.
-    """
+    """Return the sums over a batch by which the losses of a model divide."""
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with current, keras.StatelessScope():  # a metric of a loss counts nothing now
         keras_model.compiled_loss(model, y, graphs.packed(division.graph, list(outputs)), sample_weight)
@@ -64,15 +52,7 @@ def divisors(
 
 
 def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) -> list[tf.Tensor]:
-    """Give tensors that stand for what a model returns the masks of that, and return them.
-
-    Args:
-        outputs: the tensors.
-        flow: through the model, of all rows.
-        inputs: what the model's graph takes.
-    Raises:
-        UnsupportedError: a mask depends on the weights of layers.
-    """
+    """Give tensors that stand for what a model returns the masks of that, and return them."""
     masks: dict[int | None, Any] = {None: None}
     for number in {*flow.masks} - {None}:
         assert number is not None

@@ -23,14 +23,6 @@ Stages = Any
 class Division:
     """A Sequential or functional model, or one that names its blocks, cut into parts.
 
-    Args:
-        model: the model.
-        parts: how many.
-        stages: see `Stages`.
-    Raises:
-        ConfigError: a layer that is named is not there, or they are not in this order, or too few.
-        UnsupportedError: it is none of these.
-
     Attributes:
         graph: Keras' graph of the model.
         calls: of the graph, and of those of nested models, in Keras' order.
@@ -81,9 +73,6 @@ class Division:
         A layer with statistics of the whole batch makes its first result of the last example too, so a stage that has
         it holds what it makes of all of them, as it would by GPipe. What layers of the user's own add to the loss or
         keep may be a mean over examples, a sum, or neither, and no stage can try it.
-
-        Args:
-            losses_are_told: whether the user has said what losses are (`loss_reduction`).
         """
         every = [one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)]
         for layer in every:
@@ -100,9 +89,6 @@ class Division:
         """Return the stages that compute with each variable of the model, by its identity.
 
         A variable that no call uses is the first stage's.
-
-        Args:
-            stages: number of stages; part p is on stage p modulo their number.
         """
         found: dict[int, set[int]] = {}
         for part in range(self.parts):
@@ -112,12 +98,7 @@ class Division:
 
 
 def graph_of(model: keras.Model) -> graphs.Functional:
-    """Return the graph of a model.
-
-    Raises:
-        ConfigError: what it names are no blocks.
-        UnsupportedError: it has none that is known.
-    """
+    """Return the graph of a model."""
     graph = graphs.graph_of(model)
     is_own = graph is not None and type(model).call not in (graphs.Functional.call, keras.Sequential.call)
     if model_blocks.has_named(model) and (graph is None or is_own):
@@ -135,11 +116,7 @@ def graph_of(model: keras.Model) -> graphs.Functional:
 
 
 def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, stages: Stages) -> list[int]:
-    """Return the places of the calls that begin the parts 2, 3, ...; parts without a call begin behind the last one.
-
-    Raises:
-        ConfigError: they are not there, or not in this order, or too few.
-    """
+    """Return the places of the calls that begin the parts 2, 3, ...; parts without a call begin behind the last one."""
     if isinstance(stages, str) and stages == "auto" and len(calls) < parts:
         return [min(place, len(calls)) for place in range(1, parts)]
     if callable(stages):
@@ -219,11 +196,6 @@ def crossing(calls: Sequence[graphs.Call]) -> list[float]:
 
 def balanced(costs: Sequence[float], parts: int, cuts: Sequence[float] | None = None) -> list[int]:
     """Return where parts 2, 3, ... begin, so that the dearest part is as cheap as can be.
-
-    Args:
-        costs: of each call.
-        parts: how many.
-        cuts: what a cut before each call costs the part that it begins; None: nothing.
 
     Example:
         >>> balanced([1, 1, 1, 5, 1, 1], 3)

@@ -58,11 +58,7 @@ class Value:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Its shape and dtype.
-
-        Raises:
-            UnsupportedError: they are not known before it is computed.
-        """
+        """Its shape and dtype."""
         kind = f"is a {type(self.tensor).__name__}"
         if isinstance(self.tensor, tf.Tensor):
             if self.tensor.shape.is_fully_defined():
@@ -96,11 +92,7 @@ class Moment:
         return sorted(set(self.attributes) - set(self.activations))
 
     def bound(self, tensors: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Return the values of the symbolic tensors, by their identity, and all values, by number.
-
-        Args:
-            tensors: of the values that are needed, by number; they stay without attributes.
-        """
+        """Return the values of the symbolic tensors, by their identity, and all values, by number."""
         made: dict[int, Any] = {}
 
         def of(number: int) -> Any:
@@ -121,11 +113,6 @@ class Moment:
 class Flow:
     """The forward pass of a model in parts, traced for inputs of given sizes, and not run.
 
-    Args:
-        model: the model.
-        division: of it.
-        inputs: tensors, or their shapes and dtypes, one for each input of the graph; None for one that is left out.
-        training: whether the model trains.
     Attributes:
         values: by number, in the order in which they are made.
         edges: what travels from part to part; results go to the last part.
@@ -168,13 +155,7 @@ class Flow:
     def run(
         self, part: int, inputs: Sequence[Any], taken: Sequence[tf.Tensor]
     ) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Compute a part of the model; return the values of its symbolic tensors, by identity, and those by number.
-
-        Args:
-            part: which one.
-            inputs: of the model.
-            taken: what `into` says.
-        """
+        """Compute a part of the model; return the values of its symbolic tensors, by identity, and those by number."""
         given = dict(enumerate(one for one in inputs if one is not None))
         given |= {edge.number: one for edge, one in zip(self.into(part), taken, strict=True)}
         values, numbered = self._moments[part].bound(given)
@@ -298,11 +279,7 @@ class Flow:
 
 
 class Tracing(current_step.Step):
-    """The step of a forward pass that is traced and never run: sums over replicas have the shapes of summands.
-
-    Args:
-        rows: examples.
-    """
+    """The step of a forward pass that is traced and never run: sums over replicas have the shapes of summands."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows=tf.constant(rows), global_rows=tf.constant(rows), weighs_loss=True, index=tf.constant(0))

@@ -65,12 +65,7 @@ class Made:
 
 
 class TracedPass:
-    """A forward pass as a function that is traced once.
-
-    Args:
-        compute: the forward pass.
-        given: of a first micro-batch; others have the same shapes.
-    """
+    """A forward pass as a function that is traced once."""
 
     def __init__(self, compute: Callable[[Given], Made], given: Given) -> None:
         self._structure = given.structure

@@ -12,10 +12,6 @@ from tfdist.parallel.pipeline.flow import Edge
 class Links:
     """A stage's end of what travels in a step.
 
-    Args:
-        collective: of the stages.
-        name: of the step, which keys begin with.
-
     Attributes:
         gradients_sent: the operations that send gradients to other stages.
     """

@@ -23,13 +23,7 @@ from tfdist.planner.schedules.schedule_table import Schedule, Work
 
 
 class Updates:
-    """What a stage computes with and updates, pass after pass.
-
-    Args:
-        model: the model.
-        schedule: one that updates after each micro-batch.
-        stage: this process's.
-    """
+    """What a stage computes with and updates, pass after pass."""
 
     def __init__(self, model: keras.Model, schedule: Schedule, stage: int) -> None:
         self._optimizer = model.optimizer
@@ -67,11 +61,7 @@ class Updates:
 
 
 def require_possible(model: keras.Model, division: Division, schedule: Schedule, *, stages: int, replicas: int) -> None:
-    """Raise unless weights can be updated after each micro-batch, by each stage for itself.
-
-    Raises:
-        UnsupportedError: stages or replicas would have to wait for each other at each update.
-    """
+    """Raise unless weights can be updated after each micro-batch, by each stage for itself."""
     optimizer, weights = model.optimizer, model.trainable_weights
     if replicas > 1:
         raise _refused(

@@ -18,16 +18,7 @@ from tfdist.training.replica.judging import Verdict
 
 
 class MicroStep(step.Step):
-    """The step of a micro-batch: its rows are to the batch what a replica's are to the global batch.
-
-    Args:
-        what: the model's name, for messages.
-        is_alone: whether it is the whole batch of its replica.
-        loss_reduction: of the strategy.
-        known: what losses divide by, see `counts`.
-        comparing: names of losses that compare the examples of a batch.
-        options: of `step.Step`.
-    """
+    """The step of a micro-batch: its rows are to the batch what a replica's are to the global batch."""
 
     def __init__(
         self,
@@ -47,11 +38,7 @@ class MicroStep(step.Step):
         self._loss_reduction = loss_reduction
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return the sums over all micro-batches: of what losses divide by, or where there is one for each replica.
-
-        Raises:
-            UnsupportedError: there are several, of which later ones have not been computed yet.
-        """
+        """Return the sums over all micro-batches: of what losses divide by, or where there is one for each replica."""
         if self._is_alone:
             return super().sum_in_the_middle(tensors, what=what)
         if self._known and self._known[0][0] == what:
@@ -59,11 +46,7 @@ class MicroStep(step.Step):
         raise needs_all(what)
 
     def require_others(self, what: str) -> None:
-        """Raise where the other micro-batches cannot be asked in the middle of the step.
-
-        Raises:
-            UnsupportedError: there are several, of which later ones have not been computed yet.
-        """
+        """Raise where the other micro-batches cannot be asked in the middle of the step."""
         if not self._is_alone:
             raise needs_all(what)
         super().require_others(what)
@@ -73,11 +56,7 @@ class MicroStep(step.Step):
         return bool(values.shape.rank) and values.shape[0] == max(1, tf.get_static_value(self.rows))
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
-        """Return what a value is that the user's code has reduced.
-
-        Raises:
-            UnsupportedError: it is a loss, and nobody has said.
-        """
+        """Return what a value is that the user's code has reduced."""
         told, is_loss = self._loss_reduction, kind in ("loss", "added")
         if is_loss and told == "detect" and not (self._is_alone and self.is_whole):
             what = "returns" if kind == "loss" else "(a layer) adds"
@@ -109,20 +88,6 @@ def needs_all(what: str) -> UnsupportedError:
 
 class MicroBatch:
     """One micro-batch of a replica.
-
-    Args:
-        number: of it, from 0.
-        begin: its first row in the replica's batch.
-        end: behind its last.
-        data: the replica's batch, as Keras' steps get it.
-        division: of the model.
-        begin_step: returns the step in which a number of examples is computed, given that and the number of the
-            micro-batch among those of all replicas, int32 scalar.
-        index: that number.
-        global_rows: examples of all replicas.
-        counts: whether its rows are examples; a replica without examples computes with a copy of one.
-        example_weight: of an example in Keras' mean of losses over batches.
-        flow_of: returns what flows through the model, given what its graph takes.
 
     Attributes:
         inputs: what the model's graph takes, flat.

@@ -50,10 +50,6 @@ def graph_of(model: keras.Model) -> graphs.Functional:
     """Return the graph in which each block takes what the one before returns, of a model that computes the same.
 
     Layers that have no weights yet get them, in the scope of now.
-
-    Raises:
-        ConfigError: what it names are no blocks.
-        UnsupportedError: its `call` does something else.
     """
     named = getattr(model, METHOD)
     first, *blocks = _checked(model, list(named() if callable(named) else named))

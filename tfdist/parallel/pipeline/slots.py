@@ -27,12 +27,7 @@ from tfdist.training.replica import partial_update
 
 
 class StageSlots(OptimizerSharding):
-    """What a pipeline shards of its optimizers.
-
-    Args:
-        workers: of the strategy.
-        replicas: carries gradients and weights between the processes of this stage.
-    """
+    """What a pipeline shards of its optimizers."""
 
     def __init__(self, workers: Workers, replicas: TracedCollective) -> None:
         super().__init__(1, workers, replicas)
@@ -50,12 +45,7 @@ class StageSlots(OptimizerSharding):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> Iterator[None]:
-        """Let an optimizer reduce to this process's parts of the weights of its stage, and update these, inside.
-
-        Args:
-            optimizer: whose `apply` is about to be called.
-            variables: what it is given, or None.
-        """
+        """Let an optimizer reduce to this process's parts of the weights of its stage, and update these, inside."""
         if variables is not None:
             keras_optimizer.build(optimizer, list(variables))
         for updates in updates_of(optimizer):

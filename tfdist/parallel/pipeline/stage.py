@@ -98,15 +98,7 @@ class Told:
 
 
 class StageStep:
-    """What a stage does in one step.
-
-    Args:
-        model: the model.
-        division: of it.
-        pipe: where this process stands.
-        unseeded: Keras' generator for random numbers without a seed.
-        loss_reduction: of the strategy.
-    """
+    """What a stage does in one step."""
 
     def __init__(
         self, model: keras.Model, division: Division, pipe: Pipe, unseeded: Any, *, loss_reduction: str
@@ -242,15 +234,7 @@ class StageStep:
     def _microbatches(
         self, data: Any, global_rows: int, *, training: bool, most: int | None = None, each_alone: bool = False
     ) -> list[MicroBatch]:
-        """Return this replica's batch in parts; where it has no example, it computes with a copy of one.
-
-        Args:
-            data: the batch.
-            global_rows: examples of all replicas.
-            training: whether the model trains.
-            most: how many parts there are at most; None: as many as the strategy says.
-            each_alone: whether each part is a batch of its own.
-        """
+        """Return this replica's batch in parts; where it has no example, it computes with a copy of one."""
         replica_step.adapt(self._model, self._unseeded)
         for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
             keras_metrics.ignore_weights(metric)
@@ -318,11 +302,7 @@ class StageStep:
         return results.Totals(self._model, replica_metrics.snapshot(self._model), current)
 
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
-        """Trace a stage's passes; return what they have come to here, and what all stages have to know of it.
-
-        Raises:
-            UnsupportedError: here or on another stage something cannot be computed so.
-        """
+        """Trace a stage's passes; return what they have come to here, and what all stages have to know of it."""
         generators, trained = self._generators(), self._model.trainable_weights
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
@@ -407,12 +387,7 @@ class StageStep:
         return made_in_order(known) if self._pipe.replicas > 1 else behind(found.gradients_sent, known)
 
     def _apply_states(self, found: Found) -> None:
-        """Give variables that layers have changed their values: the mean over replicas of means over micro-batches.
-
-        Raises:
-            UnsupportedError: other stages have the variable too, and would not know; or it is a state of the user's,
-                of which several replicas have parts.
-        """
+        """Give variables that layers have changed their values: the mean over replicas of means over micro-batches."""
         holders = self._division.holders(self._pipe.stages)
         for variable, _ in found.states.values():
             everywhere = sharded_variable.sharding_of(variable) is None and self._pipe.stages > 1

@@ -15,10 +15,6 @@ class Accumulated:
     Dense gradients are added as they come. Rows of a lookup stay apart, in the order of the micro-batches, as one
     device has them of the whole batch; those that do not come from examples (positions) are added place by place, and
     those whose indices are distinct in a micro-batch by index.
-
-    Args:
-        kinds: of which kind each piece of each lookup is, as micro-batches of several examples have shown in earlier
-            steps. One example does not tell what is repeated for each, and replicas have to agree.
     """
 
     def __init__(self, kinds: dict[tuple[int, int], RowKind] | None = None) -> None:

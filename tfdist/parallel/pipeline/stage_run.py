@@ -71,22 +71,7 @@ class Found:
 
 
 class Run:
-    """The passes of one step through the parts of the model on one stage.
-
-    Args:
-        model: the model.
-        division: of it.
-        stage: this process's number among the stages.
-        stages: how many there are.
-        links: to the others.
-        microbatches: of this replica's batch.
-        training: whether the model trains.
-        unseeded: Keras' generator for random numbers without a seed.
-        recompute: whether a backward pass computes its forward pass again, and only what was received is kept.
-        updates: where weights are updated after each backward pass; else gradients are added up.
-        kinds: what is known of the rows of each weight's gradient, by identity, see `Accumulated`; it is added to.
-        devices: where all parts are in this process: the devices on which they lie, in turns.
-    """
+    """The passes of one step through the parts of the model on one stage."""
 
     def __init__(
         self,
@@ -234,14 +219,7 @@ class Run:
         return [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients if one is not None]
 
     def _computed(self, work: Work, given: Given, *, with_tape: bool, with_loss: bool) -> Passed:
-        """Compute a part of the model for a micro-batch.
-
-        Args:
-            work: which part, and which micro-batch.
-            given: with what.
-            with_tape: whether a gradient will be taken.
-            with_loss: whether the last part computes the loss.
-        """
+        """Compute a part of the model for a micro-batch."""
         part, microbatch = self._part(work), self._microbatches[work.microbatch]
         compute: Callable[[Given], Made] = functools.partial(self._compute, part, microbatch, with_loss)
         if len(self._microbatches) > 1:
@@ -305,11 +283,7 @@ class Run:
                 self.found.draws[key] = self.found.draws.get(key, 0) + count
 
     def _changed(self, scope: keras.StatelessScope, part: int, given: dict[int, tf.Tensor]) -> list[keras.Variable]:
-        """Return the variables that layers have changed, but those of generators.
-
-        Raises:
-            UnsupportedError: one of them is trained: its new value and its update would come from different values.
-        """
+        """Return the variables that layers have changed, but those of generators."""
         own = self._division.variables_of(part)
         changed = [one for one in own if scope.get_current_value(one) is not given.get(id(one))]
         trained = {id(one) for one in self._weights[part]}

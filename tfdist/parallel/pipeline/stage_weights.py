@@ -15,17 +15,7 @@ from tfdist.parallel.weight_sharding import Sharding
 
 
 class StageSharding:
-    """Which stages have a weight; see `compat.tensorflow.meshes.sharded.Sharding`, of which this is one.
-
-    Args:
-        axes: of the mesh.
-        along: carries tensors between the stages.
-        is_first_replica: whether this process is the first among those of its stage.
-        shape: of the weight.
-        path: of the weight, for messages.
-        replicas: carries tensors between the processes of this stage, where slots are sharded over them; else None.
-        within: how this process's part lies in what a stage has of it; None: a process of a stage has the whole.
-    """
+    """Which stages have a weight; see `compat.tensorflow.meshes.sharded.Sharding`, of which this is one."""
 
     #: within the bounds: all
     elements: tuple[int, int] | None = None
@@ -189,10 +179,6 @@ class SlotSharding:
     """A slot of which each replica of a stage has a stretch, see `gradients.sharding.variable_parts`.
 
     What a weight is updated with lies so, too. Until it is known which stages have the weight, a slot is whole.
-
-    Args:
-        weight: how the weight lies.
-        replicas: carries tensors between the processes of this stage.
     """
 
     layout = ("elements",)

@@ -28,13 +28,7 @@ _TOLERANCE = 1e-4
 
 
 def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
-    """Return the names of those losses that make a value of several examples of a batch.
-
-    Args:
-        model: compiled and built.
-        graph: of the model.
-        targets: a batch's targets, of which shapes and dtypes matter.
-    """
+    """Return the names of those losses that make a value of several examples of a batch."""
     container = keras_model.compiled_losses(model)
     if container is None:
         return []
@@ -50,12 +44,7 @@ def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
 
 
 def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
-    """Return rules by which metrics of the user's are given the rows of all replicas of the last stage.
-
-    Args:
-        model: whose metrics they are.
-        replicas: of each stage.
-    """
+    """Return rules by which metrics of the user's are given the rows of all replicas of the last stage."""
     if replicas == 1:
         return Rules()
     every = keras_model.metrics(model)
@@ -65,15 +54,7 @@ def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
 
 
 def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], replicas: int) -> None:
-    """Raise if layers of the user's have changed states of which several replicas have parts.
-
-    Args:
-        model: whose layers they are.
-        changed: the variables that a forward pass has changed.
-        replicas: of each stage.
-    Raises:
-        UnsupportedError: they have.
-    """
+    """Raise if layers of the user's have changed states of which several replicas have parts."""
     of_users = keras_variables.states_of_users(model) if replicas > 1 else set()
     for variable in changed:
         if id(variable) in of_users:

@@ -57,9 +57,6 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     """Return interleaved 1F1B: each stage has several parts of the model, and bubbles are as many times shorter.
 
     Micro-batches go through the first parts in groups as large as the number of stages, then through the second ones.
-
-    Raises:
-        ConfigError: the number of micro-batches is no multiple of that of stages.
     """
     if microbatches % stages:
         raise ConfigError(

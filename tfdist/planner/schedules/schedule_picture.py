@@ -35,15 +35,7 @@ def as_text(timeline: Timeline) -> str:
 
 
 def draw(timeline: Timeline, path: Path, *, measured: Timeline | None = None) -> None:
-    """Draw a timeline as a PNG: a row for each stage, forward passes blue, backward passes green.
-
-    Args:
-        timeline: of a schedule.
-        path: of the picture.
-        measured: a step as it was run, which is drawn below on the same scale.
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw a timeline as a PNG: a row for each stage, forward passes blue, backward passes green."""
     require_matplotlib()
     from matplotlib.figure import Figure
 

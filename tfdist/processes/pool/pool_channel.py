@@ -12,9 +12,6 @@ _LARGEST_BYTES = 64 * 2**20
 def pack(message: Any) -> bytes:
     """Return a message as it travels: four bytes of length, then JSON in UTF-8.
 
-    Raises:
-        ValueError: the message is no JSON value, or too large.
-
     Example:
         >>> pack([1])
         b'\\x00\\x00\\x00\\x03[1]'
@@ -33,23 +30,14 @@ def pack(message: Any) -> bytes:
 
 
 def write(descriptor: int, message: Any) -> None:
-    """Write a whole message to a pipe.
-
-    Raises:
-        ValueError: the message is no JSON value, or too large.
-        BrokenPipeError: nobody reads any more.
-    """
+    """Write a whole message to a pipe."""
     data = pack(message)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def read(descriptor: int) -> Any:
-    """Return the next message of a pipe; blocks until it is there.
-
-    Raises:
-        EOFError: the writer has closed.
-    """
+    """Return the next message of a pipe; blocks until it is there."""
     return json.loads(_exactly(descriptor, _LENGTH.unpack(_exactly(descriptor, _LENGTH.size))[0]))
 
 

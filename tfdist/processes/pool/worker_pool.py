@@ -186,15 +186,7 @@ class WorkerPool:
 def started(
     environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes], *, inside: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a worker process in a session of its own: Ctrl-C in a terminal is for the parent, which ends its workers.
-
-    Args:
-        environment: complete.
-        requests: descriptor where it reads requests; it ends when that is closed.
-        replies: descriptor where it writes what became of them.
-        log: gets what it prints.
-        inside: a command that becomes the one it is given, such as ``ip netns exec NAME``.
-    """
+    """Start a worker process in a session of its own: Ctrl-C in a terminal is for the parent, which ends its workers."""
     return subprocess.Popen(
         [*inside, sys.executable, "-m", "tfdist.processes.pool.pool_worker", str(requests), str(replies)],
         env=dict(environment),

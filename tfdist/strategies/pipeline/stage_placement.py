@@ -19,18 +19,7 @@ _log = logging.getLogger("tfdist")
 
 
 def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
-    """Return the mesh of replicas, stages and parts of weights.
-
-    Args:
-        given: a mesh, or what makes one; None takes ``TFDIST_MESH``, or what the rest says.
-        stages: see `PipelineStrategy`.
-        chunks: parts of the model on each stage.
-        cluster: the processes.
-        places: how many stages each of them can have.
-    Raises:
-        ConfigError: stages, mesh and processes do not fit together.
-        UnsupportedError: the mesh has an axis that no pipeline has.
-    """
+    """Return the mesh of replicas, stages and parts of weights."""
     named = os.environ.get(MESH_VARIABLE)
     count = _count(stages, chunks)
     if given is not None or named:
@@ -58,15 +47,7 @@ def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", p
 
 
 def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int | None) -> tuple[str, ...]:
-    """Return the device of each stage, where this process has several; else none.
-
-    Args:
-        mesh: of replicas and stages.
-        cluster: the processes.
-        replicas_per_worker: devices of each process that somebody asked for.
-    Raises:
-        ConfigError: this process has fewer devices, or others were asked for.
-    """
+    """Return the device of each stage, where this process has several; else none."""
     stages = mesh.size_of(PIPELINE)
     if cluster.num_workers > 1:
         if replicas_per_worker not in (None, 1):
@@ -108,14 +89,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
 
 
 def require_slots_alone(stage: int | None) -> None:
-    """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have.
-
-    Args:
-        stage: of sharded data parallelism, or None.
-    Raises:
-        ConfigError: it is no such stage.
-        UnsupportedError: it shards more than slots.
-    """
+    """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have."""
     sharding_stages.require("shard_optimizer", stage)
     if stage is not None and stage > 1:
         raise UnsupportedError(
@@ -150,16 +124,7 @@ def size_of(mesh: Mesh, axis: str) -> int:
 
 
 def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layouts:
-    """Return how the weights of a stage lie along the model axis.
-
-    Args:
-        mesh: of replicas, stages and parts.
-        layout_map: see `PipelineStrategy`.
-        cluster: the processes.
-    Raises:
-        ConfigError: layouts without a model axis, or such an axis without layouts; they name another axis.
-        UnsupportedError: they cut activations.
-    """
+    """Return how the weights of a stage lie along the model axis."""
     parts = size_of(mesh, MODEL)
     if parts > 1 and layout_map is None:
         raise ConfigError(

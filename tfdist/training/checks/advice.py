@@ -66,13 +66,7 @@ class CannotTryError(Exception):
 
 
 def of(kind: str, name: str, model: Any) -> str:
-    """Return what is said of a value or a state that replicas cannot put together.
-
-    Args:
-        kind: see `Step.rule_of`; "layers": of a gradient in Keras' own `train_step`.
-        name: that the user gave it; of a gradient the paths of its weights, parted by commas.
-        model: whose step it is.
-    """
+    """Return what is said of a value or a state that replicas cannot put together."""
     paths = name.split(", ")
     shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
     told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_WEIGHTS else name)
@@ -101,10 +95,6 @@ def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any
     """Return what is said of a step, for each value that it makes of its own gradients, other than linearly.
 
     It is one sentence: on the first gradient among these values, or else on the first value.
-
-    Args:
-        model: whose step it is.
-        values: by kind and number, what `Step.is_sum` was asked of in one trace: a name, and the value.
     """
     found = gradient_uses.uses([value for _, value in values.values()])
     used = {key: use for key, use in zip(values, found, strict=True) if use is not None}

@@ -81,11 +81,7 @@ class OpaqueError(Exception):
 
 
 class Digest:
-    """A digest that is being made.
-
-    Args:
-        describe: writes objects that the caller knows; it is asked before this class writes an object by itself.
-    """
+    """A digest that is being made."""
 
     def __init__(self, describe: Describe = lambda value, digest: False) -> None:
         self._hash = hashlib.sha256()
@@ -108,11 +104,7 @@ class Digest:
             self._hash.update(f"{type(part).__name__}:{len(data)}:".encode() + data)
 
     def write(self, value: Any) -> None:
-        """Write a value and all that it reaches.
-
-        Raises:
-            OpaqueError: a digest cannot stand for it.
-        """
+        """Write a value and all that it reaches."""
         if type(value) in _PLAIN:
             self.mark(value)
             return
@@ -330,14 +322,7 @@ _KNOWN_OBJECTS = {
 
 
 def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, digest: False) -> str:
-    """Return the digest of values and of all that they reach, 64 hexadecimal digits.
-
-    Args:
-        values: code, objects and data.
-        describe: see `Digest`.
-    Raises:
-        OpaqueError: a digest cannot stand for something that they reach.
-    """
+    """Return the digest of values and of all that they reach, 64 hexadecimal digits."""
     digest = Digest(describe)
     for value in values:
         digest.write(value)

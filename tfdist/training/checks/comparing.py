@@ -39,25 +39,14 @@ class Runs:
 
     @classmethod
     def of(cls, tried: TriedStep, data: Any, *, rules: Rules = _NO_RULES) -> Self:
-        """Run a step.
-
-        Args:
-            tried: the step.
-            data: a nest of rows.
-            rules: how what its replicas exchange is put together.
-        """
+        """Run a step."""
         # Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
         is_comparable = not tried.asked.meets or tried.is_random
         twice = tried(tried_step.joined(data, data)) if is_comparable else None
         return cls(tried(data), twice, _partitions(tried, data, rules, is_fed=False))
 
     def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
-        """Return the same of a step to which parts are fed the states that the whole has made.
-
-        Args:
-            tried: the step.
-            data: a nest of rows.
-        """
+        """Return the same of a step to which parts are fed the states that the whole has made."""
         return Runs(self.whole, None, _partitions(tried, data, _NO_RULES, is_fed=True))
 
 
@@ -75,13 +64,7 @@ def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> l
 
 
 def values(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-    """Return the verdict on each value that a step asks for.
-
-    Args:
-        tried: the step.
-        runs: what it has made.
-        in_16_bits: whether it computes in a float of 16 bits.
-    """
+    """Return the verdict on each value that a step asks for."""
 
     def verdict(key: Key, parts: Parts) -> Verdict:
         tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
@@ -97,13 +80,7 @@ def values(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdi
 
 
 def states(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
-    """Return the rule of each assignment of a state.
-
-    Args:
-        tried: the step.
-        runs: what it has made.
-        in_16_bits: whether it computes in a float of 16 bits.
-    """
+    """Return the rule of each assignment of a state."""
     made = tried.asked.assignments
     return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
 

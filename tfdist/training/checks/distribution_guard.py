@@ -7,13 +7,7 @@ from tfdist.errors import UnsupportedError
 
 
 def require_none_else(strategy: tf.distribute.Strategy) -> None:
-    """Raise if Keras was asked to distribute training otherwise than the strategy does.
-
-    Args:
-        strategy: that trains.
-    Raises:
-        UnsupportedError: the distribution splits models, or names other devices.
-    """
+    """Raise if Keras was asked to distribute training otherwise than the strategy does."""
     distribution = keras.distribution.distribution()
     heeds = getattr(strategy, "heeds", None)
     if distribution is None or (heeds is not None and heeds(distribution)):

@@ -55,11 +55,7 @@ class Tried:
 
     @classmethod
     def of_text(cls, text: str) -> "Tried":
-        """Return what was kept.
-
-        Raises:
-            ValueError: it was not kept by this class.
-        """
+        """Return what was kept."""
         content = json.loads(text)
         try:
             found = {_key(row): _rule(*row[2:]) for row in content["found"]}
@@ -89,13 +85,7 @@ def _text(text: str) -> str:
 
 
 class Shelf:
-    """Where verdicts are kept.
-
-    Args:
-        environ: variables to read, `os.environ` by default.
-    Raises:
-        ConfigError: `VARIABLE` has another value than "keep" or "again".
-    """
+    """Where verdicts are kept."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ

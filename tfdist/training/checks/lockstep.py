@@ -17,13 +17,7 @@ _Combine = Callable[[list[Any]], Any]
 
 
 class Part:
-    """One part among those that are traced together; as a `step.Group`, it stands for a replica.
-
-    Args:
-        index: its number.
-        size: how many there are.
-        meet: takes a value of this part and what combines those of all, and returns the combination.
-    """
+    """One part among those that are traced together; as a `step.Group`, it stands for a replica."""
 
     def __init__(self, index: int, size: int, meet: Callable[[Any, _Combine], Any]) -> None:
         self.index = index
@@ -45,11 +39,6 @@ class Part:
 
 def traced_together(functions: Sequence[Callable[[Part], Traced]]) -> list[Traced]:
     """Return what functions return, each traced for one part, into the graph that is being traced.
-
-    Args:
-        functions: one for each part.
-    Raises:
-        UnsupportedError: they meet different numbers of times, as where a part has no row of some kind.
 
     Example:
         >>> def sums(value):

@@ -22,11 +22,6 @@ _FEW = 64  # elements of a constant that are looked at
 def shown(values: Sequence[Any], given: Iterable[Any], former: Any = None) -> list[Verdict]:
     """Return for each value what the graph shows it to be: "mean", "sum", "equal" (free of the rows) or "unknown".
 
-    Args:
-        values: tensors, `tf.IndexedSlices`, or lists of them, of a function that was traced for any number of rows.
-        given: the tensors of the batch, which have a row for each of its rows.
-        former: the value that a state had, or the handle of its variable; then it is the state's change that is shown.
-
     Example:
         >>> @tf.function(input_signature=[tf.TensorSpec([None, 2])])
         ... def tried(x):

@@ -33,12 +33,7 @@ class Found(NamedTuple):
 
 
 def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
-    """Return how a value depends on a former one.
-
-    Args:
-        value: a tensor of the graph that is being traced.
-        former: likewise, or the handle of the variable that holds it; None where it was not looked at.
-    """
+    """Return how a value depends on a former one."""
     if former is None:
         return Found("none")
     if value is former:

@@ -43,18 +43,7 @@ Found = dict[Key, StateRule]
 
 
 class Probe:
-    """What the steps of a model reduce to, found out before the first of them.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        workers: who must come to the same verdict.
-        user_step: its `train_step` or `test_step`.
-        unseeded: Keras' generator for random numbers without a seed.
-        replicas: how many compute parts of a batch; there is nothing to find out with one.
-        training: whether the step is the `train_step`.
-        gathers: whether a step can compute a value of the rows of all replicas.
-    """
+    """What the steps of a model reduce to, found out before the first of them."""
 
     def __init__(
         self,
@@ -117,11 +106,7 @@ class Probe:
         )
 
     def look(self, slices: Sequence[tuple[Any, Any]]) -> bool:
-        """Try the step on rows of this worker's data, and agree with the others; return whether all is a mean.
-
-        Args:
-            slices: the number of examples and the data of each replica of this worker.
-        """
+        """Try the step on rows of this worker's data, and agree with the others; return whether all is a mean."""
         self._done = True
         step_clock().enter(Phase.TRACE)
         is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights)

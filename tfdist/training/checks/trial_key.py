@@ -34,16 +34,7 @@ _CONFIGURED = (
 
 
 def key_of(model: keras.Model, user_step: Callable[[Any], Any], data: Any, how: dict[str, Any]) -> str:
-    """Return the key for a step that is about to be tried.
-
-    Args:
-        model: the model.
-        user_step: its `train_step` or `test_step`.
-        data: a nest of rows, of which structure, shapes and dtypes count.
-        how: what else the verdicts depend on, by name: strings and numbers.
-    Raises:
-        OpaqueError: no key can stand for the step.
-    """
+    """Return the key for a step that is about to be tried."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of Keras, on functions without a name in configurations
             return digest_of([_versions(), how, _structure(data), model, user_step], describe=_describe)

@@ -89,17 +89,7 @@ class Run:
 
 
 class TriedStep:
-    """A step of a model, to be run on rows of a batch.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        run: the step, on one replica.
-        data: rows, whose shapes and dtypes those of all runs are.
-        meets_others: whether the other workers run it too, so that it may have collectives.
-        fed: for each assignment the value that states have after it where a run is fed, as if all replicas had put
-            them together by then; None: nothing is fed.
-    """
+    """A step of a model, to be run on rows of a batch."""
 
     def __init__(
         self,
@@ -134,22 +124,11 @@ class TriedStep:
         self.is_random = tf_trial.draws(types)
 
     def __call__(self, rows: Any, *, is_fed: bool = False) -> Run:
-        """Return what the step makes of rows; of random numbers the mean of several draws.
-
-        Args:
-            rows: a nest like the data that it was made for.
-            is_fed: whether states have the values that were given for them.
-        """
+        """Return what the step makes of rows; of random numbers the mean of several draws."""
         return self._run_of(self._means(self._traced, is_fed, flat((rows,))))
 
     def of_parts(self, parts: Sequence[Any], rules: Rules, *, is_fed: bool = False) -> list[Run]:
-        """Return what the step makes of each of several parts of a batch, whose replicas meet in it.
-
-        Args:
-            parts: nests like the data that it was made for.
-            rules: how what they exchange is put together.
-            is_fed: see `__call__`.
-        """
+        """Return what the step makes of each of several parts of a batch, whose replicas meet in it."""
 
         def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
             count = len(self._specs)
@@ -292,11 +271,7 @@ class TriedStep:
 
 
 class _Noted:
-    """The sink of a step that is only tried: what it makes is looked at.
-
-    Args:
-        note: see `Step.noted`.
-    """
+    """The sink of a step that is only tried: what it makes is looked at."""
 
     def __init__(self, note: Callable[[str, int, str, Any, bool], None]) -> None:
         self._note = note
@@ -337,12 +312,7 @@ def leaves(data: Any) -> list[Any]:
 
 
 def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
-    """Return a few rows of what the replicas of this worker have, some of each; None if there are no examples.
-
-    Args:
-        slices: the number of examples and the nest of each replica.
-        wanted: how many rows, if there are so many.
-    """
+    """Return a few rows of what the replicas of this worker have, some of each; None if there are no examples."""
     present = [(int(rows), data) for rows, data in slices if int(rows)]
     if not present or not wanted:
         return None

@@ -59,17 +59,7 @@ def decision(standing: Standing, mode: str) -> Decision:
 
 
 def require(tensorflow: str, keras: str, environ: Mapping[str, str] | None = None) -> None:
-    """Raise unless models of this Keras may train in a scope of tfdist; done once in a process.
-
-    Args:
-        tensorflow: the version that is loaded.
-        keras: likewise.
-        environ: variables to read, `os.environ` by default.
-
-    Raises:
-        UnsupportedError: the pair is out of range, or a step of two replicas was not that of one device.
-        ConfigError: the variable has another value than "check" or "allow".
-    """
+    """Raise unless models of this Keras may train in a scope of tfdist; done once in a process."""
     if (tensorflow, keras) in _settled:
         return
     environ = os.environ if environ is None else environ

@@ -57,12 +57,7 @@ class ReducesInTheMiddleError(OtherPlanError):
 
 
 class UsesItsUpdatesError(OtherPlanError):
-    """A step reads, or assigns, what an optimizer has updated in the same step.
-
-    Args:
-        weights: the Keras variables of the updates that are used.
-        updates: how many these are, counted from the first; all of them by default.
-    """
+    """A step reads, or assigns, what an optimizer has updated in the same step."""
 
     why = (
         "its train_step (a GAN's, say) or a layer (SpectralNormalization) uses or assigns weights that the same step "
@@ -80,12 +75,7 @@ class UsesItsUpdatesError(OtherPlanError):
 
 
 class NotBuiltError(OtherPlanError):
-    """An optimizer has no variables yet, which cannot be made in a function that runs on workers.
-
-    Args:
-        optimizer: the optimizer.
-        variables: what it is to update.
-    """
+    """An optimizer has no variables yet, which cannot be made in a function that runs on workers."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         super().__init__(optimizer.name)

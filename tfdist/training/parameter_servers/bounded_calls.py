@@ -10,12 +10,7 @@ from tfdist.errors import DeadlineError
 
 
 class BoundedCalls:
-    """Runs calls in a thread of its own, and waits for each.
-
-    Args:
-        timeout_seconds: for one call.
-        require_servers: raises if a server has gone.
-    """
+    """Runs calls in a thread of its own, and waits for each."""
 
     def __init__(self, timeout_seconds: float, require_servers: Callable[[], None]) -> None:
         self._timeout_seconds = timeout_seconds

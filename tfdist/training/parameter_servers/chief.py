@@ -43,20 +43,7 @@ _LEAST_SECONDS = 1e-9
 
 
 class Chief:
-    """Trains the models of one strategy.
-
-    Args:
-        strategy: the strategy.
-        scheduler: its workers.
-        devices: the device of each worker.
-        max_staleness: 0 to compute every batch by all workers together; else each batch by one worker, with this bound
-            on the staleness of its gradient, None for no bound.
-        backup_workers: with ``max_staleness=0``: how many parts of a batch need not be waited for.
-        corrects_rate: whether the learning rate is divided by a gradient's staleness.
-        timeout_seconds: how long the parameter servers may take to apply a step.
-        require_servers: raises if a parameter server has gone.
-        when_built: called with a model once its variables exist.
-    """
+    """Trains the models of one strategy."""
 
     def __init__(
         self,

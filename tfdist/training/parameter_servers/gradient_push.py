@@ -63,13 +63,7 @@ class Call:
 
 
 class ToServers(reducer.Stateless):
-    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds up parts.
-
-    Args:
-        variables: the Keras variables, one for each gradient.
-        in_parts: whether gradients may be in the parts of their variables.
-        codec: see `transport.left_on_servers`.
-    """
+    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds up parts."""
 
     def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
         self._variables = variables
@@ -93,16 +87,7 @@ class ToServers(reducer.Stateless):
 
 
 class ToChief:
-    """The sink of a worker's step, which changes nothing: every update becomes a result.
-
-    Args:
-        model: the model.
-        scope: the one that keeps the step's assignments.
-        plan: how a batch is computed.
-        given: pairs of a variable that the chief holds and the value that the worker was given.
-        alone: whether no other gradient is applied between the beginning of a step and its end.
-        passes: stamps of the part, if somebody records.
-    """
+    """The sink of a worker's step, which changes nothing: every update becomes a result."""
 
     def __init__(
         self,

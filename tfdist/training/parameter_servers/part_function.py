@@ -43,12 +43,7 @@ def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]
 
 
 def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:
-    """Return pairs of a variable and its value for all of a model, for a program of XLA: it cannot read from servers.
-
-    Args:
-        model: the model.
-        values: pairs that are known; the others' values travel to whoever calls this.
-    """
+    """Return pairs of a variable and its value for all of a model, for a program of XLA: it cannot read from servers."""
     known = {id(variable) for variable, _ in values}
     others = [variable for variable in model.variables if id(variable) not in known]
     return [*values, *((one, tf.convert_to_tensor(keras_variables.value_of(one))) for one in others)]
@@ -72,16 +67,7 @@ class Part:
 
 
 class PartFunction:
-    """A function of a part, traced once, unless the model runs eagerly.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        layout: of the batches.
-        held: what the chief holds.
-        on_part: takes a `Part` and the data, and returns tensors.
-        relaxed: whether a part may have any number of examples.
-    """
+    """A function of a part, traced once, unless the model runs eagerly."""
 
     def __init__(
         self,
@@ -104,13 +90,7 @@ class PartFunction:
             self._run = tf.function(_untraced(self._compute), input_signature=signature).get_concrete_function()
 
     def __call__(self, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return the tensors for a part.
-
-        Args:
-            counts: index of the part, its examples, examples of all parts: int32 scalars.
-            state: values of what the chief holds.
-            leaves: the part's tensors.
-        """
+        """Return the tensors for a part."""
         return self._run(*counts, *state, *leaves)
 
     def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> Any:

@@ -22,14 +22,7 @@ from tfdist.training.replica.judging import Rules
 
 
 class Prediction:
-    """The function by which workers predict a part.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        layout: of the batches.
-        unseeded: Keras' generator for random numbers without a seed.
-    """
+    """The function by which workers predict a part."""
 
     def __init__(self, model: keras.Model, strategy: Any, layout: Layout, unseeded: Any) -> None:
         self._model, self._unseeded = model, unseeded

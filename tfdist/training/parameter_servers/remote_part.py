@@ -55,22 +55,7 @@ class Result:
 
 
 class Computation:
-    """The function that workers run on a part of a batch.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        user_step: its `train_step` or `test_step`.
-        layout: of the batches.
-        training: whether it is the `train_step`.
-        plan: how a batch is computed.
-        alone: whether no other gradient is applied between the beginning of a step and its end.
-        unseeded: Keras' generator for random numbers without a seed.
-        rules: how what parts make is put together.
-        is_stamped: whether workers tell how long they took, if somebody records: a GPU's would be launched, not done.
-    Raises:
-        OtherPlanError: it cannot be computed like that; of an eager model, when it is called.
-    """
+    """The function that workers run on a part of a batch."""
 
     def __init__(
         self,
@@ -115,14 +100,7 @@ class Computation:
     def __call__(
         self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]
     ) -> Result:
-        """Compute a part on a device, and return when gradients lie on their servers.
-
-        Args:
-            device: the worker's; None where the caller is.
-            counts: index of the part, its examples, examples of all parts: int32 scalars.
-            state: what `state` gave.
-            leaves: the part's tensors.
-        """
+        """Compute a part on a device, and return when gradients lie on their servers."""
         with tf_servers.calls_on(device), xla_step.named_errors():
             packed, *gradients = self._function(counts, state, leaves)
             # Waits until the function has ended, and its gradients are where they belong.
@@ -162,11 +140,7 @@ def _unstamped(data: Any) -> Iterator[tuple[Any, None]]:
 
 
 def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Let one optimizer object hand its gradients to the chief where a worker's function is traced.
-
-    Raises:
-        UnsupportedError: it needs the gradient of each worker, or a worker would have to remember something.
-    """
+    """Let one optimizer object hand its gradients to the chief where a worker's function is traced."""
     choices = reducer.choices_of(optimizer)
     if choices.kind == "adasum":
         raise UnsupportedError(

@@ -97,14 +97,6 @@ class Outcome:
 class Scheduler:
     """The workers of one chief.
 
-    Args:
-        count: how many workers there are, at least 1.
-        transport: how they are reached.
-        timeout_seconds: how long a worker may compute a task before another one gets it; its first of a kind may take
-            three times as long.
-        lost_seconds: how long to wait for a worker to come back when none is left.
-        on_change: called with a sentence when a worker has gone, is silent, or is back.
-
     Example:
         >>> scheduler = Scheduler(2, transport, timeout_seconds=60.0, lost_seconds=600.0)      # doctest: +SKIP
         >>> number = scheduler.submit(lambda worker: worker)                              # doctest: +SKIP
@@ -152,12 +144,7 @@ class Scheduler:
             return sum(worker.state in (_State.READY, _State.BUSY) for worker in self._workers)
 
     def submit(self, compute: Callable[[int], Any], *, kind: object = None) -> int:
-        """Give a task to the next worker that is ready; return the task's number.
-
-        Args:
-            compute: called in the worker's thread with its index.
-            kind: equal for tasks that take equally long.
-        """
+        """Give a task to the next worker that is ready; return the task's number."""
         with self._changed:
             self._numbers += 1
             self._queue.append(_Task(self._numbers, compute, kind))
@@ -175,14 +162,7 @@ class Scheduler:
             self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
 
     def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
-        """Return what became of one of these tasks, in the order in which they end; None if nothing is known yet.
-
-        Args:
-            among: numbers of tasks; the outcomes of others are kept.
-            wait: whether to wait for one.
-        Raises:
-            WorkerLostError: no worker is left, and none has come back in time.
-        """
+        """Return what became of one of these tasks, in the order in which they end; None if nothing is known yet."""
         while True:
             self._replace_the_dead(time.monotonic())
             with self._changed:

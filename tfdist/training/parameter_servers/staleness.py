@@ -19,9 +19,6 @@ class Bound:
     With k gradients under way, one of them will be applied last, after k - 1 others: so at most ``bound + 1`` are under
     way at a time, and to keep n workers busy the bound must be at least n - 1.
 
-    Args:
-        bound: the greatest staleness, at least 0; None for no bound.
-
     Example:
         >>> bound = Bound(1)
         >>> old, new = bound.start(), bound.start()

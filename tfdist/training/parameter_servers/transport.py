@@ -23,14 +23,7 @@ Kind = tuple[str, int]
 def left_on_servers(
     gradient: Gradient, variable: Any, *, in_parts: bool, codec: Codec | None = None
 ) -> tuple[Kind, list[tf.Tensor]]:
-    """Return how a gradient travels, and its tensors, on the servers of its variable.
-
-    Args:
-        gradient: the gradient.
-        variable: the Keras variable.
-        in_parts: whether the gradient may be in the parts of its variable.
-        codec: of dense gradients that it makes small enough; one that goes one way.
-    """
+    """Return how a gradient travels, and its tensors, on the servers of its variable."""
     kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
     if codec is not None and kind[0] == "whole" and is_compressed(codec, _spec(variable)):
         kind, pieces = ("encoded", kind[1]), [(one_way.sent(codec, widened(one)), device) for one, device in pieces]

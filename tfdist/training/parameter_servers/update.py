@@ -23,15 +23,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class Update:
-    """What the chief does with the results of the parts of one step: apply gradients once, and count once.
-
-    Args:
-        model: the model.
-        strategy: in whose scope it was made.
-        computation: what the workers computed.
-        corrects_rate: whether learning rates are multiplied by a factor.
-        scales: whether gradients are multiplied by a factor, because parts are left out.
-    """
+    """What the chief does with the results of the parts of one step: apply gradients once, and count once."""
 
     def __init__(
         self, model: keras.Model, strategy: Any, computation: Computation, *, corrects_rate: bool, scales: bool

@@ -42,11 +42,6 @@ def largest_first(sizes: Sequence[int], servers: int, held: Sequence[int] = ()) 
 
     The fullest server holds at most 4/3 - 1/(3 servers) of what the best placement would give it.
 
-    Args:
-        sizes: bytes of each variable, at least 0.
-        servers: how many there are, at least 1.
-        held: bytes that lie on each server already; none by default.
-
     Example:
         >>> largest_first([1, 7, 5, 3], 2)
         [0, 0, 1, 1]

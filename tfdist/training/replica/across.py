@@ -33,13 +33,7 @@ _Tensors = list[tf.Tensor]
 
 
 def summed(tensors: _Tensors, what: str, current: current_step.Step) -> _Tensors:
-    """Return sums over replicas of what a loss depends on, which every replica's loss does.
-
-    Args:
-        tensors: alike on every replica.
-        what: needs them, for messages.
-        current: the step.
-    """
+    """Return sums over replicas of what a loss depends on, which every replica's loss does."""
     if current.weighs_loss:
         return current.sum_in_the_middle(tensors, what=what)
 
@@ -104,11 +98,7 @@ def reduced_gradients(gradients: Any) -> Any:
 
 
 def exchanging(current: current_step.Step) -> AbstractContextManager[None]:
-    """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` are of the examples of a step.
-
-    Args:
-        current: the step, which has begun.
-    """
+    """Return a context in which `tf.distribute`'s `all_gather` and `all_reduce` are of the examples of a step."""
     return replica_contexts.exchanging_by(
         all_gather=functools.partial(_gathered, current), all_reduce=functools.partial(_reduced, current)
     )
@@ -184,15 +174,7 @@ def _exchanged(
     what: str,
     current: current_step.Step,
 ) -> _Tensors:
-    """Return what an exchange makes of tensors.
-
-    Args:
-        forward: the exchange.
-        back: takes each replica's gradients of what `forward` returns, and returns their sum, of what this one gave.
-        tensors: this replica's.
-        what: exchanges them, for messages.
-        current: the step.
-    """
+    """Return what an exchange makes of tensors."""
     weight = None if current.weighs_loss else current.weight_of_loss()
 
     @tf.custom_gradient

@@ -75,16 +75,6 @@ class Step:
 
     A replica without examples (a batch smaller than the number of replicas) computes on a copy of one, because
     kernels and statistics are not made for none; its share is zero, and whatever it counts is dropped.
-
-    Args:
-        rows: examples of this replica, int32 scalar.
-        global_rows: examples of all replicas in this step, int32 scalar; None to ask the other replicas.
-        weighs_loss: whether the loss is weighted by `share` where the optimizer scales it; else its gradients are.
-        index: which of the replicas this is, int32 scalar; None where the strategy's replica context tells.
-        rules: how values and states of the step are put together, see `rule_of`.
-        all_reduce: returns the sums over replicas of a list of tensors that each of them holds.
-        group: gathers rows of replicas, and adds up gradients of these.
-        sink: takes what the step makes; None: what an optimizer is given changes this replica's own variables.
     """
 
     def __init__(
@@ -142,14 +132,6 @@ class Step:
         """Return how the values that replicas have of their examples are put together to that of all examples.
 
         Values of a kind are told apart by their order, which is the same whenever the step is traced.
-
-        Args:
-            kind: "gradient" (what an optimizer is to apply), "loss" (one number of a loss function, or of a
-                `compute_loss` of the user's), "values" (the sum of what a loss function of the user's returns),
-                "added" (a loss that a layer adds), "number" (given to a metric) or "log".
-            value: the value.
-            name: whose it is, for messages.
-            can_gather: whether the value can be computed of the rows of all replicas, see `whole_batch`.
         """
         number = self._asked[kind]
         self._asked[kind] += 1
@@ -166,27 +148,14 @@ class Step:
         return False
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return the sums over replicas of what this one holds, before its gradients are known.
-
-        Args:
-            tensors: to be summed.
-            what: needs them, for messages.
-        Raises:
-            UnsupportedError: XLA compiles the step, and knows no other replica.
-        """
+        """Return the sums over replicas of what this one holds, before its gradients are known."""
         if self.is_one_program:
             raise cannot_add_up(what)
         with self.meeting():
             return self.all_reduce(tensors)
 
     def require_others(self, what: str) -> None:
-        """Raise where the other replicas cannot be asked in the middle of the step.
-
-        Args:
-            what: needs them, for messages.
-        Raises:
-            UnsupportedError: XLA compiles the step, and knows no other replica.
-        """
+        """Raise where the other replicas cannot be asked in the middle of the step."""
         if self.is_one_program:
             raise cannot_add_up(what)
         if self.group.size == 1:

@@ -67,14 +67,6 @@ def judge(
 ) -> Verdict:
     """Return what a value of a batch is.
 
-    Args:
-        whole: the value for k examples, as a vector.
-        parts: for each part of them its share of the examples and its value; empty where they cannot be parted.
-        twice: the value for the same examples given twice; None where it cannot be compared.
-        tolerance: largest difference, relative to the largest value, that is rounding.
-        is_random: whether the values contain random numbers, drawn anew for each: then only their size tells a sum
-            from a mean, and everything else is taken for a mean.
-
     Example:
         >>> x = np.array([1.0, 2.0, 4.0])
         >>> def tried(f):
@@ -106,20 +98,6 @@ def judge_state(
     is_random: bool = False,
 ) -> Verdict:
     """Return how the values that replicas give a state are put together.
-
-    Args:
-        whole: the state before, and the value that k examples give it; of any shape.
-        parts: the same for each part of them, with its share of the examples.
-        twice: the same for the examples given twice; None where they cannot be compared.
-        dependence: of the new value on the former one.
-        kept: factor of the former value in the new one, where it is scaled.
-        tolerance: largest difference, relative to the largest change, that is rounding.
-        is_random: whether the values contain random numbers, drawn anew for each.
-
-    Returns:
-        "equal" where the examples do not matter; "mean", also of moving averages; "sum" of what each replica adds to
-        what is kept of the former value; "maximum", "minimum"; "last": the value of the last examples; "neither";
-        "unknown" where nothing has changed.
 
     Example:
         >>> x, count = np.array([1.0, 2.0, 4.0]), np.array([7.0])

@@ -22,16 +22,7 @@ from tfdist.gradients.reduction import norms, reducer
 def updated(
     optimizer: Any, variables: Any, lying: Callable[[Any], Any] = sharded_variable.sharding_of
 ) -> Iterator[None]:
-    """Let an optimizer update the parts of its variables inside.
-
-    Args:
-        optimizer: whose `apply` is about to be called; it is built.
-        variables: what `apply` is given, or None.
-        lying: returns of a variable how what it is updated with lies; None: whole, on every process.
-    Raises:
-        UnsupportedError: it may look at the whole of a variable that is cut, or at several that are apart, or
-            compresses gradients.
-    """
+    """Let an optimizer update the parts of its variables inside."""
     weights = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
     parts = Parts(weights, lying)
     if not parts:
@@ -48,12 +39,7 @@ def updated(
 
 
 class Parts:
-    """How the weights of an update lie on the mesh.
-
-    Args:
-        variables: Keras variables.
-        lying: see `updated`.
-    """
+    """How the weights of an update lie on the mesh."""
 
     def __init__(self, variables: Sequence[Any], lying: Callable[[Any], Any]) -> None:
         found = {id(variable): lying(variable) for variable in variables}
@@ -65,13 +51,7 @@ class Parts:
         return bool(self._shardings)
 
     def clipped(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return gradients, clipped by norms over all parts as an optimizer clips by those of whole variables.
-
-        Args:
-            optimizer: says how.
-            gradients: of the parts, or None.
-            variables: theirs.
-        """
+        """Return gradients, clipped by norms over all parts as an optimizer clips by those of whole variables."""
         if not (optimizer.clipnorm or optimizer.global_clipnorm):
             return keras_optimizer.own_clip(optimizer, gradients)
         there = [variable for gradient, variable in zip(gradients, variables, strict=True) if gradient is not None]
@@ -111,13 +91,7 @@ class Parts:
 
 
 def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[Any], Any]) -> None:
-    """Raise if an update may look at more than lies in one place: at the whole of what is cut, or at several weights.
-
-    Args:
-        optimizer: it is built.
-        weights: what it is about to update.
-        lying: returns of a variable how what it is updated with lies; None: whole, on every process.
-    """
+    """Raise if an update may look at more than lies in one place: at the whole of what is cut, or at several weights."""
     found = {variable.path: lying(variable) for variable in weights}
     apart = [path for path, one in found.items() if one is not None]
     cut = next((path for path in apart if found[path].is_cut), None)
@@ -139,13 +113,7 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
 
 
 def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
-    """Raise if a variable is cut, or if what the optimizer keeps of one cannot lie where the variable does.
-
-    Args:
-        optimizer: may look at more than an element of a variable.
-        cut: the path of a variable that is cut, or None.
-        path: of one that some processes have, whole.
-    """
+    """Raise if a variable is cut, or if what the optimizer keeps of one cannot lie where the variable does."""
     name = type(optimizer).__name__
     if cut is not None:
         raise UnsupportedError(

@@ -18,13 +18,7 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def require_no_state_of_rows(model: keras.Model) -> None:
-    """Raise if a layer keeps a row of state for each row of a batch, of which every replica has others.
-
-    Args:
-        model: in whose strategy's scope this is called.
-    Raises:
-        UnsupportedError: a recurrent layer is stateful, and there are several replicas.
-    """
+    """Raise if a layer keeps a row of state for each row of a batch, of which every replica has others."""
     replicas = tf_strategies.replica_count(model.distribute_strategy)
     for layer in keras_model.layers(model) if replicas > 1 else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:

@@ -17,11 +17,7 @@ from tfdist.training.replica import current_step, results, states, whole_batch
 
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Raise if a metric was made outside the strategy's scope, where the replicas would share its variables.
-
-    Raises:
-        ConfigError: it was; so was the tracker of the loss if `compile` was called outside.
-    """
+    """Raise if a metric was made outside the strategy's scope, where the replicas would share its variables."""
     for metric in reversed(keras_model.metrics(model)):  # a container stands before what it contains
         if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
             raise ConfigError(
@@ -95,19 +91,7 @@ def synchronise(
     before: Mapping[int, tf.Tensor],
     training: bool,
 ) -> Any:
-    """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both.
-
-    Args:
-        model: the model whose step it was.
-        logs: what `train_step` or `test_step` returned on this replica.
-        totals: what its metrics have counted.
-        current: the step, which has just ended.
-        before: the layers' states from before the step, see `states.before`.
-        training: whether layers may have moved their states.
-    Returns:
-        The model's metrics over all examples so far, where ``logs`` holds exactly these; else ``logs`` with every float
-        scalar averaged over the examples of the step.
-    """
+    """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both."""
     variables = totals.variables
     touched = {m.name for m in model.metrics if not m.variables or traced_uses.assigned(m.variables)}
     moved = states.Moved(model, current, before) if training else None
@@ -154,14 +138,7 @@ def _metric_logs(
 
 
 def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched: set[str]) -> bool:
-    """Return whether a step's logs are exactly the model's metrics.
-
-    Args:
-        model: whose step it was.
-        logs: what the step returned.
-        results: the metrics as `fit` logs them.
-        touched: names of the metrics that the step has updated; others may merely share a name with something logged.
-    """
+    """Return whether a step's logs are exactly the model's metrics."""
     untouched = {metric.name for metric in model.metrics} - touched
     return isinstance(logs, dict) and set(results) == set(logs) and not untouched & set(logs)
 
@@ -179,12 +156,7 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """Return the float scalars in the logs, and a function that puts other values in their place.
-
-    Args:
-        logs: what a step returned.
-        keep_others: whether what is no float scalar stays in the logs; else it becomes None.
-    """
+    """Return the float scalars in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]

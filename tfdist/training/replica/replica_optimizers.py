@@ -29,16 +29,7 @@ _OF_A_TABLE = (
 
 
 def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch.
-
-    Args:
-        optimizer: the object.
-        strategy: whose scope it was created in.
-    Raises:
-        UnsupportedError: Horovod has wrapped it.
-        ConfigError: the optimizer was created outside the scope, so each replica would count and update on its own; or
-            it wraps one that reduces by itself.
-    """
+    """Let one optimizer object, created in the strategy's scope, apply the gradient of the global batch."""
     if keras_optimizer.is_horovods(optimizer):
         raise UnsupportedError(
             f"the optimizer {type(optimizer).__name__!r} is wrapped in Horovod's DistributedOptimizer. Under Keras 3 "
@@ -139,10 +130,6 @@ def build(optimizer: Any, variables: Any) -> None:
 
     In a graph what begins with a value, and no function that makes it, would begin with a tensor of that graph. The
     replica that comes first makes the variables of all, and what it assigns to them is assigned to its own copies.
-
-    Args:
-        optimizer: a Keras optimizer.
-        variables: what it will update; None: it was built before.
     """
     if variables is None or optimizer.built:
         return

@@ -28,15 +28,7 @@ from tfdist.training.replica import (
 
 
 class ReplicaStep:
-    """A `train_step` or `test_step`, run on one replica.
-
-    Args:
-        model: the model.
-        user_step: the method.
-        unseeded: Keras' generator for random numbers without a seed.
-        training: whether it is the `train_step`.
-        is_compiled: whether XLA compiles it, see `compiled`.
-    """
+    """A `train_step` or `test_step`, run on one replica."""
 
     def __init__(
         self,
@@ -54,13 +46,7 @@ class ReplicaStep:
         self._weighs_loss = training and not keras_model.has_own_train_step(model)
 
     def __call__(self, data: Any, sink: current_step.Sink, **shares: Any) -> Any:
-        """Return what the sink makes of the user's step.
-
-        Args:
-            data: the replica's part of a batch.
-            sink: where goes what it makes.
-            shares: what `step.Step` is told of the part.
-        """
+        """Return what the sink makes of the user's step."""
         adapt(self._model, self._unseeded)
         given, data = data, whole_inputs.plain(data)
         with (
@@ -77,12 +63,7 @@ class ReplicaStep:
 
 
 class OwnVariables:
-    """The sink of a replica that changes its own variables, as all others do.
-
-    Args:
-        model: the model.
-        training: whether layers may move their states.
-    """
+    """The sink of a replica that changes its own variables, as all others do."""
 
     def __init__(self, model: keras.Model, *, training: bool) -> None:
         self._model = model
@@ -110,12 +91,6 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.
     """Return the model's outputs for a part of a batch.
 
     Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
-
-    Args:
-        model: the model.
-        unseeded: Keras' generator for random numbers without a seed.
-        data: the part.
-        current: the step, which is about to begin.
     """
     keras_model.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)

@@ -40,13 +40,7 @@ def no_sums(model: keras.Model, rules: Rules) -> set[int]:
 
 
 class Totals:
-    """What the metrics of a model have counted over all replicas, at some moment of a step.
-
-    Args:
-        model: whose metrics they are.
-        before: their variables with the values from before the step, which hold for a replica without examples.
-        current: the step.
-    """
+    """What the metrics of a model have counted over all replicas, at some moment of a step."""
 
     def __init__(
         self, model: keras.Model, before: list[tuple[keras.Variable, tf.Tensor]], current: current_step.Step

@@ -64,13 +64,7 @@ def before(model: keras.Model, current: current_step.Step) -> dict[int, tf.Tenso
 
 
 class Moved:
-    """The states that a step has moved, which has just ended on this replica.
-
-    Args:
-        model: whose layers have them.
-        current: the step.
-        before: see `before`.
-    """
+    """The states that a step has moved, which has just ended on this replica."""
 
     def __init__(self, model: keras.Model, current: current_step.Step, before: Mapping[int, tf.Tensor]) -> None:
         every = keras_variables.states(model)
@@ -93,11 +87,7 @@ class Moved:
         ]
 
     def assign(self, sums: list[tf.Tensor]) -> None:
-        """Let every replica have the states of all examples.
-
-        Args:
-            sums: of `parts`, over replicas.
-        """
+        """Let every replica have the states of all examples."""
         for (number, variable, rule), total in zip(self._summed, sums, strict=True):
             variable.assign(_whole(total, self._before.get(number), rule))
         if not self._chosen:

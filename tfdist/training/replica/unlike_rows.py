@@ -20,15 +20,7 @@ _SAID = re.compile(re.escape(_MARK) + r"(\S*)\] \[([\d ]+)\]")
 
 
 def require_none(data: Any) -> None:
-    """Raise if inputs of a batch have unlike numbers of rows; in a graph, also when a batch comes that has.
-
-    Args:
-        data: a batch, a nest; numbers without an axis, None and what is `Whole` have no rows.
-
-    Raises:
-        UnsupportedError: of numbers that are known now. In a graph TensorFlow raises an error for the others, see
-            `found_in`.
-    """
+    """Raise if inputs of a batch have unlike numbers of rows; in a graph, also when a batch comes that has."""
     names, rows = [], []
     for name, leaf in named(data):
         if leaf is not None and not isinstance(leaf, Whole) and leaf.shape.rank != 0:
@@ -44,11 +36,7 @@ def require_none(data: Any) -> None:
 
 
 def found_in(text: str) -> UnsupportedError | None:
-    """Return the error that is behind TensorFlow's, given its text; None if it is another one.
-
-    Args:
-        text: of TensorFlow's error.
-    """
+    """Return the error that is behind TensorFlow's, given its text; None if it is another one."""
     found = _SAID.search(text)
     return None if found is None else _refusal(_unquoted(found[1]), [int(count) for count in found[2].split()])
 

@@ -26,13 +26,6 @@ def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
 
     A tensor that was gathered in the step before is not gathered again. Rows of a replica without examples are left
     out. A mask of Keras goes with its tensor.
-
-    Args:
-        nest: tensors with a row, or equally many rows, for each example; see `can_gather`.
-        current: the step.
-        what: needs them, for messages.
-    Raises:
-        UnsupportedError: XLA compiles the step, and knows no other replica.
     """
 
     def whole(leaf: Any) -> Any:

@@ -32,11 +32,7 @@ class Whole(tf.experimental.ExtensionType):
 
 
 def named(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a batch with their names, such as "x/edges".
-
-    Args:
-        data: a batch, a nest.
-    """
+    """Yield the leaves of a batch with their names, such as "x/edges"."""
     for path, leaf in keras.tree.flatten_with_path(data):
         if type(data) is not tuple:
             path = ("x", *path)
@@ -46,14 +42,7 @@ def named(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def wrapped(data: Any, names: Collection[str]) -> Any:
-    """Return a batch in which the inputs of these names are `Whole`.
-
-    Args:
-        data: a batch, a nest.
-        names: of inputs, see `KerasTraining.whole_inputs`.
-    Raises:
-        ConfigError: the batch has no such input, or no other.
-    """
+    """Return a batch in which the inputs of these names are `Whole`."""
     if not names:
         return data
     leaves = list(named(data))

@@ -29,13 +29,7 @@ def program(function: Callable[[], Any]) -> Any:
 
 
 def run(user_step: Callable[[Any], Any], data: Any, current: current_step.Step) -> Any:
-    """Run a step with all up to its gradients in one program; return what it returns.
-
-    Args:
-        user_step: a `train_step` or `test_step`.
-        data: this replica's examples.
-        current: the step, whose sink takes the gradients.
-    """
+    """Run a step with all up to its gradients in one program; return what it returns."""
     sink, result_of, kept = current.sink, current.result_of, _Kept(current)
 
     def forward_and_backward() -> Any:
@@ -72,11 +66,7 @@ class _Call(NamedTuple):
 
 
 class _Kept:
-    """The sink inside a program: keeps what optimizers are given.
-
-    Args:
-        current: the step.
-    """
+    """The sink inside a program: keeps what optimizers are given."""
 
     def __init__(self, current: current_step.Step) -> None:
         self._current = current

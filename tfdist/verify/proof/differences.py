@@ -59,16 +59,7 @@ def compared(
     tolerance: float,
     turned: Sequence[Step] = (),
 ) -> tuple[list[Difference], float]:
-    """Return what differs by more than a tolerance, the first cause first, and the largest difference of the rest.
-
-    Args:
-        workers: the steps of each worker under the strategy.
-        reference: those on one device.
-        run: what is said of the run on one device.
-        tolerance: up to which values are the same; integers are the same or are not.
-        turned: the steps on one device with the examples of each batch in the reverse order. A weight or slot that
-            differs from it as much is rounding, where it is small beside others of its kind.
-    """
+    """Return what differs by more than a tolerance, the first cause first, and the largest difference of the rest."""
     rounding = {one.number: one.values for one in turned}
     found: dict[tuple[str, str], Difference] = {}
     rest = 0.0
@@ -106,10 +97,6 @@ def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequenc
     """Return the first step of a loop that was given other examples than on one device; 0: none, None: none was seen.
 
     What a step is given is the whole batch on each worker, or its part of it.
-
-    Args:
-        workers: of each worker and step, of each tensor that the step was given its rows and the sum of their digests.
-        reference: the same on one device.
 
     Example:
         >>> other_batches([[["2 5"]], [["2 7"]]], [["4 12"]]), other_batches([[["2 5"]]], [["2 6"]])

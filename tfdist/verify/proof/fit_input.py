@@ -21,11 +21,6 @@ __all__ = ["Written", "batches", "difference", "reversed_rows"]
 class Written:
     """The tee of a strategy's input: writes the first steps of the first input that it is given.
 
-    Args:
-        folder: of both runs.
-        worker: number of this worker.
-        steps: how many of each epoch.
-
     Attributes:
         part: which part of a batch this worker has; None before there is an input.
         spec: of a replica's data; None before there is an input.
@@ -64,15 +59,7 @@ class Written:
 
 
 def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, whole: Sequence[str] = ()) -> list[Any]:
-    """Return the first global batches that the replicas of all workers were given, as nests of tensors.
-
-    Args:
-        folder: of both runs.
-        parts: of each worker, the part of a batch that it has.
-        spec: of a batch, None where it has no value.
-        count: how many.
-        whole: names of the inputs that every replica has whole.
-    """
+    """Return the first global batches that the replicas of all workers were given, as nests of tensors."""
     first_of = {part: worker for worker, part in reversed(list(enumerate(parts)))}  # others have the same examples
     files = [sorted(Path(folder, "input", f"worker-{first_of[part]}").iterdir()) for part in sorted(first_of, key=str)]
     found = []
@@ -110,12 +97,7 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
 
 
 def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
-    """Return a batch with its examples in the reverse order.
-
-    Args:
-        batch: a nest of tensors.
-        whole: names of the inputs that are no examples.
-    """
+    """Return a batch with its examples in the reverse order."""
 
     def turned(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, whole_inputs.Whole) or leaf.shape.rank == 0:
@@ -134,10 +116,6 @@ def difference(one: Any, other: Any) -> tuple[str, str]:
     """Return how a batch differs from that of one device: "" or "examples" or "rows", and which input in what.
 
     The order of the examples does not count.
-
-    Args:
-        one: nest of tensors.
-        other: that of one device.
     """
     names, ours, theirs = _leaves(one), tf.nest.flatten(one), tf.nest.flatten(other)
     found = ""

@@ -45,14 +45,7 @@ class NotComparedError(TfdistError, RuntimeError):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Writes the values after each execution of steps, and ends training after so many.
-
-    Args:
-        steps: after how many batches.
-        files: where values go.
-        run: is told of the epochs.
-        before: called when the model is built and nothing has run, with its variables by name.
-    """
+    """Writes the values after each execution of steps, and ends training after so many."""
 
     def __init__(
         self, steps: int, files: StateFiles, run: Run, before: Callable[[dict[str, Any]], None] = lambda named: None
@@ -95,18 +88,7 @@ def _named(model: keras.Model) -> dict[str, keras.Variable]:
 def under_strategy(
     model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str, steps: int, worker: int
 ) -> None:
-    """Record the first steps of a `fit` under the strategy of its model.
-
-    Args:
-        model: what trains.
-        arguments: of `fit`, by name.
-        fit: Keras' own.
-        folder: of both runs.
-        steps: how many batches.
-        worker: number of this worker.
-    Raises:
-        NotComparedError: the model trains under no strategy of tfdist.
-    """
+    """Record the first steps of a `fit` under the strategy of its model."""
     strategy = model.distribute_strategy
     if not isinstance(strategy, KerasTraining):
         raise NotComparedError(
@@ -133,15 +115,7 @@ def under_strategy(
 
 
 def on_one_device(model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str, kind: str) -> None:
-    """Record the same steps on one device, from the weights and on the batches that were recorded.
-
-    Args:
-        model: what trains, in no scope.
-        arguments: of `fit`, by name.
-        fit: Keras' own.
-        folder: of both runs.
-        kind: of this run, `ONE_DEVICE` or `REVERSED`.
-    """
+    """Record the same steps on one device, from the weights and on the batches that were recorded."""
     recorded = StateFiles.of_all(folder, STRATEGY)[0]
     theirs = recorded.run()
     assert theirs is not None

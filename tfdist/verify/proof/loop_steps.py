@@ -30,14 +30,7 @@ __all__ = ["LoopSteps"]
 
 
 class LoopSteps:
-    """Records the steps of loops until a `fit` begins.
-
-    Args:
-        folder: of both runs.
-        kind: of this run.
-        worker: number of this worker.
-        steps: how many to record; then the process ends.
-    """
+    """Records the steps of loops until a `fit` begins."""
 
     def __init__(self, folder: str, kind: str, worker: int, *, steps: int) -> None:
         self._kind, self._steps = kind, steps
@@ -187,11 +180,7 @@ class _Found:
         return self.strategy.sharding is None and all(one.is_replicated for one in kinds)
 
     def require_strategy(self, kind: str) -> None:
-        """Check that there is a strategy of tfdist, where the script runs under one.
-
-        Raises:
-            NotComparedError: there is none.
-        """
+        """Check that there is a strategy of tfdist, where the script runs under one."""
         if kind == STRATEGY and not isinstance(self.strategy, KerasTraining):
             raise NotComparedError(
                 "the script's own loop trains without a strategy of tfdist; create the model and the optimizer under "

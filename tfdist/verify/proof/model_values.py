@@ -26,14 +26,7 @@ Values = Mapping[str, Sequence[NDArray[Any]]]
 def kinds(
     variables: Variables, *, weights: Sequence[Any], slots: Sequence[Any], seeds: Sequence[Any]
 ) -> dict[str, keras.Variable]:
-    """Return variables by their kinds and paths; metrics, seeds and memories of each replica are left out.
-
-    Args:
-        variables: of a training.
-        weights: those of them that are trained.
-        slots: those of optimizers.
-        seeds: states of random numbers.
-    """
+    """Return variables by their kinds and paths; metrics, seeds and memories of each replica are left out."""
     trained, of_optimizers, random = ({id(one) for one in group} for group in (weights, slots, seeds))
     alone = {id(one) for _, _, one in variables.in_shards} - of_optimizers  # memories of each replica
     found = {}
@@ -50,10 +43,6 @@ def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[N
     """Return the value of each variable on each replica of this process; of one in parts, the whole.
 
     Every worker must call it, with variables of the same names.
-
-    Args:
-        named: the variables.
-        strategy: of the training.
     """
     return {name: _copies(named[name], strategy) for name in sorted(named)}
 
@@ -67,23 +56,14 @@ def _copies(variable: keras.Variable, strategy: Any) -> list[NDArray[Any]]:
 
 
 def assign(named: Mapping[str, keras.Variable], values: Values) -> None:
-    """Give variables the values that they had elsewhere, on one device.
-
-    Args:
-        named: the variables of this process.
-        values: by the same names, of which the first replica's are taken.
-    """
+    """Give variables the values that they had elsewhere, on one device."""
     for name, variable in named.items():
         if name in values and tuple(values[name][0].shape) == tuple(variable.shape):
             variable.assign(tf.cast(values[name][0], variable.dtype))
 
 
 def logged(logs: Any) -> Iterator[tuple[str, list[NDArray[Any]]]]:
-    """Yield what a step has logged, by name: numbers, whatever nest they are in.
-
-    Args:
-        logs: a dict or another nest, or None.
-    """
+    """Yield what a step has logged, by name: numbers, whatever nest they are in."""
     for path, value in keras.tree.flatten_with_path(logs):
         if isinstance(value, (int, float, np.ndarray, np.generic, tf.Tensor, tf.Variable)):
             name = "/".join(map(str, path)) or "result"

@@ -58,9 +58,6 @@ def use(replicas: int) -> None:
     """Let every strategy of tfdist that this process makes from now on be one device.
 
     For a process that ends with the script that it runs: names of `tfdist.strategies` are replaced.
-
-    Args:
-        replicas: how many the script sees.
     """
     kind = type("OneDevice", (OneDevice,), {"replicas": replicas})
     for name in strategies.__all__:

@@ -101,14 +101,7 @@ class Proof:
 
 
 def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Proof:
-    """Run a script under its strategy and on one device, and compare.
-
-    Args:
-        job: what runs.
-        on_run: told what runs next.
-    Returns:
-        What came of it; a script that fails is no exception.
-    """
+    """Run a script under its strategy and on one device, and compare."""
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-", ignore_cleanup_errors=True) as folder:
         on_run(f"{job.script[0]} under {job.name}")
         variables = {**os.environ, **job.variables}

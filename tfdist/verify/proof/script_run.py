@@ -51,11 +51,7 @@ class Request:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script, and record what it trains first.
-
-    Args:
-        arguments: the request, the script, and its own arguments.
-    """
+    """Run a script, and record what it trains first."""
     request = Request(**json.loads(arguments[0]))
     import keras
 

@@ -92,11 +92,6 @@ class Step:
 class StateFiles:
     """The files of a worker in a run.
 
-    Args:
-        folder: of both runs.
-        kind: of the run.
-        worker: number of the worker.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -71,22 +71,11 @@ class Call:
         return arguments, named
 
     def compute(self, values: Mapping[int, Any], *, training: bool) -> list[Any]:
-        """Return what the operation returns, flat.
-
-        Args:
-            values: what its tensors stand for, by their identity.
-            training: whether the model trains.
-        """
+        """Return what the operation returns, flat."""
         return self.run(*self.arguments(values), training=training)
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any], *, training: bool | None) -> list[Any]:
-        """Return what the operation returns, flat.
-
-        Args:
-            arguments: what it is called with.
-            named: the same, with names.
-            training: whether the model trains; None asks the call of the model.
-        """
+        """Return what the operation returns, flat."""
         return list(keras.tree.flatten(operation_fn(self.operation, training=training)(*arguments, **named)))
 
     def infer(self, values: Mapping[int, Any]) -> list[Any]:
@@ -159,10 +148,6 @@ def successors(calls: Sequence[Call], outputs: Sequence[Any]) -> list[tuple[Any,
     """Return the operations whose result goes to one other operation and nowhere else, each with that other.
 
     Both are called once.
-
-    Args:
-        calls: of a graph.
-        outputs: what it returns.
     """
     counts = collections.Counter(id(call.operation) for call in calls)
     takers: dict[int, list[Any]] = collections.defaultdict(list)

@@ -34,12 +34,7 @@ class Flat:
 
 
 class _Entrance(keras.Operation):
-    """What a nested model does to its input before it computes.
-
-    Args:
-        graph: of the nested model.
-        has_mask: of each input, whether the call names its mask.
-    """
+    """What a nested model does to its input before it computes."""
 
     def __init__(self, graph: graphs.Functional, has_mask: Sequence[bool]) -> None:
         super().__init__()
@@ -68,15 +63,7 @@ def flattened(graph: graphs.Functional) -> Flat:
 def _add(
     calls: list[graphs.Call], graph: graphs.Functional, known: dict[int, Any], path: str, *, is_nested: bool
 ) -> None:
-    """Add the calls of a graph.
-
-    Args:
-        calls: to which they are added.
-        graph: the graph.
-        known: what stands for its tensors, by their identity; it is added to.
-        path: what names begin with.
-        is_nested: whether other tensors stand for those that it makes.
-    """
+    """Add the calls of a graph."""
     for one in graphs.calls(graph):
         takes = tuple(known.get(id(tensor), tensor) for tensor in one.takes)
         name = path + str(one.operation.name)

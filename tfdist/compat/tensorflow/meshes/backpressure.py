@@ -19,10 +19,6 @@ def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
     """Let what makes tensors wait for others, where nothing but these tensors has been made of it.
 
     What has an effect does not wait, since TensorFlow keeps the order in which effects were traced.
-
-    Args:
-        tensors: of the graph that is being traced, and of which nothing has been made yet.
-        until: what to wait for; it depends on none of them.
     """
     if tf.executing_eagerly():
         return

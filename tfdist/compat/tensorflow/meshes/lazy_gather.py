@@ -28,11 +28,7 @@ class _Promise:
 
 
 class Late:
-    """What one strategy's steps make late.
-
-    Args:
-        may_wait: whether a collective may run at another place than that at which it is traced.
-    """
+    """What one strategy's steps make late."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self._may_wait = may_wait
@@ -54,14 +50,7 @@ class Late:
             self._graph, self._promises = before
 
     def promise(self, make: Callable[[], tf.Tensor], shape: Any, like: tf.Tensor, source: Any) -> tf.Tensor:
-        """Return what a callable makes, or what stands for it until the end of the step.
-
-        Args:
-            make: returns the tensor, and may be called at the end of the step.
-            shape: of it; an int32 tensor.
-            like: a tensor of the same dtype.
-            source: what `source_of` returns.
-        """
+        """Return what a callable makes, or what stands for it until the end of the step."""
         is_step = self._may_wait and not tf.executing_eagerly()
         if not is_step or tf.compat.v1.get_default_graph() is not self._graph:
             return make()

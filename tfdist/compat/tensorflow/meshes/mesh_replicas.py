@@ -110,19 +110,7 @@ class Place(int):
 
 
 class ModelParallelReplicas(HoldsParts, RingReplicas):
-    """`RingReplicas` along the axis of the examples; members that differ along the others count as one replica.
-
-    Args:
-        container_strategy: the strategy.
-        between: of each replica of this process, a `tfdist.collectives.traced.TracedCollective` of those along the axis
-            of the examples.
-        examples: of each replica of this process, which part of a batch it has.
-        everybody: a `TracedCollective` of all processes, whose first has the initial values.
-        late: what a step makes late.
-        shardings_of: see `HoldsParts`.
-        parts_of_initial: see `HoldsParts`.
-        options: of `RingReplicas`.
-    """
+    """`RingReplicas` along the axis of the examples; members that differ along the others count as one replica."""
 
     def __init__(
         self,
@@ -218,13 +206,7 @@ def _is_weight(kwargs: dict[str, Any]) -> bool:
 
 
 class _Part:
-    """A replica's part of an initial value, when it is asked for; those of all replicas of a process are made at once.
-
-    Args:
-        make: returns the parts.
-        replica: whose part it is.
-        made: parts that were made and not asked for, by replica.
-    """
+    """A replica's part of an initial value, when it is asked for; those of all replicas of a process are made at once."""
 
     def __init__(self, make: Callable[[], Sequence[tf.Tensor]], replica: int, made: dict[int, tf.Tensor]) -> None:
         self._make = make

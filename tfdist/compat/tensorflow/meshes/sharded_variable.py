@@ -61,11 +61,6 @@ class ShardedVariable:
     """The whole of a variable to Keras, a `tf.Variable` with this process's part to TensorFlow.
 
     Tapes know the part: a gradient by the whole comes back cut.
-
-    Args:
-        shard: the part, with a copy of its own on each replica of this process; it may be cut again.
-        shardings: of each replica of this process, how parts make the whole.
-        strategy: the strategy in whose scope it was made.
     """
 
     _should_act_as_resource_variable = True
@@ -234,10 +229,6 @@ def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
     """Return rows of the part that the replica computes with which runs here, and read no more than those.
 
     To read a part copies all of it, once an update has changed single rows in place.
-
-    Args:
-        variable: a Keras variable that is cut.
-        indices: of rows of the part.
     """
     value = keras_variables.value_of(variable)
     replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
@@ -251,12 +242,7 @@ def parts_of(variable: Any) -> list[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
-    """Let Keras variables of which this process has a part have that part's value and shape inside.
-
-    Args:
-        variables: Keras variables; those that are whole stay as they are.
-        once: whether a part that is cut again has the value of all its parts.
-    """
+    """Let Keras variables of which this process has a part have that part's value and shape inside."""
     unique = {id(variable): variable for variable in variables}
     held = [(one, one._value, one._shape, one._constraint) for one in unique.values() if sharding_of(one) is not None]
     try:

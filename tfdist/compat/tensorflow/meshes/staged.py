@@ -58,15 +58,7 @@ class _OnDevice:
 
 
 class StagedVariable(ShardedVariable):
-    """A `ShardedVariable` that is made when its stage is known, or somebody asks for its value.
-
-    Args:
-        make: makes the TensorFlow variable of this process.
-        sharding: says which processes have it, see `tfdist.parallel.pipeline.stage_weights.StageSharding`.
-        strategy: the strategy in whose scope it was made.
-        kwargs: what TensorFlow was given to make it.
-        dtype: its dtype.
-    """
+    """A `ShardedVariable` that is made when its stage is known, or somebody asks for its value."""
 
     def __init__(
         self, make: Callable[..., Any], sharding: Staged, strategy: Any, kwargs: dict[str, Any], dtype: tf.DType
@@ -150,13 +142,7 @@ class StagedVariable(ShardedVariable):
 
 
 class PipelineReplicas(ModelParallelReplicas):
-    """`ModelParallelReplicas` whose weights belong to stages.
-
-    Args:
-        staged: returns how a new weight lies, given path, shape and dtype; None: whole on every process.
-        shards_slots_of: returns whether what an optimizer keeps of a weight lies otherwise than the weight.
-        options: of `ModelParallelReplicas`.
-    """
+    """`ModelParallelReplicas` whose weights belong to stages."""
 
     def __init__(
         self,

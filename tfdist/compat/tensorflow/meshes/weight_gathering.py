@@ -38,13 +38,7 @@ class _Gathered:
 
 
 class Gathers:
-    """What the steps of a strategy gather.
-
-    Args:
-        least_window_bytes: how many bytes of weights may be there before they are used, those in use included. It is
-            twice the largest weight where that is more: while one is used, the next one arrives.
-        may_gather_again: whether a graph may gather in another order than that in which it was traced.
-    """
+    """What the steps of a strategy gather."""
 
     def __init__(self, least_window_bytes: int, *, may_gather_again: bool) -> None:
         self.least_window_bytes = least_window_bytes
@@ -80,10 +74,6 @@ class Gathers:
 
         In a condition or a loop of a step, what is around them gathers: they check that a gradient has the shape of
         what it belongs to, and a loop would gather in each turn. What was updated inside is gathered there.
-
-        Args:
-            variable: the part.
-            gather: returns the whole of a part.
         """
         with self._around_control_flow(variable):
             part = variable.read_value()
@@ -107,12 +97,7 @@ class Gathers:
         return around.as_default()
 
     def in_turn(self, gather: Callable[[], tf.Tensor], again: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Return what is gathered; in a graph when weights before it have been used.
-
-        Args:
-            gather: returns the whole.
-            again: returns the whole once more, which no tape looks at.
-        """
+        """Return what is gathered; in a graph when weights before it have been used."""
         if tf.executing_eagerly():
             return gather()
         before = self._of_graph.setdefault(tf.compat.v1.get_default_graph(), [])

@@ -60,12 +60,7 @@ _States = dict[Any, _State]
 
 
 def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
-    """Return a gradient of the global batch, known as such in a graph.
-
-    Args:
-        gradient: equal on every replica: a tensor or `tf.IndexedSlices`.
-        is_alone: whether no other replica has it.
-    """
+    """Return a gradient of the global batch, known as such in a graph."""
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.identity(gradient, name=_REDUCED)
     values = tf.identity(gradient.values, name=_REDUCED)
@@ -75,12 +70,7 @@ def reduced(gradient: Any, *, is_alone: bool = False) -> Any:
 
 
 def uses(values: Sequence[Any]) -> list[str | None]:
-    """Return for each value the type of an operation that makes it no linear function of the gradients of a batch.
-
-    Args:
-        values: tensors, `tf.IndexedSlices`, or nests of them, of one function that was traced for any number of
-            examples.
-    """
+    """Return for each value the type of an operation that makes it no linear function of the gradients of a batch."""
     tensors = [_tensors(value) for value in values]
     first = next((one for several in tensors for one in several), None)
     if first is None or not hasattr(first, "graph"):
@@ -99,13 +89,7 @@ def _first(found: Iterable[str | None]) -> str | None:
 
 
 def _states_of(graph: Any, given: Mapping[Any, _State], *, is_function: bool) -> _States:
-    """Return the states of all tensors of a graph.
-
-    Args:
-        graph: whose operations stand in an order in which they can run.
-        given: states of its inputs.
-        is_function: whether it is that of a function which another calls.
-    """
+    """Return the states of all tensors of a graph."""
     states: _States = dict(given)
     for op in graph.get_operations():
         inputs = [states.get(one.ref(), _NOTHING) for one in op.inputs]

@@ -14,11 +14,6 @@ from tensorflow.python.distribute import collective_util
 class ValueOptions(collective_util.Options):
     """Communication options that say what the values of one `all_reduce` are; TensorFlow hands them on as they are.
 
-    Args:
-        labels: what each value is, for messages, in the order of the flat values.
-        keep_duplicate_indices: whether the rows of `tf.IndexedSlices` are looked at one by one afterwards (Adam squares
-            rows that are not added up yet), so that they must not be added up on the way.
-
     Example:
         >>> ValueOptions(["gradient of dense/kernel"], keep_duplicate_indices=False).labels
         ['gradient of dense/kernel']

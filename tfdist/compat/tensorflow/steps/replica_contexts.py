@@ -18,11 +18,7 @@ from tensorflow.python.distribute import distribute_lib
 
 
 def of_no_strategy(index: int = 0) -> Any:
-    """Return a context in which what is traced is for one device, also in the scope of a strategy.
-
-    Args:
-        index: what it says that the number of the replica is.
-    """
+    """Return a context in which what is traced is for one device, also in the scope of a strategy."""
     context = tf.distribute.ReplicaContext(distribute_lib._get_default_strategy(), index)
     context._local_replica_id = 0
     return context
@@ -30,12 +26,7 @@ def of_no_strategy(index: int = 0) -> Any:
 
 @contextlib.contextmanager
 def exchanging_by(*, all_gather: Callable[..., Any], all_reduce: Callable[..., Any]) -> Iterator[None]:
-    """Let this thread's replica context exchange by other functions inside; outside of replicas nothing changes.
-
-    Args:
-        all_gather: takes what the method of this name does.
-        all_reduce: takes what the method of this name does.
-    """
+    """Let this thread's replica context exchange by other functions inside; outside of replicas nothing changes."""
     context = tf.distribute.get_replica_context()
     if context is None or context is distribute_lib._get_default_replica_context():
         yield
@@ -48,12 +39,7 @@ def exchanging_by(*, all_gather: Callable[..., Any], all_reduce: Callable[..., A
 
 
 def own_all_gather(context: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Return the rows of all replicas by TensorFlow's own `all_gather`.
-
-    Args:
-        context: a replica context.
-        tensor: this replica's rows.
-    """
+    """Return the rows of all replicas by TensorFlow's own `all_gather`."""
     return type(context).all_gather(context, tensor, axis=0)
 
 

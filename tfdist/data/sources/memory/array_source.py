@@ -27,18 +27,7 @@ _DIGEST_OF_VALUE = 4096  # bytes of each text
 
 
 def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str, Any] | None = None) -> "Arrays":
-    """Return arrays as a source.
-
-    Args:
-        examples: a mapping of names to arrays ``[examples, ...]``; a structured array; (x, y) or (x, y, weight), which
-            become "input", "label" and "weight"; one array, which becomes "input". Lists are taken for arrays. Object
-            arrays hold text, bytes, or lists of any length.
-        schema: what they must be, else that follows from them.
-        identity: that of the source; else what a digest of the arrays tells.
-
-    Raises:
-        ConfigError: lengths differ, there is no example, a dtype cannot be stored, or values are masked.
-    """
+    """Return arrays as a source."""
     if isinstance(examples, np.ndarray) and examples.dtype.names:
         examples = {name: examples[name] for name in examples.dtype.names}
     given = named(examples)

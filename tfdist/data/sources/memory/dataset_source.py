@@ -28,17 +28,7 @@ _FIX = "Change it with dataset.map(...) first."
 
 
 def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Stream":
-    """Return a dataset as a source.
-
-    Args:
-        dataset: a finite `tf.data.Dataset` of single examples: mappings of names to tensors, x, (x, y) or
-            (x, y, weight). A dimension that is not known makes a list of any length when it is the only one; else the
-            first element has the shape of all.
-        schema: what they must be; else that follows from the dataset.
-
-    Raises:
-        ConfigError: it never ends, has no element, or has tensors that cannot be stored.
-    """
+    """Return a dataset as a source."""
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigTypeError(
             f"source is {validation.shown(dataset)} ({type(dataset).__name__}); it must be a tf.data.Dataset that is "

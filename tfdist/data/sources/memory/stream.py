@@ -32,16 +32,7 @@ _SAMPLE = 256  # examples that tell a schema
 
 
 def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed":
-    """Return examples that come one by one as a source; without a schema, the first 256 are read now.
-
-    Args:
-        examples: an iterable of mappings of names to values (or of (x, y) or (x, y, weight)), or a function without
-            arguments that returns one. A list can be read from anywhere, several times.
-        schema: what each must be; else what the first one shows, with dtypes that hold those that are read now.
-
-    Raises:
-        ConfigError: there is no example, or the first has no names.
-    """
+    """Return examples that come one by one as a source; without a schema, the first 256 are read now."""
     if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
         if not examples:
             raise ConfigError("the list of examples is empty; at least one is needed.", name="examples", received="[]")
@@ -66,13 +57,7 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
 
 
 class Stream:
-    """Examples that are read from their beginning: an iterator once, what gives a new iterator again and again.
-
-    Args:
-        schema: what each example must be.
-        begun: the first reading.
-        make: gives what another reading iterates over; None if there is none.
-    """
+    """Examples that are read from their beginning: an iterator once, what gives a new iterator again and again."""
 
     seekable = False
     identifies = False

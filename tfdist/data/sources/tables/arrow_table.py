@@ -63,15 +63,7 @@ class Columns:
         return list(dict.fromkeys(path[0] for path in self.paths.values()))
 
     def block(self, batch: Any, start: int) -> Block:
-        """Return a `pyarrow.RecordBatch` as a block.
-
-        Args:
-            batch: has the columns `read`.
-            start: index of its first row, for messages.
-
-        Raises:
-            ConfigError: a value is null and nothing stands for it, or does not fit; the message has its row.
-        """
+        """Return a `pyarrow.RecordBatch` as a block."""
         arrays = {name: self.array(batch, name) for name in self.paths}
         found: Block = {}
         for name, feature in self.schema.items():
@@ -147,19 +139,7 @@ class UntoldError(ConfigError):
 def columns_of(
     table: Any, schema: Schema | None, where: str, options: Options, first: Callable[[], Any] | None = None
 ) -> Columns:
-    """Return how the columns of a table become features.
-
-    Args:
-        table: the `pyarrow.Schema`; the fields of structs become columns of their own, "struct.field".
-        schema: the columns that are wanted, and what they must be; None: all of them.
-        where: whose they are, for messages.
-        options: what stands for null.
-        first: returns the first rows, a `pyarrow.RecordBatch`, which tell the shape of lists in lists.
-
-    Raises:
-        ConfigError: a column is missing, there twice, or of a type that cannot be stored.
-        UntoldError: a column that is wanted has no value.
-    """
+    """Return how the columns of a table become features."""
     flat = [
         found for name, kind in zip(table.names, table.types, strict=True) for found in _flattened((name,), kind, where)
     ]
@@ -191,17 +171,7 @@ def first_rows(rows: Any) -> Any:
 
 
 def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
-    """Return the feature that a column of this Arrow type is.
-
-    Args:
-        name: of the column.
-        kind: the type.
-        where: the column is, for messages.
-        matrix: the shape of the first value, where the type is lists in lists and does not say it.
-
-    Raises:
-        ConfigError: it cannot be stored.
-    """
+    """Return the feature that a column of this Arrow type is."""
     types = arrow().types
     inner, shape = plain(kind), list[int | None](tail(kind) if matrix is None else matrix)
     for _ in shape:
@@ -241,11 +211,7 @@ def _at(batch: Any, path: Sequence[str]) -> Any:
 
 
 def same_columns(schema: Schema, names: Sequence[str], where: str) -> None:
-    """Check that a table has every column of the schema, and no name twice.
-
-    Raises:
-        ConfigError: it has not.
-    """
+    """Check that a table has every column of the schema, and no name twice."""
     twice = sorted({name for name in names if names.count(name) > 1})
     missing = [name for name in schema if name not in names]
     if twice:

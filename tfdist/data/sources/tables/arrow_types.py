@@ -9,11 +9,7 @@ from tfdist.errors import MissingDependencyError
 
 
 def arrow() -> Any:
-    """Return the module pyarrow.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Return the module pyarrow."""
     try:
         import pyarrow
     except ImportError as error:

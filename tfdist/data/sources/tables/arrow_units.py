@@ -85,16 +85,7 @@ def type_of(unit: str) -> Any:
 
 
 def counted(array: Any, unit: str) -> Any:
-    """Return the values of an Arrow array without nulls, counted in a unit: integers of NumPy or, where long, Python's.
-
-    Args:
-        array: dates, times, durations or decimals.
-        unit: the one that is asked for; empty for that of the array's type.
-
-    Raises:
-        MisfitError: a value is no whole number of it, or more than an int64 has room for; or the two have nothing in
-            common.
-    """
+    """Return the values of an Arrow array without nulls, counted in a unit: integers of NumPy or, where long, Python's."""
     own = unit_of(array.type)
     values = _numbers(array)
     wanted = unit or own

@@ -38,15 +38,6 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
 
     Whole numbers become int64 or uint64, others float32 where it holds all their digits and float64 where not, true
     and false bool, dates and times int64 of a stated unit, everything else text: see `csv_types.py`.
-
-    Args:
-        path: a local path, or a URL for fsspec; ``.gz`` is decompressed.
-        schema: the columns to read, and what they must be; else all of them.
-        options: the delimiter, and what stands for null.
-
-    Raises:
-        ConfigError: there is no row, a column is missing, or no type can be told.
-        MissingDependencyError: pyarrow is not installed.
     """
     pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:

@@ -28,10 +28,6 @@ def is_number(kind: Any) -> bool:
 def number(kind: Any, texts: Any) -> Feature:
     """Return the feature that a column of numbers is.
 
-    Args:
-        kind: the type that pyarrow has for it.
-        texts: the text of its first values, an array of Arrow; null where it has none.
-
     Example:
         >>> import pyarrow
         >>> number(pyarrow.float64(), pyarrow.array(["1.5", "0.1"])).dtype

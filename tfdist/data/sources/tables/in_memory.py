@@ -29,15 +29,6 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
     """Return a table as a source: its columns are features, its rows examples.
 
     An index of pandas is a column where it has a name. Names of columns that are no text become text.
-
-    Args:
-        examples: what has ``__arrow_c_stream__``, ``__arrow_c_array__`` or ``__dataframe__``.
-        schema: the columns to read, and what they must be; else all of them.
-        options: what stands for null.
-
-    Raises:
-        ConfigError: it has no rows; a column is missing, or of a type that cannot be stored.
-        MissingDependencyError: pyarrow is not installed.
     """
     found = _arrow_table(examples)
     found = found.drop_columns([name for name in found.column_names if _INDEX.fullmatch(name)])

@@ -43,15 +43,7 @@ def first_shape(array: Any) -> tuple[int, ...] | None:
 
 
 def flattened(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return the values of matrices without nulls, one behind the other.
-
-    Args:
-        array: the matrices.
-        shape: of each.
-
-    Raises:
-        MisfitError: one has another shape, or a null in it.
-    """
+    """Return the values of matrices without nulls, one behind the other."""
     flat, each = unwrapped(array), 1
     for size in shape:
         if flat.null_count:

@@ -32,18 +32,7 @@ _LEAST_ROWS = 64
 
 
 def open_parquet(path: str, schema: Schema | None = None, options: Options = NONE) -> "Parquet":
-    """Return a Parquet file as a source.
-
-    Args:
-        path: a local path, or a URL for fsspec.
-        schema: the columns to read, and what they must be; else all of them.
-        options: what stands for null.
-
-    Raises:
-        ConfigError: a column is missing, or of a type that cannot be stored.
-        CorruptDataError: it is no Parquet file.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Return a Parquet file as a source."""
     with _opened(path) as file:
         types = file.schema_arrow
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]

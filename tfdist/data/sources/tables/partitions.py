@@ -36,11 +36,7 @@ def key_of(folder: str) -> tuple[str, str] | None:
 
 
 def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature]:
-    """Return the features that the keys of all files are: int64 where all values are whole numbers, else text.
-
-    Raises:
-        ConfigError: files have other keys, or one has a key twice.
-    """
+    """Return the features that the keys of all files are: int64 where all values are whole numbers, else text."""
     first = [key for key, _ in partitions[0]]
     for keys in partitions:
         names = [key for key, _ in keys]
@@ -61,11 +57,7 @@ def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature
 
 
 def constants(keys: Keys, schema: Schema, options: Options, where: str) -> dict[str, Any]:
-    """Return the value of each key's feature for the examples of one file, those that the schema has.
-
-    Raises:
-        ConfigError: it has none and nothing stands for it, or does not fit.
-    """
+    """Return the value of each key's feature for the examples of one file, those that the schema has."""
     found: dict[str, Any] = {}
     for key, value in keys:
         is_null = value == _NULL
@@ -113,18 +105,7 @@ class Partitioned:
 
 
 def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, where: str) -> Source:
-    """Return a file's examples with the values of its folders' keys.
-
-    Args:
-        source: the file, opened without the keys.
-        schema: of all.
-        keys: of its folders.
-        options: what stands for null.
-        where: the file, for messages.
-
-    Raises:
-        ConfigError: the file has a column of that name as well.
-    """
+    """Return a file's examples with the values of its folders' keys."""
     twice = [key for key, _ in keys if key in getattr(source, "columns", ())]
     if twice:
         raise ConfigError(

@@ -34,18 +34,7 @@ def is_of_ray(value: Any) -> bool:
 
 
 def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> "RayDataset":
-    """Return a `ray.data.Dataset` as a source; it is executed as far as its first block.
-
-    Args:
-        dataset: made with ``preserve_order``, or materialized.
-        schema: the columns to read, and what they must be; else all of them.
-        options: what stands for null.
-
-    Raises:
-        ConfigTypeError: it is a part of a data set, as ``streaming_split`` makes.
-        ConfigError: its order is open; it has no rows; a column is missing, or of a type that cannot be stored.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Return a `ray.data.Dataset` as a source; it is executed as far as its first block."""
     if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
         raise ConfigTypeError(
             f"examples is a {type(dataset).__module__}.{type(dataset).__name__}; which examples such a part of a "
@@ -81,15 +70,7 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
 
 
 class RayDataset:
-    """The rows of a `ray.data.Dataset`, a `Source` that is read from its beginning.
-
-    Args:
-        dataset: it.
-        found: its columns.
-        count: how many rows there are; None if nobody knows.
-        begun: the first reading.
-        columns: all that its blocks may have; None: what else they have is not asked for.
-    """
+    """The rows of a `ray.data.Dataset`, a `Source` that is read from its beginning."""
 
     seekable = False
     identifies = False

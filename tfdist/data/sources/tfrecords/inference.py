@@ -17,16 +17,7 @@ _PICTURES = (*KEPT, "WebP")  # which nothing else begins like
 
 
 def looked_at(place: Storage, shards: list[str], *, most: int | None = None, context_alone: bool = False) -> "Seen":
-    """Return what the whole records of shards show.
-
-    Args:
-        place: the directory.
-        shards: its files.
-        most: look at so many records of the first shard that has any, None: at all of all.
-        context_alone: whether the feature lists of tf.train.SequenceExample are left out; else they are refused.
-    Raises:
-        ConfigError: records do not agree what a feature is; they are tf.train.SequenceExample.
-    """
+    """Return what the whole records of shards show."""
     seen = Seen()
     for shard in shards:
         for index, found in enumerate(islice(walk(Content(place, shard)), most)):
@@ -52,10 +43,6 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
 
 def as_kept(feature: Feature, kind: str) -> Feature:
     """Return a feature that says an array's dtype and shape as records keep it: as the bytes of one, or as a list.
-
-    Args:
-        feature: what somebody said it is; arrays of bytes are what tfdist writes unless told otherwise.
-        kind: of the list that records have; empty for none.
 
     Example:
         >>> as_kept(Feature("int64", (3,)), "int64").encoding, as_kept(Feature("int64", (3,)), "bytes").encoding
@@ -92,15 +79,7 @@ class Seen:
         self._lists: dict[str, set[tuple[int, int]]] = {}
 
     def add(self, parsed: Parsed, file: str, lists: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """Look at a record.
-
-        Args:
-            parsed: its features, as `tfdist.data.format.example.parse` returns them.
-            file: where it is, for messages.
-            lists: steps of those that are feature lists of a sequence, and values of each step.
-        Raises:
-            ConfigError: a feature has another kind than in records before, or there are too many.
-        """
+        """Look at a record."""
         for name, shape in (lists or {}).items():
             self._lists.setdefault(name, set()).add(shape)
         self.count += 1
@@ -129,13 +108,7 @@ class Seen:
         return Schema({name: as_kept(feature, self._kinds.get(name, "")) for name, feature in schema.items()})
 
     def schema(self, where: str) -> Schema:
-        """Return what all records have in common.
-
-        Args:
-            where: they are, for messages.
-        Raises:
-            ConfigError: there is no record, or none has a value.
-        """
+        """Return what all records have in common."""
         if not self.count:
             raise ConfigError(f"{where} has no record that is a tf.train.Example; at least one is needed.", path=where)
         features = {name: self._feature(name, kind) for name, kind in self._kinds.items() if kind}

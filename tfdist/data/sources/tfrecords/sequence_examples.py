@@ -19,17 +19,7 @@ Parsed = dict[str, tuple[str, list[Any]]]
 
 
 def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells: bool = False) -> Parsed:
-    """Return the features of an example or a sequence, as `example.parse` does.
-
-    Args:
-        payload: a tf.train.Example or a tf.train.SequenceExample.
-        schema: what is asked for; None: what one dimension holds.
-        tells: whether there is no schema yet, so that steps may have as many values as they like, if all have as many.
-
-    Raises:
-        ConfigError: a step has more or fewer values than a list can hold; a name stands for two things.
-        CorruptDataError: the bytes are neither.
-    """
+    """Return the features of an example or a sequence, as `example.parse` does."""
     found = example.parse(payload)
     for name, steps in example.sequences(payload).items():
         if name in found:
@@ -61,15 +51,7 @@ def shape_of(steps: Sequence[tuple[str, Sequence[Any]]]) -> tuple[int, int]:
 
 
 def need_one_example(payload: bytes, where: str) -> None:
-    """Refuse a record that is a list of examples.
-
-    Args:
-        payload: the record.
-        where: it is, for the message.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse a record that is a list of examples."""
     if example.lists_examples(payload):
         raise ConfigError(
             f"{where} is an ExampleListWithContext, as TensorFlow Ranking writes them: a list of examples in each "

@@ -52,15 +52,6 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
     Without a schema, files that `tfdist.data.write` made have that of their manifest; of others 256 records of up to
     eight files tell it: a feature with one value in all of them is a single value, one with as many in each an array,
     else a list of any length.
-
-    Args:
-        paths: local paths, or URLs for fsspec; files that GZIP or ZLIB has compressed are
-            known by their first bytes.
-        schema: what the records must be.
-
-    Raises:
-        ConfigError: a file has no records, or records have not the same features.
-        CorruptDataError: a file is no TFRecord file, or its records are no tf.train.Example.
     """
     filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
     if not filled:
@@ -88,13 +79,7 @@ def kept_as(path: str) -> str:
 
 
 class Records:
-    """The records of a local file, found by their lengths; pickled by its path and where they are.
-
-    Args:
-        path: of the file.
-        schema: what examples must be.
-        own: what the manifest beside the file says that they are; None where there is none.
-    """
+    """The records of a local file, found by their lengths; pickled by its path and where they are."""
 
     seekable = True
 
@@ -268,12 +253,7 @@ def _manifest(folder: str) -> Manifest | None:
 
 
 def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
-    """Return the schema that records show; see `inference.Seen`. A feature list is a list of any length.
-
-    Args:
-        paths: files that have records.
-        most: how many records are looked at, of up to eight files; None: all of all.
-    """
+    """Return the schema that records show; see `inference.Seen`. A feature list is a list of any length."""
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
     rest = [path for path in paths if path not in chosen]

@@ -62,14 +62,7 @@ class Connection(Protocol):
 
 
 class ByProgram:
-    """A connection over the standard streams of a program that runs a command on the host and passes them on.
-
-    Args:
-        host: which.
-        command: that is run here.
-    Raises:
-        TfdistError: it cannot be run.
-    """
+    """A connection over the standard streams of a program that runs a command on the host and passes them on."""
 
     shares_key = False
     drain_seconds = _DRAIN_SECONDS
@@ -132,12 +125,7 @@ class ByProgram:
 
 
 class ByTcp:
-    """A connection that a host has opened.
-
-    Args:
-        joined: the host.
-        complaints: what is known of why its process has ended; empty while nothing is.
-    """
+    """A connection that a host has opened."""
 
     shares_key = True
     drain_seconds = _END_SECONDS

@@ -64,9 +64,6 @@ class Ticket:
     def from_environment(cls, environ: Mapping[str, str]) -> "Ticket | None":
         """Return what the variables of this process say; None where they name no launcher.
 
-        Raises:
-            ConfigError: they are incomplete, or say what cannot be.
-
         Example:
             >>> Ticket.from_environment({}) is None
             True
@@ -121,13 +118,6 @@ def key_of_workers(key: bytes, job_id: str) -> str:
 class Rendezvous:
     """The launcher's side: listens, and keeps the hosts that have joined until they are asked for.
 
-    Args:
-        key: that the hosts have too.
-        names: of the hosts that may join.
-        addresses: on which it listens, with 0 for a port that is free.
-    Raises:
-        ConfigError: an address is none of this machine's, or its port is taken.
-
     Example:
         >>> key = job_key.derived(bytes(32), "example", [])
         >>> with contextlib.closing(Rendezvous(key, ["a"], [("127.0.0.1", 0)])) as rendezvous:
@@ -166,13 +156,7 @@ class Rendezvous:
     def take(
         self, name: str, *, timeout_seconds: float, give_up: Callable[[], bool] = lambda: False
     ) -> "Joined | None":
-        """Return the connection of a host, once it has joined; None if it has not in time.
-
-        Args:
-            name: of the host.
-            timeout_seconds: how long to wait.
-            give_up: whether to wait no longer.
-        """
+        """Return the connection of a host, once it has joined; None if it has not in time."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while (found := self._waiting.pop(name, None)) is None:
@@ -251,12 +235,7 @@ class Joined:
 
 
 def _met(connection: socket.socket, key: bytes) -> Joined:
-    """Return who has connected.
-
-    Raises:
-        OSError: it is gone, or does not answer.
-        ValueError: it has not the key.
-    """
+    """Return who has connected."""
     until = _prepare(connection)
     theirs = _read(connection, len(_MAGIC) + _NONCE, until)
     if theirs[: len(_MAGIC)] != _MAGIC:
@@ -273,13 +252,7 @@ def _met(connection: socket.socket, key: bytes) -> Joined:
 
 
 def join(ticket: Ticket) -> tuple[socket.socket, Wire]:
-    """Join a job; return the connection to its launcher, and the messages over it.
-
-    Args:
-        ticket: where, as whom, and with which key.
-    Raises:
-        TfdistError: nobody is there, or who is there has another key.
-    """
+    """Join a job; return the connection to its launcher, and the messages over it."""
     deadline = time.monotonic() + ticket.wait_seconds
     while True:
         said: dict[str, str] = {}

@@ -29,11 +29,6 @@ class WireError(ConnectionError):
 class Seal:
     """Signs what is sent over a connection, and checks what is received: nothing is added, left out or moved.
 
-    Args:
-        sending: key of what this side sends.
-        receiving: key of what the other side sends; another one, so that nothing can be sent back as if it came from
-            there.
-
     Example:
         >>> here, there = Seal(b"a", b"b"), Seal(b"b", b"a")
         >>> tag = here.sign(b"stop")
@@ -67,11 +62,6 @@ def _tag(key: bytes, number: int, data: bytes) -> bytes:
 class Wire:
     """A connection, as two descriptors, which are the caller's.
 
-    Args:
-        reading: what is read from.
-        writing: what is written to; may be the same.
-        seal: signs every message, where the connection itself does not see to that.
-
     Example:
         >>> read, write = os.pipe()
         >>> wire = Wire(read, write)
@@ -94,11 +84,7 @@ class Wire:
             self._write(PREAMBLE)
 
     def meet(self) -> bytes:
-        """Wait until messages follow; return what was said before that.
-
-        Raises:
-            WireError: the other side is gone, and its message is what was said before.
-        """
+        """Wait until messages follow; return what was said before that."""
         while (place := self._buffer.find(PREAMBLE)) < 0:
             if len(self._buffer) > _LONGEST_GREETING or not self._read():
                 raise WireError(bytes(self._buffer[:_LONGEST_GREETING]).decode(errors="replace"))
@@ -107,21 +93,11 @@ class Wire:
         return greeting
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, whole; any thread may.
-
-        Raises:
-            WireError: the other side is gone.
-        """
+        """Send a message, whole; any thread may."""
         self.send_bytes(json.dumps(message).encode())
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes that are no message, whole; any thread may.
-
-        Args:
-            data: 64 MiB of them at most.
-        Raises:
-            WireError: the other side is gone.
-        """
+        """Send bytes that are no message, whole; any thread may."""
         with self._lock:
             tag = b"" if self._seal is None else self._seal.sign(data)
             self._write(_LENGTH.pack(len(data)) + tag + data)

@@ -25,14 +25,7 @@ def ring(hosts: Sequence[_Host]) -> list[tuple[_Host, _Host]]:
 
 
 class Copies:
-    """What a host sends and takes.
-
-    Args:
-        memory: a directory in memory of this host, of which all goes with the job.
-        address: of this host, at which others reach it.
-        bytes_per_second: how fast it sends, at most.
-        tell: is told what does not work.
-    """
+    """What a host sends and takes."""
 
     def __init__(self, memory: Path, address: str, *, bytes_per_second: float, tell: Callable[[str], None]) -> None:
         self._memory = memory
@@ -43,14 +36,7 @@ class Copies:
         self._receiver: Receiver | None = None
 
     def take(self, sender: str, key: str) -> int:
-        """Take copies from another host, and from no other one any more; return the port at which.
-
-        Args:
-            sender: name of that host.
-            key: of the workers.
-        Raises:
-            ConfigError: this host cannot listen.
-        """
+        """Take copies from another host, and from no other one any more; return the port at which."""
         if self._receiver is not None:
             self._receiver.close()
         self._receiver = Receiver(
@@ -59,13 +45,7 @@ class Copies:
         return self._receiver.port
 
     def send(self, to: str, name: str, key: str) -> None:
-        """Send copies to another host, and to no other one any more.
-
-        Args:
-            to: address and port of that host.
-            name: of this host.
-            key: of the workers.
-        """
+        """Send copies to another host, and to no other one any more."""
         if self._sender is not None:
             self._sender.close()
         ticket = Ticket(addresses=(to,), name=name, key=_key(key), wait_seconds=_WAIT_SECONDS)

@@ -7,10 +7,6 @@ from collections.abc import Callable
 class Pace:
     """Says how long to wait so that no more than so many bytes a second are sent, over any time.
 
-    Args:
-        bytes_per_second: the bound.
-        clock: returns seconds.
-
     Example:
         >>> now = iter([0.0, 0.0, 5.0])
         >>> pace = Pace(100, clock=lambda: next(now))

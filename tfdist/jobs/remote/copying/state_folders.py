@@ -51,11 +51,7 @@ def newest(root: Path) -> dict[str, tuple[str, int]]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
-    """Yield name, descriptor and size of each file of a state; they can be read although it is removed meanwhile.
-
-    Raises:
-        OSError: it is not there any more, or not as a whole.
-    """
+    """Yield name, descriptor and size of each file of a state; they can be read although it is removed meanwhile."""
     with ExitStack() as stack:
 
         def descriptor(name: str, flags: int, within: int | None = None) -> int:
@@ -71,13 +67,7 @@ def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
 
 
 def remove(root: Path, training: str, *, but: str | None = None) -> None:
-    """Remove the states of a training.
-
-    Args:
-        root: where they are.
-        training: of which.
-        but: the name of one that stays.
-    """
+    """Remove the states of a training."""
     for name in states(root, training):
         if name != but:
             discard(place(root, training) / name)

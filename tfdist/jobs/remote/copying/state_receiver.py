@@ -20,17 +20,8 @@ _LOOK_SECONDS = 0.5
 class Receiver:
     """Listens for one host, which has to have the key, and keeps the newest copy of each training.
 
-    Args:
-        folder: for the copies.
-        address: of this host, at which the other reaches it.
-        sender: name of the other host.
-        key: that both have.
-        tell: is told, once, why a copy cannot be kept.
-
     Attributes:
         port: at which it listens.
-    Raises:
-        ConfigError: it cannot listen there.
     """
 
     def __init__(self, folder: Path, *, address: str, sender: str, key: bytes, tell: Callable[[str], None]) -> None:

@@ -26,13 +26,6 @@ class Sender:
 
     Of states that follow each other faster than they can be sent, those in between are left out. That is told, once,
     where a copy takes so long that much would be repeated.
-
-    Args:
-        states: where they are.
-        copies: where copies of another host's states are here; those that are older than this host's own go.
-        ticket: with which the other host is reached.
-        bytes_per_second: how fast, at most.
-        tell: is told why nothing can be sent, and that copies are slow, once each.
     """
 
     def __init__(
@@ -97,11 +90,7 @@ class Sender:
                 self.look()
 
     def _send_all(self, wire: Wire) -> None:
-        """Send what is new, until this is closed.
-
-        Raises:
-            WireError: the other host is gone.
-        """
+        """Send what is new, until this is closed."""
         sent: dict[str, tuple[str, int]] = {}
         while True:
             found = state_folders.newest(self._states)

@@ -12,9 +12,6 @@ from tfdist.errors import ConfigError
 class Steps:
     """Reads the workers' files again and again. NumPy is loaded when there is the first.
 
-    Args:
-        memory: the directory in memory of the job on this host.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -35,28 +35,13 @@ class Tables:
     def open(
         self, number: int, path: Path, workers: int, *, chief: bool, here: list[int], reserve: bool = False
     ) -> None:
-        """Make the table of a start.
-
-        Args:
-            number: of the start.
-            path: where.
-            workers: how many report in the whole job.
-            chief: whether the one that reports is a chief.
-            here: which of them are on this host.
-            reserve: whether they wait, before their first step, until they are to take over.
-        """
+        """Make the table of a start."""
         with self._lock:
             self._open[number] = (StatusTable(path, workers, chief=chief, reserve=reserve), here)
             self._settled[number] = 0
 
     def tell(self, number: int, what: str, step: int) -> None:
-        """Write what the agent tells the workers of a start.
-
-        Args:
-            number: of the start.
-            what: as a method of `StatusChannel` does.
-            step: with a target.
-        """
+        """Write what the agent tells the workers of a start."""
         with self._lock:
             table, _ = self._open[number]
             if what == "halt":

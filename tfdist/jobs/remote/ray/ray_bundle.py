@@ -34,15 +34,7 @@ class Place:
     def serve(
         self, python: str, arguments: Sequence[str], variables: Mapping[str, str], call: Sequence[Any] | None
     ) -> tuple[int, list[str], bytes | None]:
-        """Run a program that ends with this actor; return its exit code, its last lines, and the file that comes back.
-
-        Args:
-            python: the interpreter; empty: that of this process.
-            arguments: of it.
-            variables: on top of this process's; one is a secret.
-            call: name and content of a file, name of the file that comes back, and the variable that says where they
-                are; None for none.
-        """
+        """Run a program that ends with this actor; return its exit code, its last lines, and the file that comes back."""
         with contextlib.ExitStack() as stack:
             more, result = {}, ""
             if call is not None:

@@ -26,11 +26,7 @@ _LEARN_SECONDS = 1.0  # for Ray to know why, after a connection's end
 
 
 def require() -> None:
-    """Check that Ray is installed.
-
-    Raises:
-        MissingDependencyError: it is not.
-    """
+    """Check that Ray is installed."""
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("--engine ray needs Ray, which is not installed: pip install 'tfdist[ray]'")
 
@@ -59,15 +55,7 @@ def _demand(remote: Remote) -> Demand:
 
 
 class Cluster:
-    """Asks Ray's driver, which runs in a process of its own, for hosts, and has it start agents there.
-
-    Args:
-        remote: what is asked for.
-        environ: of the launcher.
-        name: of the job.
-        say: tells the user.
-        lose: called with the address of a host that Ray has lost.
-    """
+    """Asks Ray's driver, which runs in a process of its own, for hosts, and has it start agents there."""
 
     def __init__(
         self,
@@ -88,15 +76,7 @@ class Cluster:
     def allot(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Return hosts with places for so many processes, and the variables of each of these; what was before is gone.
-
-        Args:
-            count: how many.
-            interrupted: whether to wait no longer.
-        Raises:
-            NoRoomError: the cluster will never have room, or has none in time.
-            TfdistError: it is not there.
-        """
+        """Return hosts with places for so many processes, and the variables of each of these; what was before is gone."""
         demand = _demand(self._remote)
         if self._driver is None or self._driver.is_gone:
             self.close()
@@ -108,12 +88,7 @@ class Cluster:
         return grouped(self._driver.answer("allotted", interrupted=interrupted))
 
     def bring(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
-        """Start the agent of each host.
-
-        Args:
-            hosts: that were allotted.
-            tickets: with what each joins.
-        """
+        """Start the agent of each host."""
         assert self._driver is not None
         path = self._environ.get("PYTHONPATH")
         more = {ENDS_WITH_INPUT: "1", **({"PYTHONPATH": path} if path else {})}
@@ -134,9 +109,6 @@ class Cluster:
 
 def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
     """Return the hosts, each with its number of places, and the variables of the process in each place, host by host.
-
-    Args:
-        where: address of the node, and GPUs, of each bundle.
 
     Example:
         >>> hosts, variables = grouped([{"address": one, "devices": list(gpus)} for one, gpus in ("a0", "b1", "a2")])

@@ -71,12 +71,7 @@ def main() -> None:
 
 
 class Driver:
-    """Asks Ray for what the launcher asks for.
-
-    Args:
-        wire: to the launcher.
-        gone: that it is there no more.
-    """
+    """Asks Ray for what the launcher asks for."""
 
     def __init__(self, wire: Wire, gone: threading.Event) -> None:
         self._wire = wire
@@ -88,11 +83,7 @@ class Driver:
         self._watches: list[threading.Thread] = []
 
     def do(self, request: dict[str, Any]) -> None:
-        """Do what is asked for.
-
-        Raises:
-            TfdistError: it cannot be done.
-        """
+        """Do what is asked for."""
         if request["do"] == "connect":
             connect(request["address"])
             self._wire.send({"connected": True})
@@ -212,13 +203,7 @@ class Driver:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster, and start none: neither now nor when Ray is asked for something after its end.
-
-    Args:
-        address: "HOST:PORT", "ray://HOST:PORT", or "auto" for that of this machine.
-    Raises:
-        TfdistError: it cannot be reached; why, and what to do.
-    """
+    """Connect to a cluster, and start none: neither now nor when Ray is asked for something after its end."""
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # Ray reads it when it is imported
     import ray
 

@@ -37,14 +37,7 @@ def _of_keras() -> dict[str, Any]:
 
 
 def _trained(ctx: Context, *, built: bool = False, **options: Any) -> Outcome:
-    """Train a layer by each optimizer, in one step; return the logs, the layers and all that optimizers keep.
-
-    Args:
-        ctx: where this runs.
-        built: build the optimizers before `fit`. In a graph of one device Keras begins a slot that is a copy of its
-            weight with zeros; so what one device trains is built before.
-        options: of `compile`.
-    """
+    """Train a layer by each optimizer, in one step; return the logs, the layers and all that optimizers keep."""
 
     class Many(keras.Model):
         def __init__(self) -> None:
