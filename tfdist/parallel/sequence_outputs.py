@@ -52,7 +52,7 @@ class OutputLayouts:
         return any(axis != WHOLE for axis in self._axes.values())
 
     def of(self, path: str) -> str | None:
-        """Return the axis along which the sequence of what a layer returns is cut; `WHOLE`; or None: nobody has said."""
+        """Return the axis along which a layer's output sequence is cut, `WHOLE`, or None where it is not known."""
         name = path + SUFFIX
         self._paths.add(name)
         pattern = pattern_of(self.given, name, "the activation")

@@ -10,7 +10,7 @@ from tfdist.storage.local_storage import LOCK_SECONDS
 
 
 class Overlay:
-    """A storage (`tfdist.storage.directory.Storage`) that reads some files of one directory, and writes into another."""
+    """A `tfdist.storage.directory.Storage` that reads some files of one directory and writes into another."""
 
     def __init__(self, files: Storage, names: Sequence[str], notes: Storage, *, url: str) -> None:
         self.url: str = url

@@ -211,7 +211,7 @@ class Input:
 def in_parts(
     dataset: tf.data.Dataset, workers: Workers, slices: Sequence[int], parts: int, whole: Sequence[str]
 ) -> tf.data.Dataset:
-    """Return a dataset of the parts of each batch that the replicas of this worker have, for a loop of the user's own."""
+    """Return a dataset of this worker's replicas' parts of each batch, for a custom training loop."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if workers.count > 1 and policy in _OWN:
         raise _no_whole_inputs(policy, whole)

@@ -20,7 +20,7 @@ _rows: graph_stamps.Rows | None = None
 
 
 def stamped(run: Callable[[Any], Any], data: Any) -> Any:
-    """Trace a replica's step and return what it returns; of several replicas in a process the first one's is stamped."""
+    """Trace a replica's step and return its outputs; the first replica of a process is stamped."""
     here = len(tf.distribute.get_strategy().extended.worker_devices)
     is_first = tf_strategies.replica_index() % here == 0
     if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp() or not is_first:

@@ -56,7 +56,7 @@ def measured(
     on_processes: Callable[[int], None] = lambda processes: None,
     **options: Any,
 ) -> Profile:
-    """Return the profile of a script's model as several processes of this host have it, and as one process alone has."""
+    """Return the profile of a script's model in several processes of this host, and in one process alone."""
     given = {"threads": threads, "timeout_seconds": timeout_seconds, **options}
     on_processes(1)
     alone = profiled(script, **given)

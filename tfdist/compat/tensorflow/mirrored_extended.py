@@ -331,7 +331,7 @@ def values_of_copies(variable: Any) -> list[Any]:
 
 
 def assign_locally(variable: Any, value: tf.Tensor) -> None:
-    """Give every local copy of a variable a value; of what replicas add up, the first of all gets it and others zero."""
+    """Set every local copy of a variable; where replicas add up, the first replica gets the value and others zero."""
     if not isinstance(variable, values.SyncOnReadVariable):
         variable.assign(value)
         return

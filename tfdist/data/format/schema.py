@@ -195,7 +195,7 @@ class Schema(Mapping[str, Feature]):
 
 
 def asked(schema: Any) -> Schema | None:
-    """Return a schema that a user wrote down: what does not fit into its floats is rounded, because that was asked for."""
+    """Return a schema that a user wrote; values that do not fit into its floats are rounded."""
     if schema is None:
         return None
     return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})

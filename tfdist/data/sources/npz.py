@@ -38,7 +38,7 @@ def open_npz(path: str, schema: Schema | None = None) -> "Archive":
 
 
 def open_npy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
-    """Return .npy files as a source, each a feature with its file's name; a structured array has a feature per field."""
+    """Return .npy files as a source: one feature per file, named after it; a structured array has one per field."""
     return Archive(list(paths), schema)
 
 

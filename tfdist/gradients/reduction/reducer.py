@@ -233,7 +233,7 @@ class WireDtype(_Around):
 
 
 class Adasum(_Around):
-    """Combines the replicas' gradients by adaptive summation, each times what its share of examples is to an even one."""
+    """Combines the replicas' gradients by adaptive summation, each scaled by its share relative to an even share."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return Adasum of each gradient, dense."""

@@ -57,7 +57,7 @@ class OptimizerSharding:
         own["sharded_state"] = updates.sharded_state
 
     def accumulates_parts(self, choices: reducer.Choices) -> bool:
-        """Return whether gradients that are accumulated are this worker's parts, each micro-batch's reduced by itself."""
+        """Return whether accumulated gradients are this worker's parts, reduced for each micro-batch."""
         if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
             what = "compression" if choices.compression is not None else 'reduction="adasum"'
             raise UnsupportedError(

@@ -206,7 +206,7 @@ class LocalPlacement:
         )
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process; the calling thread must outlive it: Linux ends it together with the thread that started it."""
+        """Start a process from a thread that outlives it: Linux ends the process with the thread that started it."""
         outputs: dict[int, int] = {}
         given: dict[int, int] = {}  # to the process; closed here
         try:

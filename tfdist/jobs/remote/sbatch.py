@@ -267,7 +267,7 @@ def tell_why_it_waits(
     queue_seconds: float = _QUEUE_SECONDS,
     running_seconds: float = _RUNNING_SECONDS,
 ) -> None:
-    """Say why a job waits in the queue, each time that it is something else, also where Slurm has put it there again."""
+    """Report why a job waits in the queue whenever the reason changes, also after Slurm requeued it."""
     told, seconds = "", queue_seconds
     while not ended.wait(seconds):
         why = ", ".join(_column(job, "PENDING", "%r"))

@@ -126,7 +126,7 @@ class Stamps:
     def gradient_norm(
         self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], *, scale: Any = None
     ) -> None:
-        """Note the norm of the gradient, in one of so many steps: it is a pass over all of it, for which nothing waits."""
+        """Record the norm of the gradient in one of so many steps: it is a pass over all of the gradient."""
         if self._is_new(Column.GRADIENT_NORM):
             self._row.norm(squares, _leaves(tensors), scale)
 

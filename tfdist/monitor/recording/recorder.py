@@ -259,7 +259,7 @@ def both_clocks() -> tuple[int, int]:
 
 
 def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
-    """Return rows of stamps as words: times in nanoseconds of the monotonic clock, the loss and the norm as their bits."""
+    """Return rows of stamps as words: nanoseconds of the monotonic clock, and loss and norm as their bits."""
     words = np.zeros(stamps.shape, np.int64)
     times = stamps[:, _TIMES]
     words[:, _TIMES] = np.where(times > 0, np.rint(times * 1e9).astype(np.int64) - offset, 0)

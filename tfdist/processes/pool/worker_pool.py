@@ -186,7 +186,7 @@ class WorkerPool:
 def started(
     environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes], *, inside: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a worker process in a session of its own: Ctrl-C in a terminal is for the parent, which ends its workers."""
+    """Start a worker process in its own session: the parent handles Ctrl-C and ends its workers."""
     return subprocess.Popen(
         [*inside, sys.executable, "-m", "tfdist.processes.pool.pool_worker", str(requests), str(replies)],
         env=dict(environment),

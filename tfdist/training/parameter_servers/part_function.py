@@ -43,7 +43,7 @@ def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]
 
 
 def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:
-    """Return pairs of a variable and its value for all of a model, for a program of XLA: it cannot read from servers."""
+    """Return each variable of a model with its value, for an XLA program, which cannot read from servers."""
     known = {id(variable) for variable, _ in values}
     others = [variable for variable in model.variables if id(variable) not in known]
     return [*values, *((one, tf.convert_to_tensor(keras_variables.value_of(one))) for one in others)]

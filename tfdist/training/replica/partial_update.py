@@ -91,7 +91,7 @@ class Parts:
 
 
 def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[Any], Any]) -> None:
-    """Raise if an update may look at more than lies in one place: at the whole of what is cut, or at several weights."""
+    """Raise if an update may need more than its own part: a whole cut weight, or several weights."""
     found = {variable.path: lying(variable) for variable in weights}
     apart = [path for path, one in found.items() if one is not None]
     cut = next((path for path in apart if found[path].is_cut), None)

@@ -206,7 +206,7 @@ def _is_weight(kwargs: dict[str, Any]) -> bool:
 
 
 class _Part:
-    """A replica's part of an initial value, when it is asked for; those of all replicas of a process are made at once."""
+    """A replica's part of an initial value; the parts of all replicas of a process are made at once, when asked for."""
 
     def __init__(self, make: Callable[[], Sequence[tf.Tensor]], replica: int, made: dict[int, tf.Tensor]) -> None:
         self._make = make

@@ -85,7 +85,7 @@ def type_of(unit: str) -> Any:
 
 
 def counted(array: Any, unit: str) -> Any:
-    """Return the values of an Arrow array without nulls, counted in a unit: integers of NumPy or, where long, Python's."""
+    """Return the values of an Arrow array without nulls as counts of a unit: NumPy integers, or Python's if long."""
     own = unit_of(array.type)
     values = _numbers(array)
     wanted = unit or own

@@ -34,7 +34,7 @@ class Place:
     def serve(
         self, python: str, arguments: Sequence[str], variables: Mapping[str, str], call: Sequence[Any] | None
     ) -> tuple[int, list[str], bytes | None]:
-        """Run a program that ends with this actor; return its exit code, its last lines, and the file that comes back."""
+        """Run a program that ends with this actor; return its exit code, its last lines and the file it made."""
         with contextlib.ExitStack() as stack:
             more, result = {}, ""
             if call is not None:

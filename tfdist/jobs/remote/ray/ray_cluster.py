@@ -76,7 +76,7 @@ class Cluster:
     def allot(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Return hosts with places for so many processes, and the variables of each of these; what was before is gone."""
+        """Return hosts with places for so many processes, and each process's variables; replaces earlier places."""
         demand = _demand(self._remote)
         if self._driver is None or self._driver.is_gone:
             self.close()
