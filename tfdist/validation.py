@@ -15,10 +15,14 @@ Example:
 import difflib
 import math
 import operator
+import re
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError
+
+_BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def shown(value: object, *, limit: int = 200) -> str:
@@ -150,6 +154,31 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
         hint = " ".join(text for text in (meant, hint) if text)
         raise _value_error(name, value, "one of " + ", ".join(repr(choice) for choice in choices), hint)
     return value
+
+
+def as_bytes(text: str) -> int:
+    """Return the bytes that a size such as 4096, 4K, 1.5G, 4MB or 4MiB means; K, M, G and T are powers of 1024.
+
+    Example:
+        >>> as_bytes("4K"), as_bytes("256MiB"), as_bytes("1.5 GB")
+        (4096, 268435456, 1610612736)
+    """
+    found = re.fullmatch(r"\s*(\d+|\d+\.\d+(?=\s*[KMGT]))\s*([KMGT]?)(?:I?B)?\s*", text, re.IGNORECASE)
+    size = int(Fraction(found[1]) * _BYTE_UNITS[found[2].upper()]) if found else 0
+    if not size:
+        raise ConfigError(f"a size is {text!r}; it must be a number of bytes above 0, such as 4096, 4K or 1.5G.")
+    return size
+
+
+def shown_bytes(number: int) -> str:
+    """Return bytes as `as_bytes` reads them, in the largest unit that divides them.
+
+    Example:
+        >>> shown_bytes(4096), shown_bytes(1500), shown_bytes(256 << 20)
+        ('4K', '1500', '256M')
+    """
+    unit = next(unit for unit in ("G", "M", "K", "") if number % _BYTE_UNITS[unit] == 0)
+    return f"{number // _BYTE_UNITS[unit]}{unit}"
 
 
 def _outside(number: float, minimum: float | None, maximum: float | None) -> bool:

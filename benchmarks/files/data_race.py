@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
 from tfdist.cli.bench.suite_command import suite_command
-from tfdist.measurement import machine
-from tfdist.measurement.plot_style import caption, figure_of, plain
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.planner import machine
+from tfdist.planner.plot_style import caption, figure_of, plain
 
 __all__ = ["BATCH", "PEERS", "TARGETS", "DataBench", "DataReport", "DataRow", "DataTarget", "command", "measured"]
 

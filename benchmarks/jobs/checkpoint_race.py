@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.planner import machine
 
 __all__ = ["NONE", "PEER", "WAYS", "CheckpointBench", "CheckpointReport", "Way", "command"]
 

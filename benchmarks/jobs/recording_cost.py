@@ -7,12 +7,12 @@ from math import comb
 from statistics import median
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, option, rotated, rounds, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.cluster import strategy_table
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, quartiles
+from tfdist.planner import machine
 
 __all__ = ["ARMS", "STRATEGIES", "RecordingBench", "RecordingReport", "both_ways", "command", "interval"]
 

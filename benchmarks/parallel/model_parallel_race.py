@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, option, rounds, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.cluster.strategy_table import MESH_VARIABLE
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.planner import machine
 
 __all__ = ["ARMS", "SHAPE", "ModelParallelBench", "ModelParallelReport", "TransformerSuite", "command", "limit", "sums"]
 

@@ -13,13 +13,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.parallel.model_parallel_race import TransformerSuite
+from tfdist.bench.ratio import Quartiles, ratio
 from tfdist.bench.suite import Report, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, ratio
-from tfdist.planner import schedules
+from tfdist.planner import machine, schedules
 
 __all__ = ["ALONE", "BESIDE", "IN_PARTS", "SCHEDULES", "PipelineBench", "PipelineReport", "command", "ideal"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, option, rotated, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, ratio
+from tfdist.planner import machine
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile, beside_each_other
 from tfdist.planner.planner_link import MEASURED_BYTES, Link

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.parallel import sharding_formulas
+from tfdist.bench.ratio import Quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes, slow_network
 from tfdist.cli.bench.suite_command import link_of, suite_command
 from tfdist.cluster.strategy_table import STAGE_VARIABLE
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, ratio
+from tfdist.planner import machine
 
 __all__ = ["ARMS", "ShardingBench", "ShardingReport", "command"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks.servers import slow_workers
 from benchmarks.servers.table_lookups import TableLookups, TableResult
+from tfdist.bench.ratio import Quartiles
 from tfdist.bench.suite import Report, Suite, Table, Told, option, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.plot_style import caption, figure_of, plain
-from tfdist.measurement.ratio import Quartiles
+from tfdist.planner import machine
+from tfdist.planner.plot_style import caption, figure_of, plain
 from tfdist.validation import parse_integer
 
 __all__ = ["ParameterServerBench", "ParameterServerReport", "command", "rate"]

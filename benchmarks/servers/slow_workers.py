@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.servers.throttle import Throttle
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Told, in_turns, untold
 from tfdist.bench.workers import lanes
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
 from tfdist.training.parameter_servers.staleness import Distribution
 
 __all__ = ["MODES", "SERVERS", "Crowd", "bounds", "measured"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.bench.suite import Told, in_turns, untold
 from tfdist.bench.workers import lanes
-from tfdist.measurement.ratio import Quartiles, quartiles
 from tfdist.validation import integer
 
 __all__ = ["DRAWS", "MOMENTS", "WORK", "LookupArm", "ServerMemory", "TableLookups", "TableResult", "draw", "resident"]

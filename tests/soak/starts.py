@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tfdist.measurement.machine import describe
-from tfdist.measurement.ratio import quartiles, ratio
+from tfdist.bench.ratio import quartiles, ratio
+from tfdist.planner.machine import describe
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 300

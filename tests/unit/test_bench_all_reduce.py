@@ -17,7 +17,7 @@ from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import Link
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib
 
 HINT = "Horovod is not installed. Install it: tfdist build horovod"
 SECONDS = {"tensorflow": 0.8, "multi-worker": 0.4, "horovod": 0.2, "ring": 0.1}

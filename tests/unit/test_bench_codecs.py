@@ -15,7 +15,7 @@ from tfdist.bench.workers import interface
 from tfdist.bench.workers.slow_network import Link
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.measurement import machine
+from tfdist.planner import machine
 
 COUNTERS = """
     lo:      70    1    0    0    0     0          0         0       70    1    0    0    0     0       0          0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tfdist.bench.all_reduce import reduced_message as message
 from tfdist.errors import ConfigError
-from tfdist.measurement.sizes import as_bytes, shown
+from tfdist.validation import as_bytes, shown_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 @given(st.integers(1, 2**40))
 def test_a_shown_size_reads_as_itself(number: int) -> None:
-    assert as_bytes(shown(number)) == number
+    assert as_bytes(shown_bytes(number)) == number
 
 
 def test_sizes_go_from_the_smallest_to_the_largest() -> None:
-    assert [shown(size) for size in message.sizes(4096, 2**28, 8)] == ["4K", "32K", "256K", "2M", "16M", "128M"]
-    assert [shown(size) for size in message.sizes(4096, 2**28, 4)][-2:] == ["64M", "256M"]
+    assert [shown_bytes(size) for size in message.sizes(4096, 2**28, 8)] == ["4K", "32K", "256K", "2M", "16M", "128M"]
+    assert [shown_bytes(size) for size in message.sizes(4096, 2**28, 4)][-2:] == ["64M", "256M"]
     assert message.sizes(8, 8, 2) == (8,)
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tfdist.bench.step_bench import STRATEGIES, StepBench, StepReport, arms
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
-from tfdist.measurement import machine
+from tfdist.planner import machine
 
 
 def setup(**changes: Any) -> StepBench:

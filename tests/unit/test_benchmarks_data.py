@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from benchmarks.files.data_race import PEERS, TARGETS, DataBench, DataReport, DataRow, DataTarget, measured
-from tfdist.measurement.ratio import Quartiles
+from tfdist.bench.ratio import Quartiles
 
 SETUP: dict[str, Any] = {"rows": 4096, "images": 256, "written_rows": 10, "written_images": 5, "rounds": 2}
 

@@ -15,9 +15,9 @@ from benchmarks.servers import slow_workers, table_lookups
 from benchmarks.servers.parameter_server_race import ParameterServerBench, ParameterServerReport
 from benchmarks.servers.slow_workers import Crowd
 from benchmarks.servers.table_lookups import LookupArm, ServerMemory, TableLookups, TableResult
+from tfdist.bench.ratio import Quartiles
 from tfdist.bench.workers import lanes
 from tfdist.errors import ConfigError
-from tfdist.measurement.ratio import Quartiles
 
 SECONDS = {"synchronous": 3.0, "bounded": 2.0, "asynchronous": 1.5}
 

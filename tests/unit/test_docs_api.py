@@ -22,7 +22,6 @@ INTERNAL = {
     "collectives",
     "compat",
     "gradients",
-    "measurement",
     "monitor",
     "planner",
     "processes",

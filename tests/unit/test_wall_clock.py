@@ -22,7 +22,7 @@ READ_IN = {
     "jobs/agent/events.py": "a moment that is shown, beside the monotonic one",
     "jobs/process/script_worker.py": "a moment that is shown, beside the monotonic one",
     "jobs/reporting/run_folder.py": "a moment that is shown",
-    "measurement/machine.py": "a moment that is shown",
+    "planner/machine.py": "a moment that is shown",
     "monitor/recording/recorder.py": "TensorFlow's stamps have it; a reading in which it was set is dropped",
     "storage/block_cache.py": "which blocks of a cache were used last",
     "monitor/watch/observing.py": "a moment that is shown",

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tfdist.bench.ratio import Quartiles, Spread, ratio, spread
 from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, Spread, ratio, spread
+from tfdist.planner import machine
 from tfdist.validation import integer, one_of
 
 __all__ = ["PEERS", "STRATEGIES", "StepBench", "StepReport", "arms", "shown"]

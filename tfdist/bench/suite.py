@@ -91,7 +91,7 @@ class Report(abc.ABC):
 
     Attributes:
         setup: the benchmark with its options.
-        machine: processor, cores, versions, time and load; see `tfdist.measurement.machine.observed`.
+        machine: processor, cores, versions, time and load; see `tfdist.planner.machine.observed`.
     """
 
     setup: Suite

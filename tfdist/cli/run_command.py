@@ -39,7 +39,7 @@ from tfdist.jobs.plan.strategy_checks import (
 )
 from tfdist.jobs.remote.host_launchers import ENGINES
 from tfdist.jobs.remote.sbatch import searches
-from tfdist.measurement.sizes import as_bytes
+from tfdist.validation import as_bytes
 
 _MESHED = ("model-parallel", "pipeline")
 

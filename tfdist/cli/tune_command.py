@@ -17,12 +17,12 @@ from tfdist.cli.common.written_files import json_option, plot_option
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.strategy_checks import check_strategy
-from tfdist.measurement import machine
-from tfdist.measurement.plot_style import require_matplotlib
-from tfdist.measurement.sizes import as_bytes
+from tfdist.planner import machine
+from tfdist.planner.plot_style import require_matplotlib
 from tfdist.tune.batch_search import Outcome
 from tfdist.tune.batch_trial import Job, Trial
 from tfdist.tune.tuning import Report, tune
+from tfdist.validation import as_bytes
 
 _WIDTH_IN_FILES = 160
 _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}

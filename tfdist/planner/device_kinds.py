@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.measurement.sizes import as_bytes
+from tfdist.validation import as_bytes
 
 __all__ = ["DeviceKind"]
 

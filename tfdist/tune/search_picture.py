@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.measurement.plot_style import plain, require_matplotlib
+from tfdist.planner.plot_style import plain, require_matplotlib
 from tfdist.tune.tuning import Report
 
 __all__ = ["apart", "draw"]

@@ -8,14 +8,14 @@ from typing import Any
 
 from tfdist.bench.all_reduce import all_reduce_picture, bare, reduced_message
 from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import Link, Network, network
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
-from tfdist.measurement.sizes import shown
 from tfdist.native.engine import ALGORITHM_VARIABLE
+from tfdist.planner import machine
+from tfdist.validation import shown_bytes
 
 __all__ = ["ENGINES", "LIMITS", "PEERS", "AllReduceBench", "AllReduceReport", "Row", "engines", "header", "lines"]
 
@@ -122,7 +122,7 @@ class AllReduceBench(Suite):
 
     def _messages(self, running: Sequence[str], call: lanes.Call) -> Iterator[tuple[str, list[int]]]:
         for size in self.sizes:
-            yield shown(size), [size // 4]
+            yield shown_bytes(size), [size // 4]
         if self.gradients is not None:
             yield self.gradients, call(running[0], f"{_WORKER}:gradients", model=self.gradients)[0]
 

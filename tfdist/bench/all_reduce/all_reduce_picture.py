@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.measurement.plot_style import caption, figure_of, plain
-from tfdist.measurement.sizes import shown
 from tfdist.native.engine import ALGORITHMS
+from tfdist.planner.plot_style import caption, figure_of, plain
+from tfdist.validation import shown_bytes
 
 if TYPE_CHECKING:
     from tfdist.bench.all_reduce.all_reduce_bench import AllReduceReport, Row
@@ -64,7 +64,7 @@ def _bandwidth(axes: Any, report: "AllReduceReport", rows: "list[Row]") -> None:
         lower, upper = [b.lower / 1e9 for b in bandwidths], [b.upper / 1e9 for b in bandwidths]
         axes.fill_between(sizes, lower, upper, color=colour, alpha=0.2, linewidth=0)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [shown(size) for size in sizes])
+    axes.set_xticks(sizes, [shown_bytes(size) for size in sizes])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("bytes of the tensor, float32")

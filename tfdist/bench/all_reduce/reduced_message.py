@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.errors import ConfigError
-from tfdist.measurement.sizes import shown
+from tfdist.validation import shown_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
         raise ConfigError(f"the smallest size is {smallest} bytes; it must be a multiple of 4, the bytes of a float32.")
     if smallest > largest:
         raise ConfigError(
-            f"the smallest size is {shown(smallest)}, above the largest, {shown(largest)}; exchange them."
+            f"the smallest size is {shown_bytes(smallest)}, above the largest, {shown_bytes(largest)}; exchange them."
         )
     found = [smallest]
     while found[-1] * factor <= largest:

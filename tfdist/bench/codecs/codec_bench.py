@@ -15,12 +15,12 @@ from tfdist.bench.codecs.codec_choice import (
     require_equal_parts,
     where,
 )
+from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers.interface import Sent
 from tfdist.bench.workers.slow_network import Link
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.ratio import Quartiles, quartiles, ratio
+from tfdist.planner import machine
 
 __all__ = ["CodecBench", "CodecReport", "Row"]
 

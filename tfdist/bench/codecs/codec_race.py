@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.bench.codecs.codec_choice import HOROVOD, NONE, compared, linked_lanes, require_equal_parts, where
+from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, untold
 from tfdist.bench.workers.slow_network import Link
 from tfdist.errors import ConfigError
-from tfdist.measurement import machine
-from tfdist.measurement.plot_style import caption, plain, require_matplotlib
-from tfdist.measurement.ratio import Quartiles, quartiles
+from tfdist.planner import machine
+from tfdist.planner.plot_style import caption, plain, require_matplotlib
 from tfdist.validation import integer, number
 
 __all__ = ["CodecRace", "Curve", "RaceReport"]

@@ -12,9 +12,9 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.cli.common.written_files import json_option, plot_option
-from tfdist.measurement.plot_style import require_matplotlib
-from tfdist.measurement.sizes import as_bytes
 from tfdist.native.engine import ALGORITHMS
+from tfdist.planner.plot_style import require_matplotlib
+from tfdist.validation import as_bytes
 
 
 @click.command(

@@ -11,7 +11,7 @@ from tfdist.bench.suite import MODELS, Suite
 from tfdist.cli.bench.suite_command import leave, link_of, link_options, measured
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.written_files import json_option, plot_option
-from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib
 
 
 @click.command(

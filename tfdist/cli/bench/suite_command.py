@@ -18,7 +18,7 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.cli.common.written_files import json_option, plot_option
-from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib
 
 __all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command", "suite_options"]
 

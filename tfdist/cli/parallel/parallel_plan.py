@@ -13,7 +13,6 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.written_files import OutputFile, json_option
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
-from tfdist.measurement.sizes import as_bytes
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
 from tfdist.planner.layer_profile import Profile, read
@@ -21,6 +20,7 @@ from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
+from tfdist.validation import as_bytes
 
 _WIDTH_IN_FILES = 200
 

@@ -6,8 +6,8 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.written_files import plot_option
-from tfdist.measurement.plot_style import require_matplotlib
 from tfdist.planner import schedules
+from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.schedules import schedule_picture
 from tfdist.tune.schedule_run import measured
 

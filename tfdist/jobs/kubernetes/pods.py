@@ -4,10 +4,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist import validation
 from tfdist.cluster.environments.kubernetes_environment import PORT, SERVICE, WORKERS
 from tfdist.errors import ConfigError
 from tfdist.jobs.kubernetes.request import SCRIPT_FOLDER, Request
-from tfdist.measurement import sizes
 from tfdist.validation import number
 
 CONTAINER = "node"  # as Kubeflow's Trainer wants it
@@ -84,7 +84,7 @@ def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: 
     if cpus is not None:
         found["cpu"] = f"{number('--cpus-per-worker', cpus, minimum=0.001, maximum=100_000):.10g}"
     if memory is not None:
-        size = sizes.shown(memory)
+        size = validation.shown_bytes(memory)
         found["memory"] = size if size.isdigit() else f"{size}i"
     if gpus is not None:
         if gpus < 1 or not float(gpus).is_integer():

@@ -17,8 +17,8 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import UnsupportedError
-from tfdist.measurement import machine
 from tfdist.parallel.partition import dividing
+from tfdist.planner import machine
 from tfdist.planner.layer_profile import LayerProfile, Profile
 
 __all__ = ["profile", "require_graph", "step_seconds"]

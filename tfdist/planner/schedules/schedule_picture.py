@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tfdist.measurement.plot_style import require_matplotlib
+from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.schedules.schedule_timeline import Timeline
 
 __all__ = ["as_text", "draw"]

@@ -13,7 +13,7 @@ from tfdist.jobs.remote.connecting.tcp_joining import Ticket, join
 from tfdist.jobs.remote.connecting.wire import Wire, WireError
 from tfdist.jobs.remote.copying import state_folders
 from tfdist.jobs.remote.copying.rate_limiter import Pace
-from tfdist.measurement.sizes import shown
+from tfdist.validation import shown_bytes
 
 _CLOSE_SECONDS = 1.0  # it may wait for a host that is gone; then it ends by itself
 _AGAIN_SECONDS = 1.0
@@ -119,7 +119,7 @@ class Sender:
                 f"a copy of the state of host {self._ticket.name} ({size / 1e6:.1f} MB) took {seconds:.0f} s to get to "
                 "another host's memory, and newer states were there by then: those in between are left out, and if "
                 "this host is lost, what was trained meanwhile is repeated. --copy-bandwidth lets more than "
-                f"{shown(int(self._rate))} a second through.",
+                f"{shown_bytes(int(self._rate))} a second through.",
             )
 
     def _tell_once(self, what: str, text: str) -> None:
