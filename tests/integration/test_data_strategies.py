@@ -216,6 +216,16 @@ def test_a_loop_of_ones_own_has_whole_inputs_on_every_replica(strategy: str, cal
         np.testing.assert_allclose(seen, one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring"])
+def test_a_loop_of_ones_own_is_not_given_rows_of_unlike_inputs(strategy: str, call: Pools) -> None:
+    for known, found, alike in call(strategy, "cut_by_hand", of="graph_cases"):
+        assert known.startswith("UnsupportedError")
+        assert found.startswith("InvalidArgumentError")
+        assert "x/edges" in found
+        assert "strategy.whole_inputs" in found
+        assert int(alike) == 2
+
+
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker"])
 def test_names_that_whole_inputs_cannot_have_are_refused(strategy: str, call: Pools) -> None:
     for seen in call(strategy, "misnamed", of="graph_cases"):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.integration.forks import Fork, Forks
+from tfdist.training.checks.kept_verdicts import VARIABLE
 
 START = """
 import sys
@@ -66,6 +67,21 @@ with strategy.scope():
     model.compile("adam", "mse")
 data = tf.data.Dataset.range(19).shuffle(19, seed=np.random.default_rng().integers(1 << 30)).batch(batch)
 model.fit(data.map(lambda places: ({"a": tf.constant(x), "b": places}, tf.gather(y, places))), epochs=2, verbose=0)
+"""
+
+# a step that is tried; what was found out of it may be kept
+OWN_STEP = """
+class Own(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y)[:, 0])
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+with strategy.scope():
+    model = Own([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1))
+model.fit(x, y, batch_size=batch, verbose=0)
 """
 
 # batches of 6 and 4 examples, and of 6 and 3
@@ -153,11 +169,11 @@ def temporary(tmp_path: Path) -> Path:
 def start(forking: Forks, tmp_path: Path, temporary: Path) -> Start:
     """Starts the command on a script."""
 
-    def started(script: str, *options: str) -> AbstractContextManager[Fork]:
+    def started(script: str, *options: str, **environ: str) -> AbstractContextManager[Fork]:
         (tmp_path / "train.py").write_text(script, encoding="utf-8")
         (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
         words = [str(tmp_path / "command.py"), "verify", "train.py", *options]
-        return forking.start(*words, cwd=tmp_path, TMPDIR=str(temporary))
+        return forking.start(*words, cwd=tmp_path, TMPDIR=str(temporary), **environ)
 
     return started
 
@@ -205,6 +221,17 @@ def test_inputs_that_replicas_have_whole_are_one_on_one_device(verified: Verifie
     assert code == 0, written
     assert (proof["differences"], proof["replicas"]) == ([], 2)
     assert "examples" in " ".join(proof["left_out"])  # one device got the recorded ones
+
+
+def test_a_step_is_tried_whatever_an_earlier_start_has_kept(start: Start, forking: Forks, tmp_path: Path) -> None:
+    keeping = {VARIABLE: "keep", "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
+    with start(START + OWN_STEP, **keeping) as process:
+        out, err = (text.decode() for text in process.communicate())
+    assert process.returncode == 0, out + err
+    assert not list(tmp_path.glob("cache/**/*.json"))  # tried, and not kept
+    how = ["-n", "1", "--strategy", "mirrored", "--replicas-per-worker", "2"]
+    assert forking.run("tfdist", "run", *how, "train.py", cwd=tmp_path, **keeping) == 0, forking.output
+    assert len(list(tmp_path.glob("cache/**/*.json"))) == 1
 
 
 def test_one_device_is_given_what_workers_with_data_of_their_own_have_read(verified: Verified) -> None:

@@ -229,6 +229,22 @@ def in_parts(
     return dataset.flat_map(cut)
 
 
+def with_like_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset that TensorFlow will cut for a custom training loop; a batch of unlike rows is an error."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_cut_by_rows = all(isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec) for one in specs)
+    if len(specs) < 2 or not is_cut_by_rows or isinstance(dataset, CountedDataset):
+        return dataset
+
+    @_as_it_is
+    def compared(*given: Any) -> Any:
+        data = given if type(dataset.element_spec) is tuple else given[0]
+        unlike_rows.require_none(data)
+        return data
+
+    return dataset.map(compared)
+
+
 def _no_whole_inputs(policy: Any, whole: Sequence[str]) -> UnsupportedError:
     return UnsupportedError(
         f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads data of "

@@ -20,7 +20,7 @@ from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.training import call_ends, process_end, worker_callbacks
 from tfdist.training import replicated_model as models
 from tfdist.training.checks import untested
-from tfdist.training.global_batches import Input, Source, Tee, in_parts
+from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
 
 
@@ -136,12 +136,14 @@ class KerasTraining:
         caller = None if epoch_iterator is None else self._adopt_caller()
         if epoch_iterator is None or caller is None:
             self._refuse_keras("experimental_distribute_dataset")
-            if self.whole_inputs and tf_strategies.replica_count(self) > 1:
+            is_cut = tf_strategies.replica_count(self) > 1
+            if self.whole_inputs and is_cut:
                 index, count = self._position
                 replicas = tf_strategies.slices_of_replicas(self.extended)  # type: ignore[attr-defined]
                 slices = [index * self._slices + one for one in replicas]
                 parts = in_parts(dataset, self._workers, slices, count * self._slices, self.whole_inputs)
                 return super().distribute_datasets_from_function(lambda context: parts, options)  # type: ignore[misc]
+            dataset = with_like_rows(dataset) if is_cut else dataset
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         worker_callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)

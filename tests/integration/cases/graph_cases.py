@@ -173,6 +173,20 @@ def looped(name: str) -> list[float]:
     return np.concatenate([np.ravel(w) for w in made.get_weights()]).tolist()
 
 
+def cut_by_hand(name: str) -> list[str]:
+    """Return what a loop of the user's own sees of batches whose rows are unlike, known before a step and in it."""
+    scope, seen = strategy(name), []
+    known = tf.data.Dataset.from_tensors(graph(20))
+    for data in (known, batches(12, 12, 20)):
+        try:
+            list(scope.experimental_distribute_dataset(data))
+        except Exception as error:  # noqa: BLE001 - which one is what is asked
+            seen.append(f"{type(error).__name__}: {error}")
+    alike = tf.data.Dataset.range(6).batch(3).map(lambda numbers: (numbers, numbers))
+    seen.append(str(len(list(scope.experimental_distribute_dataset(alike)))))
+    return seen
+
+
 def eagerly(name: str) -> list[str]:
     """Return what is said where a table is looked up by a whole input, and the model runs eagerly."""
     scope = strategy(name)

@@ -15,7 +15,11 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica.whole_inputs import Whole, named
 
-_MARK = "tfdist compares the rows of "
+# all that a custom training loop sees of the refusal, in TensorFlow's own error
+_MARK = (
+    "Inputs of one batch have unlike numbers of rows, and replicas share a batch by its rows. Give every input one row "
+    "for each example, or name those that belong to all examples: strategy.whole_inputs = [...]. Rows of "
+)
 _SAID = re.compile(re.escape(_MARK) + r"(\S*)\] \[([\d ]+)\]")
 
 
