@@ -209,6 +209,13 @@ def test_inputs_that_are_no_examples_are_whole_on_every_replica(strategy: str, c
             np.testing.assert_allclose(values, one[kind], rtol=1e-5, atol=1e-5, err_msg=kind)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker"])
+def test_the_noise_scale_is_measured_with_whole_inputs(strategy: str, call: Pools) -> None:
+    (one,) = call("one", "noise", of="graph_cases")
+    for seen in call(strategy, "noise", of="graph_cases"):
+        np.testing.assert_allclose(seen, one, rtol=1e-4)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring"])
 def test_a_loop_of_ones_own_has_whole_inputs_on_every_replica(strategy: str, call: Pools) -> None:
     (one,) = call("one", "looped", of="graph_cases")

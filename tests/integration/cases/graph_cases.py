@@ -143,6 +143,22 @@ def whole(name: str) -> dict[str, list[float]]:
     return found
 
 
+def noise(name: str) -> list[float]:
+    """Return the gradient noise scale of each epoch, from small batches of which each has the graph whole."""
+    scope = tfdist.strategies.MirroredStrategy(["CPU:0"]) if name == "one" else strategy(name)
+    scope.whole_inputs = WHOLE
+    with scope.scope():
+        keras.utils.set_random_seed(1)
+        made = Asked()
+        made.compile(keras.optimizers.SGD(0.05), "mse")
+        made(asked([1])[0])
+    data = tf.data.Dataset.range(NODES).batch(4).map(asked)
+    measuring = tfdist.callbacks.GradientNoiseScale(data, batch_size=4, every=1, parts=2, verbose=False)
+    fitted = made.fit(data, epochs=2, callbacks=[measuring], verbose=0)
+    scope.whole_inputs = ()
+    return list(map(float, fitted.history["noise_scale"]))
+
+
 def looped(name: str) -> list[float]:
     """Train in a loop of the user's own on replicas that have the graph whole; return the weights."""
     scope = strategy(name)
