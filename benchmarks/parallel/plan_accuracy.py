@@ -20,7 +20,7 @@ from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile, beside_each_other
-from tfdist.planner.planner_link import MEASURED_BYTES, Link
+from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import Setting, Stage
 from tfdist.planner.stage_search import best_stages
 from tfdist.planner.step_time import predict
@@ -84,9 +84,8 @@ class PlanAccuracyBench(Suite):
 
         def measured(number: int) -> tuple[Profile, Link]:
             told(f"{model}, profile, {turn(number, self.rounds)}")
-            times = call(_DATA, f"{_TRAINING}:line", sizes=MEASURED_BYTES, seconds=self.seconds)
-            few, many = (max(pair) for pair in zip(*times, strict=True))
-            links.append(Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many)))
+            measured_by = call(_DATA, "tfdist.tune.profiling:link_of_worker", many_bytes=16 << 20, seconds=self.seconds)
+            links.append(Link(**measured_by[0], is_local=True))
             alone, two = profiled(_ALONE), profiled(_TWO)
             return beside_each_other(two, alone[0]), links[-1]
 

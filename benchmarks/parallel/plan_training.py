@@ -12,7 +12,6 @@ import keras
 import tfdist.strategies
 from benchmarks.parallel.parallel_networks import planned
 from tfdist import cluster as clusters
-from tfdist.collectives import buckets
 from tfdist.parallel.partition.profile_model import profile, step_seconds
 
 _trained: dict[tuple[str, str], Any] = {}
@@ -39,12 +38,6 @@ def measured_profile(name: str, divisors: Sequence[int], in_scope: bool, seconds
 
     sizes = [len(x) // one for one in divisors]
     return profile(model, (x, y), batch_sizes=sizes, in_fit=in_fit, seconds=seconds).to_json()
-
-
-def line(sizes: Sequence[int], seconds: float) -> list[float]:
-    """Return the seconds of an all_reduce of so many bytes, for each size, repeated for so long."""
-    collective = tfdist.strategies.from_environment().workers.collective
-    return [buckets.measured_seconds(collective, size, seconds=seconds) for size in sizes]
 
 
 def prepare(name: str, plan: str, stages: Sequence[str] | None, microbatches: int) -> None:

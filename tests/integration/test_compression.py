@@ -39,16 +39,17 @@ from tfdist.compression import (
     registry,
     seeds,
 )
-from tfdist.compression.auto_choice import Cost, Link, Measured, chosen, described, is_due, predicted
+from tfdist.compression.auto_choice import Cost, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.codec_exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
-from tfdist.gradients.reduction import measured_network
+from tfdist.gradients.reduction import codec_plan, measured_network
 from tfdist.gradients.reduction.codec_memory import Memory
 from tfdist.gradients.reduction.codec_plan import Plan
 from tfdist.gradients.reduction.compressed_reducer import is_compressed
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.planner.planner_link import Link
 
 CASES = str(Path(__file__).parent / "cases" / "compression_cases.py")
 DRAWS = 100_000
@@ -363,7 +364,8 @@ def measured(link: Link, costs: list[Cost], *, members: int = 2) -> Measured:
     return Measured(options=options, costs=[Cost(), *costs], link=link, members=members, bucket_bytes=1 << 22)
 
 
-SLOW, FAST = Link(1e-3, 8e-8), Link(1e-4, 1e-9)  # 100 Mbit/s, 8 Gbit/s
+SLOW = Link(latency_seconds=5e-4, bytes_per_second=12.5e6)  # 100 Mbit/s
+FAST = Link(latency_seconds=5e-5, bytes_per_second=1e9)  # 8 Gbit/s
 LARGE = {place: tf.TensorSpec([1024, 1024], tf.float32) for place in range(3)}
 SMALL = {0: tf.TensorSpec([32, 128], tf.float32), 1: tf.TensorSpec([128, 10], tf.float32)}
 NATURAL, POWER_SGD = Cost(1e-4, 4e-9), Cost(1e-3, 4e-9)
@@ -408,7 +410,7 @@ class Choosing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.link, self.now, self.measured_at = SLOW, 0.0, []
-        monkeypatch.setattr(measured_network, "agreed_link", self._measured)
+        monkeypatch.setattr(codec_plan, "measured_link", self._measured)
         monkeypatch.setattr(measured_network, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
         self._plan = Plan(Auto())
         self._memory = Memory(self._plan.options)
@@ -417,7 +419,7 @@ class Choosing:
             count=2, is_chief=False, collective=None, gather=np.array, waiting=lambda what: contextlib.nullcontext()
         )
 
-    def _measured(self, collective: object) -> Link:
+    def _measured(self, collective: object, many_bytes: int) -> Link:
         self.measured_at.append(self.now)
         return self.link
 
@@ -435,7 +437,8 @@ def test_only_training_counts_until_a_link_is_measured_again(monkeypatch: pytest
 
 
 def test_another_link_is_believed_when_it_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    choosing, fast = Choosing(monkeypatch), Link(1e-4, 1e-12)  # on which no codec pays
+    choosing = Choosing(monkeypatch)
+    fast = Link(latency_seconds=5e-5, bytes_per_second=1e12)  # on which no codec pays
     assert choosing.epoch(0.0)  # the first choice
     assert not choosing.epoch(9e9, fast)
     assert not choosing.epoch(9e9)  # it was the moment

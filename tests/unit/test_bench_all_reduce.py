@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tfdist.bench.all_reduce import all_reduce_bench, open_mpi
 from tfdist.bench.all_reduce.all_reduce_bench import AllReduceBench, AllReduceReport, Row, header, lines
 from tfdist.bench.workers import lanes
-from tfdist.bench.workers.slow_network import Link
+from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.planner.plot_style import require_matplotlib
@@ -104,7 +104,7 @@ def test_each_algorithm_between_hosts_is_one_more_engine(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(lanes, "Lane", lane)
     monkeypatch.setattr(all_reduce_bench, "network", lambda link, workers: contextlib.nullcontext())
-    (row,) = setup(engines=("native",), algorithms=("ring",), link=Link(rate="1gbit")).run().rows
+    (row,) = setup(engines=("native",), algorithms=("ring",), link=EmulatedLink(rate="1gbit")).run().rows
     assert started == [("native", {}), ("native", {"TFDIST_ALL_REDUCE_ALGORITHM": "ring"})]
     assert list(row.seconds) == ["native", "native:ring"]
     with pytest.raises(ConfigError, match="such as 1gbit"):
@@ -156,7 +156,7 @@ def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.Monk
     assert list(row.seconds) == ["open-mpi"]
     assert "open-mpi" not in all_reduce_bench.engines(linked=True)
     with pytest.raises(ConfigError, match="Leave open-mpi out"):
-        setup(engines=("open-mpi",), link=Link(rate="1gbit"))
+        setup(engines=("open-mpi",), link=EmulatedLink(rate="1gbit"))
 
 
 def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
@@ -173,7 +173,7 @@ def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
     assert list(row.seconds) == ["bare"]
     assert "bare" not in all_reduce_bench.engines(linked=True)
     with pytest.raises(ConfigError, match="Leave bare out"):
-        setup(engines=("bare",), link=Link(rate="1gbit"))
+        setup(engines=("bare",), link=EmulatedLink(rate="1gbit"))
 
 
 def test_without_open_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

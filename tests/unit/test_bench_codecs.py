@@ -12,7 +12,7 @@ from tfdist.bench.codecs.codec_bench import CodecBench, CodecReport, Row
 from tfdist.bench.codecs.codec_choice import DEFAULT, compared, load, parsed
 from tfdist.bench.codecs.codec_race import CodecRace, Curve, RaceReport
 from tfdist.bench.workers import interface
-from tfdist.bench.workers.slow_network import Link
+from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.planner import machine
@@ -61,7 +61,7 @@ def report() -> CodecReport:
             error=0.5,
         ),
     ]
-    return CodecReport(setup=setup(link=Link(rate="100mbit")), rows=rows, left_out={}, machine=about())
+    return CodecReport(setup=setup(link=EmulatedLink(rate="100mbit")), rows=rows, left_out={}, machine=about())
 
 
 def race(**changes: Any) -> CodecRace:

@@ -12,18 +12,18 @@ import pytest
 
 from tfdist.bench.workers import delays
 from tfdist.bench.workers import slow_network as links
-from tfdist.bench.workers.slow_network import Link, Network
+from tfdist.bench.workers.slow_network import EmulatedLink, Network
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 
 NETWORK = Network(name="tfdist-link-7-100", subnet="10.9.8", workers=3)
 
 
-def made(link: Link) -> list[str]:
+def made(link: EmulatedLink) -> list[str]:
     return [" ".join(command) for command in links.commands(NETWORK, link, outside="tfdist7")]
 
 
 def test_every_worker_has_a_namespace_an_address_and_limits_in_both_directions() -> None:
-    commands = made(Link(rate="100mbit"))
+    commands = made(EmulatedLink(rate="100mbit"))
     for worker, host in enumerate(NETWORK.hosts):
         assert f"ip netns add tfdist-link-7-100-{worker}" in commands
         assert f"ip -n tfdist-link-7-100-{worker} addr add {host}/24 dev eth0" in commands
@@ -35,14 +35,14 @@ def test_every_worker_has_a_namespace_an_address_and_limits_in_both_directions()
 
 
 def test_what_a_worker_sends_waits_before_it_comes_to_the_bridge() -> None:
-    commands = made(Link(rate="10gbit", delay_ms=0.5))
+    commands = made(EmulatedLink(rate="10gbit", delay_ms=0.5))
     hub = f"ip -n {NETWORK.hub} link"
     for worker in range(NETWORK.workers):
         pair = ("type", "veth", "peer", "name")
         assert " ".join((hub, "add", f"wire{worker}", *pair, f"late{worker}")) in commands
         assert f"{hub} set late{worker} master bridge0 up" in commands
         assert f"{hub} set port{worker} master bridge0 up" not in commands
-        assert f"{hub} set port{worker} master bridge0 up" in made(Link(rate="10gbit"))
+        assert f"{hub} set port{worker} master bridge0 up" in made(EmulatedLink(rate="10gbit"))
     assert sum(command.endswith("latency 51ms") for command in commands) == 2 * NETWORK.workers
 
 
@@ -80,13 +80,13 @@ def test_devices_that_are_not_there_are_an_error_and_nothing_is_left() -> None:
 )
 def test_a_link_that_makes_no_sense_is_refused(link: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        Link(**link)  # type: ignore[arg-type]
+        EmulatedLink(**link)  # type: ignore[arg-type]
 
 
 def test_who_is_not_root_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: f"/sbin/{program}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"user 1000.*sudo"), links.network(Link(rate="1gbit"), 2):
+    with pytest.raises(ConfigError, match=r"user 1000.*sudo"), links.network(EmulatedLink(rate="1gbit"), 2):
         pass
 
 
@@ -94,7 +94,7 @@ def test_without_the_programs_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shutil, "which", lambda program: None if program == "tc" else f"/sbin/{program}")
     with (
         pytest.raises(MissingDependencyError, match=r"tc is not on PATH.*iproute2"),
-        links.network(Link(rate="1gbit"), 2),
+        links.network(EmulatedLink(rate="1gbit"), 2),
     ):
         pass
 
@@ -128,7 +128,7 @@ def test_nothing_is_left_behind_wherever_it_ends(fails: str, monkeypatch: pytest
     seen: list[int] = []
 
     def measure() -> None:
-        with links.network(Link(rate="1gbit"), 2) as network:
+        with links.network(EmulatedLink(rate="1gbit"), 2) as network:
             seen.append(len(kernel.namespaces & set(network.namespaces())))
             assert network.hosts[1] in (tmp_path / network.namespace(1) / "hosts").read_text()
             raise KeyboardInterrupt

@@ -2,16 +2,14 @@
 
 import logging
 import math
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.collectives import keys
 from tfdist.collectives.collective import Collective
+from tfdist.collectives.link_measuring import measured_link
 from tfdist.errors import ConfigError
 
 #: how large a bucket is unless somebody chooses
@@ -20,11 +18,6 @@ DEFAULT_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
 
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
-# what is measured for "auto": the sizes of two all_reduces
-_FEW_BYTES, _MANY_BYTES = 4 << 10, 4 << 20
-# an all_reduce is repeated for so long, and so often at least: the first dozen takes several times as long
-_SECONDS, _FEWEST = 0.25, 10
-_MOST_PER_SECOND = 240
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1
 _log = logging.getLogger(__name__)
@@ -97,14 +90,10 @@ def chosen_bytes(asked: int | str, collective: Collective) -> int:
         return asked
     if collective.size == 1:
         return DEFAULT_BYTES
-    few, many = (measured_seconds(collective, size) for size in (_FEW_BYTES, _MANY_BYTES))
-    mine = suitable_bytes(few, (_MANY_BYTES - _FEW_BYTES) / max(many - few, 1e-9))
-    chosen = int(collective.broadcast(tf.constant(mine, tf.int64), key=keys.EAGER))
+    link = measured_link(collective, DEFAULT_BYTES)
+    chosen = suitable_bytes(collective.size * link.latency_seconds, link.bytes_per_second)
     if collective.rank == 0:
-        _log.info(
-            "bucket_bytes is %d MiB: an all_reduce of 4 KiB takes %.2f ms, of 4 MiB %.2f ms.",
-            *(chosen >> 20, 1e3 * few, 1e3 * many),
-        )
+        _log.info("bucket_bytes is %d MiB: the link has %s.", chosen >> 20, link)
     return chosen
 
 
@@ -117,20 +106,3 @@ def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
     """
     size = latency_seconds * bytes_per_second / _LATENCY_PART
     return min(max(1 << round(math.log2(max(size, 1.0))), _SMALLEST), _LARGEST)
-
-
-def measured_seconds(collective: Collective, size: int, *, seconds: float = _SECONDS) -> float:
-    """Return the median of the seconds that an all_reduce takes when it has been repeated for a while."""
-    ones = tf.ones([size // 4])
-
-    def taken() -> float:
-        began = time.perf_counter()
-        collective.all_reduce([ones], key=keys.EAGER)[0].numpy()
-        return time.perf_counter() - began
-
-    taken()  # sets up
-    mine = min(taken() for _ in range(3))
-    # all repeat it equally often
-    (slowest,) = collective.all_reduce([tf.constant(mine)], key=keys.EAGER, op="max")
-    count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST)
-    return statistics.median([taken() for _ in range(count)][count // 2 :])

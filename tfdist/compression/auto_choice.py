@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist.compression.codec import Codec
+from tfdist.planner.planner_link import Link
 
 # Predictions are no better than this part of them: a network has a queue, and lets short messages pass at once.
 _MARGIN = 0.2
@@ -17,29 +18,6 @@ _CHANGED = 1.5
 _MEASURING = 0.01
 # How many messages one after the other: the two hops, or the two factors of PowerSGD.
 _HOPS = 2
-
-
-@dataclass(frozen=True)
-class Link:
-    """What is between workers.
-
-    Attributes:
-        latency_seconds: of a small all_reduce.
-        seconds_per_byte: of what a member sends.
-    """
-
-    latency_seconds: float
-    seconds_per_byte: float
-
-    def is_like(self, other: "Link") -> bool:
-        """Return whether a choice for the one holds for the other.
-
-        Example:
-            >>> Link(1e-3, 1e-8).is_like(Link(1.2e-3, 0.9e-8)), Link(1e-3, 1e-8).is_like(Link(1e-3, 1e-7))
-            (True, False)
-        """
-        now, then = (one.seconds_per_byte for one in (self, other))
-        return then / _CHANGED <= now <= then * _CHANGED
 
 
 @dataclass(frozen=True)
@@ -97,6 +75,22 @@ class Measured:
     members: int
     bucket_bytes: int
 
+    @property
+    def latency_seconds(self) -> float:
+        """The time of an all_reduce of next to nothing."""
+        return 2 * (self.members - 1) * self.link.latency_seconds
+
+
+def is_like(link: Link, other: Link) -> bool:
+    """Return whether a choice for one link holds for the other.
+
+    Example:
+        >>> links = [Link(latency_seconds=1e-3, bytes_per_second=rate) for rate in (1e8, 1.1e8, 1e7)]
+        >>> is_like(links[0], links[1]), is_like(links[0], links[2])
+        (True, False)
+    """
+    return 1 / _CHANGED <= link.bytes_per_second / other.bytes_per_second <= _CHANGED
+
 
 def is_due(seconds_since: float, seconds_taken: float) -> bool:
     """Return whether the network may be measured again.
@@ -122,9 +116,8 @@ def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
     Example:
         >>> from tfdist.compression import QSGD
         >>> options = [QSGD(bits=8)]
-        >>> given = Measured(
-        ...     options=options, costs=[Cost()], link=Link(0.0, 8e-8), members=2, bucket_bytes=1 << 22
-        ... )
+        >>> link = Link(latency_seconds=0.0, bytes_per_second=12.5e6)
+        >>> given = Measured(options=options, costs=[Cost()], link=link, members=2, bucket_bytes=1 << 22)
         >>> round(predicted(given, {0: tf.TensorSpec([1024, 1024], tf.float32)}, {0: 0}).seconds, 3)
         0.085
     """
@@ -138,7 +131,7 @@ def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
         rounds = 1 if codec.accuracy in ("lossless", "rounded") else _HOPS
         messages = max(1, math.ceil(sent / given.bucket_bytes) if codec.by_tensor else buckets)
         seconds += cost.seconds * (len(own) if codec.by_tensor else buckets) + cost.seconds_per_element * elements
-        seconds += rounds * messages * given.link.latency_seconds + sent * given.link.seconds_per_byte
+        seconds += rounds * messages * given.latency_seconds + sent / given.link.bytes_per_second
         wire_bytes += sent
     return Prediction(seconds, wire_bytes)
 
@@ -158,14 +151,14 @@ def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int
         ...     costs = [Cost(), Cost(1e-3, 1e-8)]
         ...     options = [Whole(), QSGD(bits=8)]
         ...     return chosen(Measured(options=options, costs=costs, link=link, members=2, bucket_bytes=1 << 22), specs)
-        >>> on(Link(1e-3, 8e-8)), on(Link(1e-4, 1e-10))
+        >>> on(Link.parse("100mbit", delay_ms=0.5)), on(Link.parse("80gbit"))
         ({0: 1, 1: 0}, {0: 0, 1: 0})
     """
 
     def by_itself(place: int, index: int) -> float:
         codec, cost, elements = given.options[index], given.costs[index], _elements(specs[place])
         computed = cost.seconds_per_element * elements + (cost.seconds if codec.by_tensor else 0.0)
-        return computed + codec.wire_bytes(specs[place], given.members) * given.link.seconds_per_byte
+        return computed + codec.wire_bytes(specs[place], given.members) / given.link.bytes_per_second
 
     every = range(len(given.options))
     looked_at = [
@@ -184,7 +177,7 @@ def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
     return (
         f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step in the place of "
         f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms in the place of {1e3 * whole.seconds:.3g} ms "
-        f"(measured: {8e-6 / given.link.seconds_per_byte:.3g} Mbit/s, {1e3 * given.link.latency_seconds:.2g} ms)"
+        f"(measured: {8e-6 * given.link.bytes_per_second:.3g} Mbit/s, {1e3 * given.latency_seconds:.2g} ms)"
     )
 
 

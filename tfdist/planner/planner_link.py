@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from tfdist import validation
 from tfdist.errors import ConfigError
 
-__all__ = ["MEASURED_BYTES", "MEASURED_SECONDS", "Link"]
-
-#: of the two all_reduces by which a line is known: latency, and a rate that caches do not make
-MEASURED_BYTES = (4 << 10, 16 << 20)
-#: that they are repeated for: what other programs leave of the memory's rate is another in the next quarter of a second
-MEASURED_SECONDS = 2.0
+__all__ = ["Link"]
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -60,7 +55,7 @@ class Link:
 
     @classmethod
     def of_all_reduces(cls, few: tuple[int, float], many: tuple[int, float]) -> "Link":
-        """Return the line between two processes of a host, given the seconds of two all_reduces of so many bytes.
+        """Return the link between two processes of a host, from the bytes and the seconds of two all_reduces.
 
         Example:
             >>> Link.of_all_reduces((0, 0.002), (1000, 0.003)).latency_seconds

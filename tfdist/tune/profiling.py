@@ -19,7 +19,7 @@ from tfdist.doctor.checks.resources_check import observe_memory, observe_process
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.jobs.placement.worker_environment import worker_environments
 from tfdist.planner.layer_profile import Profile, beside_each_other, read
-from tfdist.planner.planner_link import MEASURED_BYTES, MEASURED_SECONDS, Link
+from tfdist.planner.planner_link import Link
 from tfdist.processes.pool.worker_pool import WorkerPool
 from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
@@ -28,6 +28,8 @@ __all__ = ["beside", "measured", "measured_link", "profiled"]
 
 _FOREIGN = ("TF_CONFIG", "TFDIST_")  # the script is to find a process alone
 _LINK_SECONDS = 120.0
+_LINK_BYTES = 16 << 20  # too many for caches, which would show a higher rate
+_LINK_REPEATED_SECONDS = 2.0  # other programs' share of the memory's rate changes within a quarter of a second
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 15
 
@@ -216,22 +218,19 @@ def measured_link() -> Link:
         return worker_environments(os.environ, strategy="multi-worker", ports=ports, replicas_per_worker=1)
 
     with WorkerPool(environments) as pool:
-        target = "tfdist.tune.profiling:all_reduce_seconds"
-        replies = pool.call(
-            target, {"sizes": list(MEASURED_BYTES), "seconds": MEASURED_SECONDS}, timeout_seconds=_LINK_SECONDS
-        )
-    if any(reply.status != "returned" for reply in replies):
-        told = next(reply for reply in replies if reply.status != "returned")
-        raise TfdistError(f"the line between two processes was not measured: {told.message}. Give it: --link 10gbit")
-    few, many = replies[0].value
-    return Link.of_all_reduces((MEASURED_BYTES[0], few), (MEASURED_BYTES[1], many))
+        call = {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS}
+        replies = pool.call("tfdist.tune.profiling:link_of_worker", call, timeout_seconds=_LINK_SECONDS)
+    failed = next((reply for reply in replies if reply.status != "returned"), None)
+    if failed is not None:
+        raise TfdistError(f"the link between two processes was not measured: {failed.message}. Pass --link 10gbit.")
+    return Link(**replies[0].value, is_local=True)
 
 
-def all_reduce_seconds(sizes: Sequence[int], seconds: float) -> list[float]:
-    """Return the seconds of an all_reduce of so many bytes, for each; called by all workers of a job."""
+def link_of_worker(many_bytes: int, seconds: float) -> dict[str, float]:
+    """Return the latency and the rate of the link between the workers of this job, all of which call it."""
     from tfdist import strategies
-    from tfdist.collectives import buckets
+    from tfdist.collectives.link_measuring import measured_link
 
     strategy: Any = strategies.from_environment()
-    collective = strategy.workers.collective
-    return [buckets.measured_seconds(collective, size, seconds=seconds) for size in sizes]
+    found = measured_link(strategy.workers.collective, many_bytes, seconds=seconds)
+    return {"latency_seconds": found.latency_seconds, "bytes_per_second": found.bytes_per_second}

@@ -11,7 +11,7 @@ from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
 from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes
-from tfdist.bench.workers.slow_network import Link, Network, network
+from tfdist.bench.workers.slow_network import EmulatedLink, Network, network
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.native.engine import ALGORITHM_VARIABLE
 from tfdist.planner import machine
@@ -63,7 +63,7 @@ class AllReduceBench(Suite):
     engines: Sequence[str]
     sizes: Sequence[int]
     gradients: str | None = None
-    link: Link | None = None
+    link: EmulatedLink | None = None
     algorithms: Sequence[str] = ()
     leave_out: bool = True
     workers: int = option(2, "Workers of each engine.", minimum=2)

@@ -18,7 +18,7 @@ from tfdist.bench.codecs.codec_choice import (
 from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers.interface import Sent
-from tfdist.bench.workers.slow_network import Link
+from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
 
@@ -40,7 +40,7 @@ class CodecBench(Suite):
 
     codecs: Sequence[str]
     warm_up_steps: int = 2
-    link: Link | None = None
+    link: EmulatedLink | None = None
     modules: Sequence[str] = ()
     model: str = option("perceptron", "Of steps, not of --train.", choices=MODELS)
     workers: int = option(2, "Processes.", minimum=2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfdist.bench.workers import lanes
-from tfdist.bench.workers.slow_network import Link, network
+from tfdist.bench.workers.slow_network import EmulatedLink, network
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, MissingDependencyError
 
@@ -126,7 +126,7 @@ def require_equal_parts(global_batch_size: int, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def linked_lanes(found: Compared, workers: int, link: Link | None) -> Iterator[lanes.Call]:
+def linked_lanes(found: Compared, workers: int, link: EmulatedLink | None) -> Iterator[lanes.Call]:
     """Yield a `lanes.Call` for everything that is compared; all processes end with the ``with`` block."""
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(link, workers)) if link else None
@@ -134,6 +134,6 @@ def linked_lanes(found: Compared, workers: int, link: Link | None) -> Iterator[l
         yield stack.enter_context(lanes.running({name: lane[one] for name, one in found.lanes.items()}))
 
 
-def where(link: Link | None) -> str:
+def where(link: EmulatedLink | None) -> str:
     """Return where the workers are."""
     return f"behind links of {link}" if link else "on this machine"

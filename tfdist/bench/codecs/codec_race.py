@@ -8,7 +8,7 @@ from typing import Any
 from tfdist.bench.codecs.codec_choice import HOROVOD, NONE, compared, linked_lanes, require_equal_parts, where
 from tfdist.bench.ratio import Quartiles, quartiles
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, untold
-from tfdist.bench.workers.slow_network import Link
+from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
 from tfdist.planner.plot_style import caption, plain, require_matplotlib
@@ -47,7 +47,7 @@ class CodecRace(Suite):
     steps: int = 150
     rounds: int = 1
     steps_per_check: int = 5
-    link: Link | None = None
+    link: EmulatedLink | None = None
     modules: Sequence[str] = ()
 
     def __post_init__(self) -> None:

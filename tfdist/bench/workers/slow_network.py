@@ -18,7 +18,7 @@ from tfdist import validation
 from tfdist.bench.workers import delays
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError
 
-__all__ = ["RATES", "Link", "Network", "commands", "network", "stale"]
+__all__ = ["RATES", "EmulatedLink", "Network", "commands", "network", "stale"]
 
 #: bits per second, by the name that `tc` has for them
 RATES = {"100mbit": 100e6, "1gbit": 1e9, "10gbit": 10e9}
@@ -32,7 +32,7 @@ _COMMAND_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class EmulatedLink:
     """What each worker is connected by, in both directions.
 
     Attributes:
@@ -93,11 +93,11 @@ class Network:
         return ["ip", "netns", "exec", self.namespace(worker)]
 
 
-def commands(network: Network, link: Link, *, outside: str) -> Iterator[list[str]]:
+def commands(network: Network, link: EmulatedLink, *, outside: str) -> Iterator[list[str]]:
     """Yield the commands that make a network, in order.
 
     Example:
-        >>> made = commands(Network(name="n", subnet="10.1.1", workers=2), Link(rate="1gbit"), outside="d")
+        >>> made = commands(Network(name="n", subnet="10.1.1", workers=2), EmulatedLink(rate="1gbit"), outside="d")
         >>> [" ".join(command) for command in made][-1]
         'tc -n n-hub qdisc add dev port1 root handle 1: tbf rate 1gbit burst 125000 latency 50ms'
     """
@@ -128,7 +128,7 @@ def commands(network: Network, link: Link, *, outside: str) -> Iterator[list[str
             yield _limit(link, namespace, device)
 
 
-def _limit(link: Link, namespace: str, device: str) -> list[str]:
+def _limit(link: EmulatedLink, namespace: str, device: str) -> list[str]:
     burst = max(_SMALLEST_BURST, round(RATES[link.rate] / 8 * _BURST_SECONDS))
     # a sender that learns a round trip later that a packet was lost has sent that much more meanwhile
     queue = f"{50 + 2 * link.delay_ms:g}ms"
@@ -137,7 +137,7 @@ def _limit(link: Link, namespace: str, device: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def network(link: Link, workers: int) -> Iterator[Network]:
+def network(link: EmulatedLink, workers: int) -> Iterator[Network]:
     """Make a network for so many workers, and remove it at the end of the ``with`` block."""
     _require_rights()
     for name in stale(_namespaces(), _begun):
@@ -155,7 +155,7 @@ def network(link: Link, workers: int) -> Iterator[Network]:
         _delete(made.namespaces())
 
 
-def _late(made: Network, link: Link) -> contextlib.AbstractContextManager[None]:
+def _late(made: Network, link: EmulatedLink) -> contextlib.AbstractContextManager[None]:
     if not link.delay_ms:
         return contextlib.nullcontext()
     pairs = [(f"port{worker}", f"wire{worker}") for worker in range(made.workers)]

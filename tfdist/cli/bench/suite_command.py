@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tfdist.bench.suite import Report, Suite, Table
-from tfdist.bench.workers.slow_network import RATES, Link
+from tfdist.bench.workers.slow_network import RATES, EmulatedLink
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
@@ -65,11 +65,11 @@ def link_options(function: _Function) -> _Function:
     return link(delay(function))
 
 
-def link_of(link: str | None, delay_ms: float | None) -> Link | None:
+def link_of(link: str | None, delay_ms: float | None) -> EmulatedLink | None:
     """Return the link that the options name, or None."""
     if delay_ms is not None and link is None:
         raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
-    return None if link is None else Link(rate=link, delay_ms=delay_ms or 0.0)
+    return None if link is None else EmulatedLink(rate=link, delay_ms=delay_ms or 0.0)
 
 
 def suite_command(

@@ -9,18 +9,20 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import buckets
+from tfdist.collectives.link_measuring import measured_link
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compression import auto_choice
 from tfdist.compression.auto import Auto
-from tfdist.compression.auto_choice import Link
 from tfdist.compression.codec import Codec
 from tfdist.compression.codecs.casting import Whole
 from tfdist.compression.error_feedback import ErrorFeedback
 from tfdist.gradients.reduction import measured_network
 from tfdist.gradients.reduction.codec_memory import Memory
+from tfdist.planner.planner_link import Link
 
 _log = logging.getLogger("tfdist")
 _CHOICE, _LINK = "compression_choice", "compression_link"
+_MANY_BYTES = 1 << 20  # that show the rate of the network: a slow one takes no second for them
 
 
 class Plan:
@@ -64,19 +66,19 @@ class Plan:
         if workers.gather([self._is_due(trained_seconds)]).any():
             with workers.waiting("the measurement of the network"):
                 began = time.monotonic()
-                link = measured_network.agreed_link(workers.collective)
+                link = measured_link(workers.collective, _MANY_BYTES)
                 self._measured = trained_seconds, time.monotonic() - began
-                if self._is_another(link, Link(*_numbers(memory.others[_LINK]))):
+                if self._is_another(link, _saved_link(memory)):
                     self._choose(link, workers, memory, specs)
         before, saved = self._choice, _numbers(memory.others[_CHOICE])
         self._choice = {place: int(saved[place]) for place in specs}
         return self._choice != {place: before.get(place, 0) for place in specs}
 
-    def _is_another(self, link: Link, chosen_for: Link) -> bool:
-        if link.is_like(chosen_for):
+    def _is_another(self, link: Link, chosen_for: Link | None) -> bool:
+        if chosen_for is not None and auto_choice.is_like(link, chosen_for):
             self._doubted = None
             return False
-        is_certain = chosen_for.seconds_per_byte == 0 or (self._doubted is not None and link.is_like(self._doubted))
+        is_certain = chosen_for is None or (self._doubted is not None and auto_choice.is_like(link, self._doubted))
         self._doubted = None if is_certain else link
         return is_certain
 
@@ -106,7 +108,12 @@ class Plan:
             held_back = self.options[int(now[place])].has_memory and index == 0
             now[place] = len(self.options) - 1 if held_back else index
         memory.others[_CHOICE].assign(tf.constant(now, tf.int32))
-        memory.others[_LINK].assign(tf.constant([link.latency_seconds, link.seconds_per_byte], tf.float32))
+        memory.others[_LINK].assign(tf.constant([link.latency_seconds, 1 / link.bytes_per_second], tf.float32))
+
+
+def _saved_link(memory: Memory) -> Link | None:
+    latency, seconds_per_byte = _numbers(memory.others[_LINK])
+    return Link(latency_seconds=latency, bytes_per_second=1 / seconds_per_byte) if seconds_per_byte else None
 
 
 def _numbers(variable: keras.Variable) -> list[Any]:

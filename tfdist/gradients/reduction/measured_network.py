@@ -1,4 +1,4 @@
-"""Measure the network between workers and the speed of codecs, for the choice of codecs."""
+"""Measure the speed of codecs, for the choice of codecs."""
 
 import statistics
 import time
@@ -7,41 +7,24 @@ from functools import cache
 
 import tensorflow as tf
 
-from tfdist.collectives import buckets, keys
+from tfdist.collectives import keys
 from tfdist.collectives.collective import Collective
 from tfdist.compression import seeds
-from tfdist.compression.auto_choice import Cost, Link
-from tfdist.compression.codec import Codec, reduced_bytes
+from tfdist.compression.auto_choice import Cost
+from tfdist.compression.codec import Codec
 from tfdist.compression.codec_exchange import by_itself
 from tfdist.compression.codecs.casting import Whole
 
-_FEW_BYTES, _MANY_BYTES = 4 << 10, 1 << 20
 _SIDES = 32, 768  # of the matrices that codecs are tried on
 _TIMES = 5
-
-
-def agreed_link(collective: Collective) -> Link:
-    """Return what is between the members of a group, of which there are several, as the first one finds it.
-
-    All of them call it.
-    """
-    few, many = (buckets.measured_seconds(collective, size) for size in (_FEW_BYTES, _MANY_BYTES))
-    sent = reduced_bytes(_MANY_BYTES - _FEW_BYTES, 1, collective.size)
-    return Link(*_of_the_first(collective, [few, max(many - few, 1e-9) / sent]))
 
 
 def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
     """Return what each codec computes while all members compute, as the first one finds it; all of them call it."""
     mine = [_cost(codec, collective.size) for codec in codecs]
-    numbers = _of_the_first(
-        collective, [number for cost in mine for number in (cost.seconds, cost.seconds_per_element)]
-    )
+    flat = tf.constant([number for cost in mine for number in (cost.seconds, cost.seconds_per_element)], tf.float64)
+    numbers = collective.broadcast(flat, key=keys.EAGER).numpy().tolist()
     return [Cost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
-
-
-def _of_the_first(collective: Collective, numbers: Sequence[float]) -> list[float]:
-    values = collective.broadcast(tf.constant(numbers, tf.float64), key=keys.EAGER)
-    return [float(value) for value in values.numpy()]
 
 
 @cache

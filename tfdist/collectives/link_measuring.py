@@ -1,0 +1,41 @@
+"""Measure the link between the members of a collective: the one measurement behind every prediction."""
+
+import statistics
+import time
+
+import tensorflow as tf
+
+from tfdist.collectives import keys
+from tfdist.collectives.collective import Collective
+from tfdist.planner.planner_link import Link
+
+_FEW_BYTES = 4 << 10
+_FEWEST = 10  # the first dozen all_reduces takes several times as long
+_MOST_PER_SECOND = 240
+
+
+def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0.25) -> Link:
+    """Return the link between at least two members, as the first one measures it; all of them call it."""
+    few, many = (_all_reduce_seconds(collective, size, seconds) for size in (_FEW_BYTES, many_bytes))
+    as_of_two, steps = Link.of_all_reduces((_FEW_BYTES, few), (many_bytes, many)), collective.size - 1
+    rate = as_of_two.bytes_per_second * 2 * steps / collective.size
+    mine = tf.constant([as_of_two.latency_seconds / steps, rate], tf.float64)
+    latency, rate = collective.broadcast(mine, key=keys.EAGER).numpy().tolist()
+    return Link(latency_seconds=latency, bytes_per_second=rate)
+
+
+def _all_reduce_seconds(collective: Collective, size: int, seconds: float) -> float:
+    """Return the median time of an all_reduce that is repeated for so many seconds."""
+    ones = tf.ones([size // 4])
+
+    def taken() -> float:
+        began = time.perf_counter()
+        collective.all_reduce([ones], key=keys.EAGER)[0].numpy()
+        return time.perf_counter() - began
+
+    taken()  # sets up
+    mine = min(taken() for _ in range(3))
+    # all members repeat it equally often
+    (slowest,) = collective.all_reduce([tf.constant(mine)], key=keys.EAGER, op="max")
+    count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST)
+    return statistics.median([taken() for _ in range(count)][count // 2 :])
