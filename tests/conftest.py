@@ -26,7 +26,7 @@ import pytest
 
 from tests.integration import light
 from tests.readme import INTEGRATION, MARKS, Marks
-from tfdist.training.checks import kept_verdicts
+from tfdist.variables import TRIALS
 
 pytest_plugins = ["pytester", "tests.cpu_seconds"]
 
@@ -117,7 +117,7 @@ hypothesis.settings.load_profile("any machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
-    os.environ[kept_verdicts.VARIABLE] = "again"  # else what is tried would depend on the tests before
+    os.environ[TRIALS.name] = "again"  # else what is tried would depend on the tests before
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light.STARTING, os.environ.get("PYTHONPATH")]))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile what all import
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
@@ -155,7 +155,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     os.environ.pop(MARK, None)
-    os.environ.pop(kept_verdicts.VARIABLE, None)
+    os.environ.pop(TRIALS.name, None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
+from tfdist.variables import CACHE_DIR
 
 # Never removed: a process may hold a lock by its file, and a running job is found by its socket.
 IN_USE = ("jobs", "locks")
@@ -29,8 +30,8 @@ _STALE_SECONDS = 24 * 3600.0
 
 def folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of the cache: TFDIST_CACHE_DIR, else tfdist in XDG_CACHE_HOME, else in ~/.cache."""
-    if environ.get("TFDIST_CACHE_DIR"):
-        return Path(environ["TFDIST_CACHE_DIR"]).expanduser().absolute()
+    if named := CACHE_DIR.read(environ):
+        return named
     base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or os.path.expanduser("~"), ".cache"))
     return Path(base, "tfdist").absolute()
 
@@ -46,7 +47,7 @@ def make(root: Path, names: tuple[str, ...]) -> None:
         raise ConfigError(
             f"the cache folder {root} cannot be written ({_reason(error)}). Name another: export "
             "TFDIST_CACHE_DIR=/path",
-            name="TFDIST_CACHE_DIR",
+            name=CACHE_DIR.name,
             path=root,
         ) from error
 

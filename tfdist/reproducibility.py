@@ -10,6 +10,7 @@ from tfdist import validation
 from tfdist.collectives.backends import horovod_job
 from tfdist.compat import initialized
 from tfdist.errors import ConfigError
+from tfdist.variables import STRATEGY
 
 __all__ = ["reproducible"]
 
@@ -77,7 +78,7 @@ def _fix_reductions() -> None:
             "two runs are alike. Unset it, or do without tfdist.reproducible."
         )
     cluster = clusters.from_environment()
-    rings = os.environ.get("TFDIST_STRATEGY") == "ring" or cluster.source == "horovodrun"
+    rings = STRATEGY.read(os.environ) == "ring" or cluster.source == "horovodrun"
     if rings and cluster.num_workers > 2 and not horovod_job.fixed_order(cluster.num_workers):
         raise ConfigError(
             f"the ring has {cluster.num_workers} workers, and this build of Horovod adds up in an order that depends "

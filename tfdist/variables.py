@@ -38,14 +38,14 @@ class Variable(Generic[T]):
         help: one sentence.
         parse: makes the value of the name and the text.
         default: the value where the variable is unset or blank.
-        set_by: the user, `tfdist run` for its workers, or another part of tfdist.
+        set_by: the user, `tfdist run` for its workers, either, or another part of tfdist.
     """
 
     name: str
     help: str
     parse: Callable[[str, str], T]
     default: T
-    set_by: Literal["user", "run", "tfdist"] = "user"
+    set_by: Literal["user", "run", "user or run", "tfdist"] = "user"
 
     def text(self, environ: Mapping[str, str]) -> str:
         """Return the text as it is; empty where the variable is unset or blank."""
@@ -53,11 +53,7 @@ class Variable(Generic[T]):
         return text if text.strip() else ""
 
     def read(self, environ: Mapping[str, str]) -> T:
-        """Return the value.
-
-        Raises:
-            ConfigError: the text is malformed.
-        """
+        """Return the value; a malformed text is a `ConfigError`."""
         text = self.text(environ)
         return self.parse(self.name, text) if text else self.default
 
@@ -81,10 +77,15 @@ def _integer(
     *,
     minimum: int = 0,
     maximum: int | None = None,
+    hint: str = "",
     **more: Any,
 ) -> Variable[int | D]:
     return Variable(
-        name, help, lambda name, text: parse_integer(name, text, minimum=minimum, maximum=maximum), default, **more
+        name,
+        help,
+        lambda name, text: parse_integer(name, text, minimum=minimum, maximum=maximum, hint=hint),
+        default,
+        **more,
     )
 
 
@@ -97,9 +98,18 @@ def _seconds(name: str, text: str) -> float:
 
 # What users set
 
-STRATEGY = _text("TFDIST_STRATEGY", "name of the strategy that `tfdist.strategies.from_environment()` returns")
+STRATEGY = _text(
+    "TFDIST_STRATEGY",
+    "name of the strategy that `tfdist.strategies.from_environment()` returns",
+    set_by="user or run",
+)
 REPLICAS_PER_WORKER = _integer(
-    "TFDIST_REPLICAS_PER_WORKER", "devices that each worker uses; all by default", None, minimum=1
+    "TFDIST_REPLICAS_PER_WORKER",
+    "devices that each worker uses; all by default",
+    None,
+    minimum=1,
+    hint="Unset it to take every device, or write a number: 2.",
+    set_by="user or run",
 )
 COLLECTIVES = _text("TFDIST_COLLECTIVES", "backend that carries tensors between replicas, where the code names none")
 MESH = _text("TFDIST_MESH", "mesh of `model-parallel` or `pipeline`, such as `batch=2,model=2`")
@@ -161,7 +171,9 @@ UNTESTED_VERSIONS = _choice(
 )
 BATCH_SIZE = _integer("TFDIST_BATCH_SIZE", "what `tfdist.tune.batch_size()` returns", None, minimum=1)
 JOB_KEY = _text(
-    "TFDIST_JOB_KEY", "key of the job, 64 hexadecimal digits, the same on all workers; they authenticate with it"
+    "TFDIST_JOB_KEY",
+    "key of the job, 64 hexadecimal digits, the same on all workers; they authenticate with it",
+    set_by="user or run",
 )
 PORT = _integer("TFDIST_PORT", "first port at which the workers of a host listen", None, minimum=1, maximum=65535)
 COORDINATOR = _text("TFDIST_COORDINATOR", "host:port of rank 0 for the ranks of one host; rank i listens at port + i")
@@ -179,8 +191,12 @@ FAULTS_LOG = _text("TFDIST_FAULTS_LOG", "file that gets a line of JSON for each 
 
 # What `tfdist run` gives its workers
 
-WORKERS = _text("TFDIST_WORKERS", "addresses of all workers, such as `127.0.0.1:40001,127.0.0.1:40002`", set_by="run")
-WORKER_INDEX = _integer("TFDIST_WORKER_INDEX", "index of this worker, from 0; worker 0 is the chief", 0, set_by="run")
+WORKERS = _text(
+    "TFDIST_WORKERS", "addresses of all workers, such as `127.0.0.1:40001,127.0.0.1:40002`", set_by="user or run"
+)
+WORKER_INDEX = _integer(
+    "TFDIST_WORKER_INDEX", "index of this worker, from 0; worker 0 is the chief", 0, set_by="user or run"
+)
 LOCAL_WORKERS = _integer("TFDIST_LOCAL_WORKERS", "number of workers on this host", None, minimum=1, set_by="run")
 LOCAL_INDEX = _integer("TFDIST_LOCAL_INDEX", "index of this worker among those of its host", None, set_by="run")
 JOB_ID = _text("TFDIST_JOB_ID", "text that is the same on every worker of this run", set_by="run")

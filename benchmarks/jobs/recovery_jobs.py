@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.monitor import fault_verdicts, faults
+from tfdist.monitor import fault_verdicts
 from tfdist.monitor.fault_plan import Fault, FaultPlan
+from tfdist.variables import FAULTS_LOG
 
 _DEADLINE_SECONDS = 240.0  # of a start, and once more for each kill
 _END_SECONDS = 20.0
@@ -188,7 +189,7 @@ def _run(command: Sequence[str], folder: Path, plan: FaultPlan, *, deadline_seco
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     environment = {**kept, **_QUIET, **_THREADS, **plan.to_environment(), "PYTHONPATH": path}
-    environment[faults.LOG] = str(folder / "faults")
+    environment[FAULTS_LOG.name] = str(folder / "faults")
     output = folder / "output"
     with (
         output.open("wb") as file,

@@ -14,9 +14,9 @@ from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, option, rounds, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
-from tfdist.cluster.strategy_table import MESH_VARIABLE
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
+from tfdist.variables import MESH
 
 __all__ = ["ARMS", "SHAPE", "ModelParallelBench", "ModelParallelReport", "TransformerSuite", "command", "limit", "sums"]
 
@@ -201,7 +201,7 @@ def limit(seconds: float, sums_seconds: float) -> float:
 
 def _lane(arm: str) -> lanes.Lane:
     _, name, workers = ARMS[arm]
-    environment = {MESH_VARIABLE: _MESH} if name == "model-parallel" else {}
+    environment = {MESH.name: _MESH} if name == "model-parallel" else {}
     return lanes.Lane(name, workers=workers, environment=environment)
 
 

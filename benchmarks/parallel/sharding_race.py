@@ -14,8 +14,8 @@ from tfdist.bench.ratio import Quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes, slow_network
 from tfdist.cli.bench.suite_command import link_of, suite_command
-from tfdist.cluster.strategy_table import STAGE_VARIABLE
 from tfdist.planner import machine
+from tfdist.variables import SHARDING_STAGE
 
 __all__ = ["ARMS", "ShardingBench", "ShardingReport", "command"]
 
@@ -105,7 +105,7 @@ class ShardingBench(Suite):
         self, arm: str, environment: Mapping[str, str] = _NOTHING, network: slow_network.Network | None = None
     ) -> lanes.Lane:
         strategy, stage = ARMS[arm]
-        own = {} if stage is None else {STAGE_VARIABLE: str(stage)}
+        own = {} if stage is None else {SHARDING_STAGE.name: str(stage)}
         return lanes.Lane(strategy, workers=self.workers, environment={**environment, **own}, network=network)
 
 

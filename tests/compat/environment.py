@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.compat.processes import REPOSITORY, run
 from tfdist.compat.version_pairs import Pair
-from tfdist.training.checks import untested
+from tfdist.variables import UNTESTED_VERSIONS
 
 FOLDER = REPOSITORY / ".venv-compat"
 INSTALL_SECONDS = 3600.0
@@ -95,7 +95,7 @@ def variables(place: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)]),
         "KERAS_BACKEND": "tensorflow",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        untested.VARIABLE: "allow",
+        UNTESTED_VERSIONS.name: "allow",
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import griffe
 
 from tests.goldens.public_names import ROOT, package
+from tfdist import variables
 from tfdist.monitor import faults
 
 _PART = re.compile(r"(<!-- made by make goldens: (.*?) -->\n\n).*?(\n<!-- end -->\n)", re.DOTALL)
@@ -74,6 +75,11 @@ def rooms() -> str:
     return _table(("room", "what it holds"), rows)
 
 
+def variables_set_by(*sides: str) -> str:
+    rows = [(f"`{one.name}`", one.help) for one in variables.ALL if one.set_by in sides]
+    return _table(("variable", "what it is"), rows)
+
+
 def _cells(page: str) -> list[tuple[str, ...]]:
     lines = (line for line in page.splitlines() if line.startswith("|"))
     return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
@@ -96,10 +102,15 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "arguments of BackupAndRestore": arguments_of_backups,
     "measured recipes": measured_recipes,
     "rooms": rooms,
+    "variables of users": lambda: variables_set_by("user", "user or run"),
+    "variables of workers": lambda: variables_set_by("run", "user or run"),
+    "variables of tfdist": lambda: variables_set_by("tfdist"),
 }
 PAGES: tuple[Path, ...] = (
     ROOT / "docs" / "fault-tolerance.md",
     ROOT / "docs" / "fault-tolerance-faults.md",
     ROOT / "docs" / "design" / "rooms.md",
+    ROOT / "docs" / "run.md",
+    ROOT / "docs" / "variables.md",
     ROOT / "strategies" / "README.md",
 )

@@ -8,13 +8,13 @@ from tests.goldens.command_help import command_help
 from tests.goldens.file_formats import file_formats
 from tests.goldens.messages import messages
 from tests.goldens.public_names import public_names
-from tests.goldens.variables_read import variables_read
+from tests.goldens.variables_table import variables_table
 
 FOLDER = Path(__file__).parent
 TEXTS: Mapping[str, Callable[[], str]] = {
     "public_names.txt": public_names,
     "command_help.txt": command_help,
-    "variables_read.txt": variables_read,
+    "variables_table.txt": variables_table,
     "file_formats.txt": file_formats,
     "messages.txt": messages,
 }

@@ -13,7 +13,7 @@ import psutil
 
 from tests.integration import light
 from tests.integration.forks import Fork, Forks
-from tfdist.training.checks.kept_verdicts import VARIABLE
+from tfdist.variables import TRIALS
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 800
@@ -46,7 +46,7 @@ def environment(shared: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": path,
         "SHARED": str(shared),
         "TMPDIR": str(shared.parent / "tmp"),
-        VARIABLE: "again",
+        TRIALS.name: "again",
         **more,
     }
 

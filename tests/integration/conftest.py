@@ -10,9 +10,9 @@ import pytest
 from tests.integration.agents import PRELUDE
 from tests.integration.forks import Forks, forks
 from tfdist.native import build_target, library
-from tfdist.training.checks import kept_verdicts
+from tfdist.variables import TRIALS
 
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", kept_verdicts.VARIABLE: "again"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", TRIALS.name: "again"}
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
-from tfdist.cluster import ports, strategy_table
+from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
+from tfdist.variables import COLLECTIVES, SHARDING_STAGE
 
 DEADLINE_SECONDS = 900
 CASES = Path(__file__).parent / "cases"
@@ -24,8 +25,8 @@ def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerP
         made = worker_environments(
             os.environ, strategy="sharded-data-parallel", ports=ports.free_ports(workers), replicas_per_worker=1
         )
-        more = {"PYTHONPATH": python_path(CASES), strategy_table.COLLECTIVES_VARIABLE: collectives}
-        return [environment | more | {strategy_table.STAGE_VARIABLE: str(stage)} for environment in made]
+        more = {"PYTHONPATH": python_path(CASES), COLLECTIVES.name: collectives}
+        return [environment | more | {SHARDING_STAGE.name: str(stage)} for environment in made]
 
     pool = WorkerPool(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes

@@ -12,7 +12,7 @@ import pytest
 
 from tfdist.errors import TfdistError
 from tfdist.native import build_target, library, loading
-from tfdist.native.ops import SWITCH
+from tfdist.variables import NATIVE
 
 tf = pytest.importorskip("tensorflow")
 
@@ -49,7 +49,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
     def run(function: Callable[[], Any]) -> tuple[Any, Any]:
         ends = []
         for switch in ("1", "0"):
-            monkeypatch.setenv(SWITCH, switch)
+            monkeypatch.setenv(NATIVE.name, switch)
             assert (module.kernels() is not None) == (switch == "1")
             ends.append(tf.function(function)().numpy())
         return ends[0], ends[1]
@@ -107,7 +107,7 @@ def test_the_largest_are_exactly_k_and_of_equal_ones_the_first(ways: Ways, count
 
 
 def test_shapes_are_known_in_a_graph_and_eager_calls_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NATIVE.name, "1")
     rows = np.random.default_rng(0).standard_normal((2, 1184 * 6)).astype(np.float32)
     for codec in CODECS:
         if rows.shape[1] % codec.row_multiple:
@@ -159,13 +159,13 @@ def wrong_calls() -> dict[str, Callable[[Any], Any]]:
 
 @pytest.mark.parametrize("what", wrong_calls())
 def test_what_does_not_fit_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NATIVE.name, "1")
     with pytest.raises(tf.errors.InvalidArgumentError):
         wrong_calls()[what](module.kernels())
 
 
 def test_nothing_is_made_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NATIVE.name, "1")
     for codec in CODECS[:-4]:
         assert codec.encode(tf.zeros([0, codec.row_multiple]), SEED).shape == [0, codec.row_words(codec.row_multiple)]
         assert codec.decode(codec.encode(tf.zeros([3, 0]), SEED), 0).shape == [3, 0]
@@ -180,7 +180,7 @@ def test_an_optimizer_compiles_before_its_first_step_and_does_without(
         asked.append(of.name)
         raise TfdistError("there is no compiler")
 
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NATIVE.name, "1")
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(module, "_loaded", functools.cache(module._loaded.__wrapped__))
     DistributedOptimizer("sgd", compression=PowerSGD())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.steppers import options
-from tfdist.training.checks.kept_verdicts import VARIABLE
+from tfdist.variables import TRIALS
 
 DEADLINE_SECONDS = 800
 # A step of the user's, which is tried; what it is compared with trains on one device.
@@ -105,7 +105,7 @@ def start(forking: Forks, shared: Path, script: Callable[[str], Path]) -> Start:
             if not (place / "ops").exists():
                 (place / "ops").symlink_to((shared / "cache" / "ops").resolve())
         result = f"result {next(numbers)} "
-        more = {"CACHE": str(shared / "cache"), "SEED": str(seed), "RESULT": result, VARIABLE: "keep"}
+        more = {"CACHE": str(shared / "cache"), "SEED": str(seed), "RESULT": result, TRIALS.name: "keep"}
         how = ["-n", str(workers), "--strategy", "multi-worker"]
         if workers == 1:
             how = ["-n", "1", "--strategy", "mirrored", "--replicas-per-worker", "2"]
@@ -173,5 +173,5 @@ def test_a_file_with_something_else_in_it_is_tried_anew(start: Start, shared: Pa
 
 def test_a_user_can_have_every_start_try(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     start()
-    again = ('os.environ["CACHE"] + str(ME)', f'os.environ["CACHE"] + str(ME); os.environ["{VARIABLE}"] = "again"')
+    again = ('os.environ["CACHE"] + str(ME)', f'os.environ["CACHE"] + str(ME); os.environ["{TRIALS.name}"] = "again"')
     assert start(again)[0]["tries"] > 0

@@ -18,6 +18,7 @@ from tfdist.data.format.record_framing import masked_crc
 from tfdist.errors import ConfigError
 from tfdist.native import Records, build_target, library, records
 from tfdist.native import ops as native
+from tfdist.variables import NATIVE
 
 __all__ = ["ops"]  # a fixture
 
@@ -143,7 +144,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A process that has not asked for the ops yet, with an empty cache."""
     monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.delenv(native.SWITCH, raising=False)
+    monkeypatch.delenv(NATIVE.name, raising=False)
     monkeypatch.setattr(native, "_load", functools.cache(native._load.__wrapped__))
     return tmp_path / "cache"
 
@@ -185,10 +186,10 @@ def test_with_a_cache_that_cannot_be_written(
 
 @pytest.mark.quick
 def test_the_switch(fresh: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setenv(NATIVE.name, "0")
     assert records() is None
     assert not fresh.exists()
-    monkeypatch.setenv(native.SWITCH, "maybe")
+    monkeypatch.setenv(NATIVE.name, "maybe")
     with pytest.raises(ConfigError, match="TFDIST_NATIVE is 'maybe'"):
         records()
     assert not caplog.records

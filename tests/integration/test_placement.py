@@ -35,6 +35,7 @@ from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
 from tfdist.jobs.remote.remote_placement import remote_placement
 from tfdist.processes.fork_server import ForkServer, adopting
 from tfdist.processes.job_resources import Guard, guarded
+from tfdist.variables import JOB_KEY
 
 pytestmark = pytest.mark.quick
 
@@ -87,7 +88,7 @@ def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
     key, address = job_key.drawn(), f"127.0.0.1:{ports[0][1]}"
     hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
     command = [sys.executable, "-m", "tfdist", "agent", address, "--name", "n1"]
-    environ = {**os.environ, job_key.VARIABLE: key}
+    environ = {**os.environ, JOB_KEY.name: key}
     with (
         subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
         ended_after_an_error(process),

@@ -12,6 +12,7 @@ from tfdist.callbacks import BackupAndRestore
 from tfdist.engines.ray import CheckpointConfig, ReportCheckpointCallback, Result
 from tfdist.errors import ConfigError
 from tfdist.jobs.reporting import reports, run_folder
+from tfdist.variables import REPORTS
 
 pytestmark = pytest.mark.quick
 
@@ -44,7 +45,7 @@ def test_epochs_are_reported_once_also_those_that_are_trained_again(
         run = tmp_path / name
         run.mkdir()
         with run_folder.running(run, CheckpointConfig(num_to_keep=2)) as variables:
-            monkeypatch.setenv(run_folder.VARIABLE, variables[run_folder.VARIABLE])
+            monkeypatch.setenv(REPORTS.name, variables[REPORTS.name])
             if dies:
                 with pytest.raises(InterruptedError):
                     fit(run, *dies)

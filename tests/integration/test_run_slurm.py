@@ -20,7 +20,8 @@ from tests.integration.agents import (
     wait_until,
 )
 from tfdist.jobs.remote.host_launchers import ENGINES
-from tfdist.jobs.remote.sbatch import REQUEUE, run_in_allocation, tell_why_it_waits
+from tfdist.jobs.remote.sbatch import run_in_allocation, tell_why_it_waits
+from tfdist.variables import SLURM_REQUEUE
 
 pytestmark = pytest.mark.quick
 
@@ -141,11 +142,11 @@ def test_one_that_had_to_stop_is_put_into_the_queue_again_where_that_was_asked_f
     path = script("")
     for options, is_asked in (("--requeue --nodes=2", True), ("--nodes=2", False)):
         _, shown, _ = finished("--engine", "slurm", "--dry-run", "--sbatch", options, path, **slurm)
-        assert (f"export {REQUEUE}=1" in shown) == is_asked
+        assert (f"export {SLURM_REQUEUE.name}=1" in shown) == is_asked
     for name in ("PATH", "SHARED"):
         monkeypatch.setenv(name, slurm["env"][name])
     said: list[str] = []
-    asked = {REQUEUE: "1", "SLURM_JOB_ID": "42"}
+    asked = {SLURM_REQUEUE.name: "1", "SLURM_JOB_ID": "42"}
     for code, environ in ((143, asked), (143, {}), (0, asked), (1, asked)):
         assert run_in_allocation(lambda code=code: code, environ, say=said.append) == code  # type: ignore[misc]
     assert (shared / "cancels").read_text() == "scontrol requeue 42\n"

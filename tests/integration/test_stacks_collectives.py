@@ -12,7 +12,7 @@ import pytest
 from tests.integration.agents import DEADLINE_SECONDS, PRELUDE, environment, told
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened
-from tfdist.cluster import strategy_table
+from tfdist.variables import COLLECTIVES
 
 SCRIPT = (
     PRELUDE
@@ -48,7 +48,7 @@ def test_who_waits_in_a_collective_and_who_does_not_come_are_told_apart(
 ) -> None:
     script = shared / "train.py"
     script.write_text(SCRIPT)
-    env = environment(shared, **{strategy_table.COLLECTIVES_VARIABLE: collectives})
+    env = environment(shared, **{COLLECTIVES.name: collectives})
     command = ["run", "--event-file", str(shared / "events"), "--strategy", strategy, "-n", "2", str(script)]
     with forking.start("tfdist", *command, **env) as process:
         told(shared, "stands")

@@ -17,7 +17,7 @@ from tfdist.monitor.recording.graph_stamps import Rows, Stamps
 from tfdist.monitor.recording.operations import OperationRows
 from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, ROWS_OF_STAMPS, STAMPS, Column
 from tfdist.native import build_target, library, loading, stamp_ops
-from tfdist.native.ops import SWITCH
+from tfdist.variables import NATIVE
 
 tf = pytest.importorskip("tensorflow")
 
@@ -266,9 +266,9 @@ def test_a_reader_beside_steps_sees_whole_rows_in_their_order() -> None:
 def test_they_are_left_out_where_nobody_wants_or_has_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(NATIVE.name, "0")
     assert stamp_ops.stamp_ops() is None
-    monkeypatch.delenv(SWITCH)
+    monkeypatch.delenv(NATIVE.name)
 
     def load(of: library.Library, made: Any) -> Any:
         raise TfdistError("there is no compiler")

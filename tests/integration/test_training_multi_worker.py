@@ -18,6 +18,7 @@ from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
+from tfdist.variables import COLLECTIVES, MESH
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
@@ -42,10 +43,8 @@ def start(forking: Forks, strategy: str, workers: int, collectives: str = "auto"
         free = ports.free_ports(workers)
         made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=1)
         asked, _, lacks = collectives.partition(" without ")
-        more = {"PYTHONPATH": python_path(CASES), strategy_table.COLLECTIVES_VARIABLE: asked}
-        more[strategy_table.MESH_VARIABLE] = (
-            f"batch={workers},model=1"  # of model-parallel, where each has its own examples
-        )
+        more = {"PYTHONPATH": python_path(CASES), COLLECTIVES.name: asked}
+        more[MESH.name] = f"batch={workers},model=1"  # of model-parallel, where each has its own examples
         made[-1] |= {"CXX": "/no/compiler", "TFDIST_CACHE_DIR": os.devnull} if lacks else {}
         return [environment | more for environment in made]
 
@@ -276,7 +275,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(
     script = tmp_path / "train.py"
     script.write_text(KILLED_AT_STEP_3)
     command = ["tfdist", "run", "--strategy", strategy, "-n", "3", "--grace-seconds", "2", str(script)]
-    with forking.start(*command, cwd=tmp_path, **{strategy_table.COLLECTIVES_VARIABLE: collectives}) as process:
+    with forking.start(*command, cwd=tmp_path, **{COLLECTIVES.name: collectives}) as process:
         out, err = (written.decode() for written in process.communicate())
     assert process.returncode == 128 + 9, err[-2000:]
     assert "[worker 2] step 2" in out  # all agree after every batch, so nobody is a step behind

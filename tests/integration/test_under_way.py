@@ -11,7 +11,6 @@ import pytest
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
-from tfdist.monitor.stacks.waits import VARIABLE
 from tfdist.native import stamp_ops
 from tfdist.testing.pool import WorkerPool, worker_environments
 
@@ -19,6 +18,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.collectives import in_flight as module  # noqa: E402
 from tfdist.collectives.in_flight import UnderWay, described  # noqa: E402
+from tfdist.variables import STACKS_FILE  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -129,9 +129,9 @@ def test_a_slot_that_there_is_not_is_refused(under_way: UnderWay) -> None:
 
 
 def test_nothing_is_noted_where_nobody_can_ask_or_no_ops_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(STACKS_FILE.name, raising=False)
     assert module.of_process.__wrapped__() is None
-    monkeypatch.setenv(VARIABLE, "/nowhere")
+    monkeypatch.setenv(STACKS_FILE.name, "/nowhere")
     assert module.of_process.__wrapped__() is not None
     monkeypatch.setattr(module, "stamp_ops_if_kept", lambda: None)
     assert module.of_process.__wrapped__() is None

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.integration.forks import TAKEN_APART, Forks
 from tfdist.cluster import strategy_table
 from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.variables import STAGES
 
 SCRIPT = Path(__file__).parent / "cases" / "unfinished_inputs.py"
 DEADLINE_SECONDS = 300
@@ -28,7 +29,7 @@ JOBS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "model-parallel": (2, ("-n", "2", "--mesh", "batch=2,model=1"), FEW),
     "pipeline": (2, ("-n", "2"), FEW),
 }
-ENVIRONMENT = {strategy_table.STAGES_VARIABLE: "second", TAKEN_APART: "1"}
+ENVIRONMENT = {STAGES.name: "second", TAKEN_APART: "1"}
 
 
 def test_every_strategy_is_tried() -> None:

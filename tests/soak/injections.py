@@ -40,10 +40,11 @@ from tfdist.bench.workers import delays, lanes, slow_network
 from tfdist.cluster import ports
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.job_plan import task_command, tf_config
-from tfdist.monitor.recording.rows import VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.job_bound import Bound, Verdict, judge
 from tfdist.monitor.verdict.row_collection import read_folder
 from tfdist.monitor.verdict.step_parts import Part, of_workers, timeline
+from tfdist.variables import MONITOR_DIR
 
 WORKERS = 2
 WARM = 5  # first steps of a case that are not looked at
@@ -186,7 +187,7 @@ class Pair:
         self._stack = contextlib.ExitStack()
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self._is_chief = strategy == PARAMETER_SERVER
-        environment = {VARIABLE: str(self.folder), "TF_NUM_INTEROP_THREADS": "2"}
+        environment = {MONITOR_DIR.name: str(self.folder), "TF_NUM_INTEROP_THREADS": "2"}
         self._tasks: dict[str, Any] = {}
         if self._is_chief:
             if network is not None:

@@ -20,10 +20,9 @@ from pathlib import Path
 from tests.soak.hosts import SSHD_USER, OverSsh, with_sshd
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
 from tests.soak.trials import SECONDS
-from tfdist.cluster import job_key
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.connecting.tcp_joining import RENDEZVOUS
 from tfdist.jobs.remote.mpirun import MPICH, OPEN_MPI, command, found_kind
+from tfdist.variables import JOB_KEY, RENDEZVOUS
 
 
 def reached_by(program: str, found: Machines, config: Path) -> str:
@@ -64,7 +63,7 @@ def maps(trial: OverSsh, where: tuple[object, ...]) -> dict[int, str]:
     words = command(kind, remote, remote.hosts, {}, as_root=True)
     done = subprocess.run(
         trial.found.inside(LAUNCHER, [*words]),
-        env={**os.environ, RENDEZVOUS: "", job_key.VARIABLE: ""},
+        env={**os.environ, RENDEZVOUS.name: "", JOB_KEY.name: ""},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -25,8 +25,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.monitor import fault_verdicts, faults
+from tfdist.monitor import fault_verdicts
 from tfdist.monitor.fault_plan import FaultPlan
+from tfdist.variables import FAULTS_LOG
 
 ROOT = Path(__file__).parents[2]
 KINDS = [*4 * ["kill"], *2 * ["exception"], "exit", "stop", "hang"]
@@ -166,7 +167,7 @@ def with_faults(folder: Path, strategy: str, plan: FaultPlan, steps: int, minute
     log, weights = folder / "faults", list[dict[str, tuple[float, int, int]]]()
     options = ("--strategy", strategy, "--max-restarts", str(plan.restarts), "--stall-seconds", "60")
     begin = time.monotonic()
-    job = Job(folder, steps, *options, environment={**plan.to_environment(), faults.LOG: str(log)})
+    job = Job(folder, steps, *options, environment={**plan.to_environment(), FAULTS_LOG.name: str(log)})
     try:
         for _, workers in job.starts(begin + 60 * minutes):
             weights.append(weigh(job.process.pid, workers))

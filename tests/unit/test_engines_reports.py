@@ -15,6 +15,7 @@ from tests.refusals import refused
 from tfdist.engines.ray import Checkpoint, CheckpointConfig, Result, RunConfig, Trainer, get_checkpoint, report
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError
 from tfdist.jobs.reporting import reports, run_folder
+from tfdist.variables import REPORTS
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     with run_folder.running(folder, CheckpointConfig(num_to_keep=2)) as variables:
-        monkeypatch.setenv(run_folder.VARIABLE, variables[run_folder.VARIABLE])
+        monkeypatch.setenv(REPORTS.name, variables[REPORTS.name])
         monkeypatch.setattr(reports, "_reporter", reports._Reporter())
         yield folder
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_reported(run: Path, saved: Path, monkeypatch: pytest.Mon
     (run / ".run").write_text("another's")
     with refused(ConfigError, name="storage_path", path=run):
         report({})
-    monkeypatch.delenv(run_folder.VARIABLE)
+    monkeypatch.delenv(REPORTS.name)
     with refused(ConfigError, name="run_config"):
         report({})
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.refusals import absent, refused
-from tfdist.cluster.job_key import VARIABLE
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.remote.connecting import tcp_joining
@@ -19,6 +18,7 @@ from tfdist.jobs.remote.connecting.tcp_joining import Rendezvous, Ticket, join
 from tfdist.jobs.remote.connecting.wire import Seal, Wire
 from tfdist.jobs.remote.host_connector import Meeting
 from tfdist.jobs.remote.host_launchers import ENGINES, Nobody
+from tfdist.variables import JOB_KEY
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 SECONDS = 60.0
@@ -186,10 +186,10 @@ def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(VARIABLE, ""), ("TFDIST_RENDEZVOUS", "a"), ("TFDIST_JOIN_SECONDS", "soon")]
+    ("name", "value"), [(JOB_KEY.name, ""), ("TFDIST_RENDEZVOUS", "a"), ("TFDIST_JOIN_SECONDS", "soon")]
 )
 def test_variables_that_cannot_be(name: str, value: str) -> None:
-    right = {"TFDIST_RENDEZVOUS": "a:1", "TFDIST_HOST_NAME": "n", VARIABLE: KEY.hex()}
+    right = {"TFDIST_RENDEZVOUS": "a:1", "TFDIST_HOST_NAME": "n", JOB_KEY.name: KEY.hex()}
     assert Ticket.from_environment(right) is not None
     with refused(ConfigError, name=name):
         Ticket.from_environment({**right, name: value})

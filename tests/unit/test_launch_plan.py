@@ -13,6 +13,7 @@ from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, WorkerSpec
 from tfdist.jobs.plan.job_plan import WORKER_FILE, plan
+from tfdist.variables import JOB_KEY
 
 COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
 COMMON |= {"TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE", "TFDIST_STACKS_FILE", "PYTHONUNBUFFERED"}
@@ -75,13 +76,13 @@ def test_the_key_of_a_job_reaches_its_workers_and_is_shown_nowhere() -> None:
     config = LaunchConfig(target="train.py", workers=1, parameter_servers=1)
     three = [*two, ("127.0.0.1", 4003)]
     for spec in plan(config, addresses=three, key=key, **more):  # type: ignore[arg-type]
-        assert job_key.VARIABLE not in spec.environ({job_key.VARIABLE: "of an outer job"})
+        assert JOB_KEY.name not in spec.environ({JOB_KEY.name: "of an outer job"})
 
 
 @pytest.mark.parametrize("value", ["short", "0" * 63, "g" * 64, "00" * 33])
 def test_a_key_that_is_none_is_refused_and_not_repeated(value: str) -> None:
-    with refused(ConfigError, name=job_key.VARIABLE, received=None, mentions=["64 hexadecimal digits"]) as caught:
-        job_key.from_environment({job_key.VARIABLE: value})
+    with refused(ConfigError, name=JOB_KEY.name, received=None, mentions=["64 hexadecimal digits"]) as caught:
+        job_key.from_environment({JOB_KEY.name: value})
     assert value not in str(caught.value)
 
 

@@ -16,6 +16,7 @@ from tests.compat.outcomes import Outcome, of_column, of_tests, row
 from tests.refusals import absent
 from tfdist.compat.version_pairs import MAIN, TESTED, Pair, Standing
 from tfdist.training.checks import untested
+from tfdist.variables import UNTESTED_VERSIONS
 from tfdist.verify import column, feature
 
 PAIR = Pair("2.18.1", MAIN.keras)
@@ -100,7 +101,7 @@ def test_programs_of_an_environment_find_its_own_first() -> None:
     variables = environment.variables(Path("/env"))
     assert variables["PATH"].startswith("/env/bin:")
     assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(variables)
-    assert untested.decision(Standing.UNTESTED, variables[untested.VARIABLE]) is untested.Decision.WARN
+    assert untested.decision(Standing.UNTESTED, variables[UNTESTED_VERSIONS.name]) is untested.Decision.WARN
 
 
 def test_a_process_that_runs_into_its_deadline_is_ended_with_its_children(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from tfdist.errors import ConfigError
 from tfdist.monitor import faults, process_clock
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import ACTIVITY_OF, Activity, Kind, Phase
-from tfdist.monitor.recording.rows import VARIABLE
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.stopwatch import Request
+from tfdist.variables import MONITOR_DIR
 
 TRAIN, TEST, PREDICT = Kind
 HOOKS = [name for name in vars(StepObserver) if name.startswith(("on_", "before_"))]
@@ -217,7 +217,7 @@ def asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     for name, value in {
         **Request(folder=str(tmp_path), warm_up=100, steps=1).to_environment(),
         "TFDIST_PROGRESS_FILE": str(table.path),
-        VARIABLE: str(tmp_path),
+        MONITOR_DIR.name: str(tmp_path),
         "TFDIST_FAULTS": json.dumps(plan),
     }.items():
         monkeypatch.setenv(name, value)
@@ -272,7 +272,9 @@ def test_an_observer_that_raises_is_detached_and_named_once(
 
 
 def test_only_a_fault_may_raise_and_the_step_has_not_begun_then() -> None:
-    assert [kind.__name__ for kind in process_clock.kinds({VARIABLE: "folder"}) if kind.may_raise] == ["FaultInjector"]
+    assert [kind.__name__ for kind in process_clock.kinds({MONITOR_DIR.name: "folder"}) if kind.may_raise] == [
+        "FaultInjector"
+    ]
 
     class Fault(StepObserver):
         may_raise = True

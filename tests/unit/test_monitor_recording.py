@@ -20,8 +20,9 @@ from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 from tfdist.monitor.recording import chrome_trace, row_ring
 from tfdist.monitor.recording.recorder import FLUSH_SECONDS, MOST_STEPS, Recorder, joined, on_monotonic_clock
 from tfdist.monitor.recording.row_ring import Ring
-from tfdist.monitor.recording.rows import CHIEF_WORKERS, STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import CHIEF_WORKERS, STAMPS, WIDTH, Column
 from tfdist.monitor.step_clock import StepClock
+from tfdist.variables import MONITOR_DIR
 
 FIRST = STAMPS[0]
 
@@ -65,7 +66,7 @@ def test_what_is_no_ring_is_refused(content: bytes, tmp_path: Path) -> None:
 
 def test_nobody_records_without_being_asked(tmp_path: Path) -> None:
     assert Recorder.from_environment({}) is None
-    missing = {VARIABLE: str(tmp_path / "missing")}
+    missing = {MONITOR_DIR.name: str(tmp_path / "missing")}
     assert Recorder.from_environment(missing) is None, "training goes on where nothing can be recorded"
 
 

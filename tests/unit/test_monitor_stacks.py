@@ -15,6 +15,7 @@ from tfdist.jobs.process import script_worker
 from tfdist.monitor.stacks import stack_requests, waits
 from tfdist.monitor.stacks.frames import Stacks, apart, from_faulthandler, from_py_spy, lines
 from tfdist.monitor.stacks.stack_requests import Target, ask
+from tfdist.variables import STACKS_FILE
 
 SCRIPT = """
 import sys, threading, time
@@ -29,7 +30,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
     script, file = tmp_path / "stands.py", tmp_path / "Ünï stacks"
     script.write_text(SCRIPT)
     command = [sys.executable, script_worker.__file__, "--parent", "0", "--script", str(script)]
-    with subprocess.Popen(command, env={**os.environ, waits.VARIABLE: str(file)}, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env={**os.environ, STACKS_FILE.name: str(file)}, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
@@ -81,7 +82,7 @@ def test_all_mean_the_same_signal() -> None:
 
 
 def test_a_wait_is_told_and_taken_back(tmp_path: Path) -> None:
-    note = waits.WaitNote.from_environment({waits.VARIABLE: str(tmp_path / "stacks")})
+    note = waits.WaitNote.from_environment({STACKS_FILE.name: str(tmp_path / "stacks")})
     note.tell("all_reduce of 4 bytes")
     assert waits.read(tmp_path / "stacks") == "all_reduce of 4 bytes"
     note.tell("")

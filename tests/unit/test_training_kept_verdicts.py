@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError
 from tfdist.training.checks import kept_verdicts
-from tfdist.training.checks.kept_verdicts import VARIABLE, Shelf, Tried, as_numbers
+from tfdist.training.checks.kept_verdicts import Shelf, Tried, as_numbers
 from tfdist.training.replica.judging import VERDICTS, StateRule
+from tfdist.variables import TRIALS
 
 KEY = st.tuples(st.text(max_size=4), st.integers())
 RULE = st.builds(StateRule, st.sampled_from(VERDICTS), st.floats(allow_nan=False), st.booleans())
@@ -83,6 +84,6 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_user_can_have_nothing_kept(tmp_path: Path) -> None:
     assert shelf(tmp_path).is_open
-    assert not shelf(tmp_path, **{VARIABLE: "again"}).is_open
+    assert not shelf(tmp_path, **{TRIALS.name: "again"}).is_open
     with pytest.raises(ConfigError, match="keep"):
-        shelf(tmp_path, **{VARIABLE: "never"})
+        shelf(tmp_path, **{TRIALS.name: "never"})

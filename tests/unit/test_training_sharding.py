@@ -58,10 +58,3 @@ def test_what_cannot_be_sharded_is_refused_with_what_can() -> None:
     for devices in (["/device:CPU:0", "/device:CPU:1"], ["/device:GPU:0"]):
         with refused(UnsupportedError, name="shard_optimizer", received=1, mentions=devices):
             shardable.require_one_cpu(1, devices)
-
-
-def test_the_variable_names_a_stage() -> None:
-    assert [shardable.stage_from({"TFDIST_SHARDING_STAGE": given}) for given in ("", "1", " 2 ")] == [1, 1, 2]
-    for wrong in ("two", "0", "4", "1.0"):
-        with refused(ConfigError, name="TFDIST_SHARDING_STAGE", received=wrong):
-            shardable.stage_from({"TFDIST_SHARDING_STAGE": wrong})

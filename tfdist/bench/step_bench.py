@@ -12,6 +12,7 @@ from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
 from tfdist.validation import integer, one_of
+from tfdist.variables import COLLECTIVES
 
 __all__ = ["PEERS", "STRATEGIES", "StepBench", "StepReport", "arms", "shown"]
 
@@ -98,7 +99,7 @@ class StepBench(Suite):
         """
         horovod = strategy_table.get("ring").is_installed
         lane_of = arms(self.strategy, steps_per_execution=self.steps_per_execution, horovod=horovod)
-        chosen = {} if self.collectives is None else {strategy_table.COLLECTIVES_VARIABLE: self.collectives}
+        chosen = {} if self.collectives is None else {COLLECTIVES.name: self.collectives}
         found = {
             name: lanes.Lane(
                 name,

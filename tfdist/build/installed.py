@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from tfdist.build import recipe
 from tfdist.build.recipe import Options
 from tfdist.native.build_target import Target
+from tfdist.variables import PREFIX
 
 RECORD = "tfdist-build.json"  # beside METADATA in the folder of the distribution
 _MARK = "tfdist-build:"
@@ -180,7 +181,7 @@ def proof_command() -> list[str]:
 
 def proof_environment(inherited: Mapping[str, str], *, on_gpus: bool) -> dict[str, str]:
     """Return an environment in which Horovod believes to be the only process."""
-    launchers = ("HOROVOD_", "OMPI_", "PMI", "PMIX_", "SLURM_", "TF_CONFIG", "TFDIST_")
+    launchers = ("HOROVOD_", "OMPI_", "PMI", "PMIX_", "SLURM_", "TF_CONFIG", PREFIX)
     alone = {name: value for name, value in inherited.items() if not name.startswith(launchers)}
     gpus = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
     return {**alone, **gpus, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONFAULTHANDLER": "1"}

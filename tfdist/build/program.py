@@ -18,6 +18,7 @@ from typing import TextIO
 from tfdist.errors import DeadlineError, TfdistError
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard
+from tfdist.variables import JOB_ID
 
 _GRACE_SECONDS = 3.0
 
@@ -55,7 +56,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={**environ, "TFDIST_JOB_ID": self.guard.job_id},
+                env={**environ, JOB_ID.name: self.guard.job_id},
                 cwd=cwd,
                 start_new_session=True,
                 text=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tfdist import cache
 from tfdist.errors import ConfigError
+from tfdist.variables import CACHE_DIR
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def open_cache(environ: Mapping[str, str]) -> Cache:
         raise ConfigError(
             f"the cache folder is {str(root)!r}; colons, semicolons and line ends divide lists of paths in the "
             f"programs of a build, so its path must have none. Name another: export TFDIST_CACHE_DIR=/path",
-            name="TFDIST_CACHE_DIR",
+            name=CACHE_DIR.name,
             path=root,
         )
     cache.make(root, ("work", "logs", "wheels", "locks"))

@@ -15,9 +15,7 @@ from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
 from tfdist.training import loss_scale, standby_process
 from tfdist.training.strategy_mixin import KerasTraining
-
-_MEMORY = "TFDIST_MEMORY_DIR"
-_COPIES = "TFDIST_COPIES_DIR"
+from tfdist.variables import COPIES_DIR, MEMORY_DIR, Variable
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -125,7 +123,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
         standby_process.stand_by(model, training=True)  # what is found from here on has to be the newest there is
-        memory, copies = _in_memory(_MEMORY, self.backup_dir), _in_memory(_COPIES, self.backup_dir)
+        memory, copies = _in_memory(MEMORY_DIR, self.backup_dir), _in_memory(COPIES_DIR, self.backup_dir)
         session = BackupSession(
             model=model,
             fit=fit,
@@ -146,9 +144,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit.callbacks.callbacks.append(session)
 
 
-def _in_memory(variable: str, backup_dir: str) -> str | None:
+def _in_memory(variable: Variable[str], backup_dir: str) -> str | None:
     """Return where the state is in memory, if the agent gives room for it: a place for each backup directory."""
-    room = os.environ.get(variable)
+    room = variable.read(os.environ)
     if not room:
         return None
     return os.path.join(room, run_identity.place_of(backup_dir), "state")

@@ -15,13 +15,11 @@ from pathlib import Path
 from tfdist.cluster.job_files import MEMORY, event_copy, job_of, progress_file, steps_folder
 from tfdist.jobs.agent.events import EventFile
 from tfdist.monitor.recording.recorder import Recorder
-from tfdist.monitor.recording.rows import VARIABLE
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
 from tfdist.processes import job_folders
-
-_STATUS = "TFDIST_PROGRESS_FILE"
+from tfdist.variables import MONITOR_DIR, PROGRESS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Recorded:
 def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
     """Yield the job of this process, whose steps are recorded in the block: the launcher's, or one of its own."""
     with contextlib.ExitStack() as stack:
-        asked, status = os.environ.get(VARIABLE), os.environ.get(_STATUS)
+        asked, status = MONITOR_DIR.read(os.environ), PROGRESS_FILE.read(os.environ)
         known = next((one for one in clock.observers if isinstance(one, Recorder)), None)
         is_judged = bool(asked) and known is not None
         if known is not None:

@@ -9,6 +9,7 @@ import click
 from tfdist.cli.common.command import Command
 from tfdist.cluster import job_key
 from tfdist.cluster.cluster_values import split_address
+from tfdist.variables import JOB_KEY
 
 
 @click.command(
@@ -54,6 +55,6 @@ def command(
         split_address("ADDRESS", one)
     key = job_key.from_environment(os.environ) if key_file is None else job_key.from_file(Path(key_file))
     if key is None:
-        raise click.UsageError(f"the key of the job is missing: --key-file PATH, or {job_key.VARIABLE}.")
+        raise click.UsageError(f"the key of the job is missing: --key-file PATH, or {JOB_KEY.name}.")
     ticket = Ticket(addresses=addresses, name=name or socket.gethostname(), key=key)
     context.exit(joined_agent.serve(ticket, wait_seconds=wait_seconds, say=lambda text: click.echo(text, err=True)))

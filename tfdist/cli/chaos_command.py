@@ -15,7 +15,7 @@ import click
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.strategy_checks import server_count
-from tfdist.monitor import faults
+from tfdist.variables import FAULTS_LOG
 from tfdist.waiting import handled, wait_heeding_signals
 
 
@@ -74,7 +74,7 @@ def command(
         restarts = [] if has_restarts else ["--max-restarts", str(plan.restarts)]
         code = _run(
             [sys.executable, "-m", "tfdist", "run", "--event-file", str(events), *restarts, *arguments],
-            {**os.environ, **plan.to_environment(), faults.LOG: str(log)},
+            {**os.environ, **plan.to_environment(), FAULTS_LOG.name: str(log)},
         )
         texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (log, events)]
     found = fault_verdicts.verdicts(plan, *map(fault_verdicts.lines, texts))

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tfdist import variables
 from tfdist.cli.common import completion, kubernetes_options
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.field_options import field_options
@@ -27,7 +28,7 @@ from tfdist.cli.common.host_options import (
 from tfdist.cli.common.written_files import OutputFile
 from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
-from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, MESH_VARIABLE
+from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.plan.host_plan import Remote
@@ -89,7 +90,7 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option(
     "--mesh",
     metavar="AXES",
-    envvar=MESH_VARIABLE,
+    envvar=variables.MESH.name,
     help="As batch=2,model=2, or data=2,pipeline=2.",
 )
 @click.option(
@@ -107,11 +108,11 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
 @click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
 @click.option("--search", metavar="NAME=VALUE,VALUE", multiple=True, hidden=True)
-@click.option("--ssh-command", metavar="COMMAND", envvar="TFDIST_SSH_COMMAND", hidden=True)
-@click.option("--mpi-command", metavar="COMMAND", envvar="TFDIST_MPI_COMMAND", hidden=True)
+@click.option("--ssh-command", metavar="COMMAND", envvar=variables.SSH_COMMAND.name, hidden=True)
+@click.option("--mpi-command", metavar="COMMAND", envvar=variables.MPI_COMMAND.name, hidden=True)
 @click.option("--rendezvous", metavar="ADDRESS[:PORT]", hidden=True)
 @click.option("--key-file", metavar="PATH", type=click.Path(dir_okay=False), hidden=True)
-@click.option("--remote-python", metavar="PATH", envvar="TFDIST_REMOTE_PYTHON", hidden=True)
+@click.option("--remote-python", metavar="PATH", envvar=variables.REMOTE_PYTHON.name, hidden=True)
 @click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
 @click.option("--ray-address", metavar="ADDRESS", envvar="RAY_ADDRESS", hidden=True)
 @click.option("--cpus-per-worker", type=float, metavar="C", hidden=True)
@@ -246,8 +247,8 @@ def _config(
     }
     environment = {
         **tf_log_filter.variables(os.environ, all_logs=asked["all_logs"]),
-        **({COLLECTIVES_VARIABLE: collectives} if collectives else {}),
-        **({MESH_VARIABLE: mesh} if mesh else {}),
+        **({variables.COLLECTIVES.name: collectives} if collectives else {}),
+        **({variables.MESH.name: mesh} if mesh else {}),
     }
     target, *arguments = script
     return LaunchConfig(

@@ -23,6 +23,7 @@ from tfdist.tune.batch_search import Outcome
 from tfdist.tune.batch_trial import Job, Trial
 from tfdist.tune.tuning import Report, tune
 from tfdist.validation import as_bytes
+from tfdist.variables import STRATEGY
 
 _WIDTH_IN_FILES = 160
 _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
@@ -53,7 +54,7 @@ def command() -> None:
 @click.option(
     "--strategy",
     metavar="NAME",
-    envvar="TFDIST_STRATEGY",
+    envvar=STRATEGY.name,
     shell_complete=completion.strategies,
     help="As for `tfdist run`.",
 )

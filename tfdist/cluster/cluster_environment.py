@@ -30,6 +30,7 @@ from tfdist.cluster.environments import (
 )
 from tfdist.cluster.environments.environment_variables import given
 from tfdist.errors import ConfigError
+from tfdist.variables import WORKERS
 
 READERS = (
     tfdist_run.read,
@@ -64,11 +65,11 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
         cluster = read(variables)
         if cluster is not None:
             return cluster
-    if given(variables, "TFDIST_WORKERS"):
+    if given(variables, WORKERS.name):
         raise ConfigError(
-            f"TFDIST_WORKERS is {variables['TFDIST_WORKERS']!r}, but nothing tells which of these workers this process "
+            f"TFDIST_WORKERS is {WORKERS.read(variables)!r}, but nothing tells which of these workers this process "
             "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun.",
-            name="TFDIST_WORKERS",
-            received=variables["TFDIST_WORKERS"],
+            name=WORKERS.name,
+            received=WORKERS.read(variables),
         )
     return Cluster()

@@ -6,6 +6,7 @@ from typing import cast
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.validation import integer, one_of, parse_integer, shown, text
+from tfdist.variables import WORKERS
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
@@ -143,7 +144,7 @@ class Cluster:
                 "workers listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the "
                 "order of their ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on "
                 "one host, TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i.",
-                name="TFDIST_WORKERS",
+                name=WORKERS.name,
             )
         return self.addresses
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError
+from tfdist.variables import JOB_KEY
 
-VARIABLE = "TFDIST_JOB_KEY"
 _BYTES = 32
 
 
@@ -37,7 +37,7 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
         >>> from_environment({}) is None, len(from_environment({"TFDIST_JOB_KEY": drawn()}))
         (True, 32)
     """
-    text = environ.get(VARIABLE, "")
+    text = JOB_KEY.read(environ)
     if not text:
         return None
     try:
@@ -46,9 +46,9 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
         key = b""
     if len(key) != _BYTES:
         raise ConfigError(
-            f"{VARIABLE} has {len(text)} characters that are no key; it must be {2 * _BYTES} hexadecimal digits, the "
-            "same on every worker. Unset it, or draw one: python -c 'import secrets; print(secrets.token_hex(32))'",
-            name=VARIABLE,
+            f"{JOB_KEY.name} has {len(text)} characters that are no key; it must be {2 * _BYTES} hexadecimal digits, "
+            "the same on every worker. Unset it, or draw one: python -c 'import secrets; print(secrets.token_hex(32))'",
+            name=JOB_KEY.name,
         )
     return key
 
@@ -78,7 +78,7 @@ def from_file(path: Path, *, make: bool = False) -> bytes:
         raise ConfigError(
             f"the key file {path} may be read by others. Remove it; `tfdist run --key-file {path}` writes another."
         )
-    key = from_environment({VARIABLE: text})
+    key = from_environment({JOB_KEY.name: text})
     if key is None:
         raise ConfigError(f"the key file {path} is empty. Remove it; `tfdist run --key-file {path}` writes another.")
     return key

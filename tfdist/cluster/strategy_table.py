@@ -23,22 +23,8 @@ __all__ = ["Entry", "get", "names"]
 COLLECTIVES = ("auto", "tensorflow", "native", "horovod")
 #: what may carry them between the replicas of one process; the first is the default
 REPLICA_COLLECTIVES = ("tensorflow", "native", "auto")
-#: names one of them where the code does not
-COLLECTIVES_VARIABLE = "TFDIST_COLLECTIVES"
-#: has the mesh of `model-parallel`, such as ``batch=2,model=2``
-MESH_VARIABLE = "TFDIST_MESH"
-#: its layouts, where the code has none: "auto"
-LAYOUTS_VARIABLE = "TFDIST_LAYOUTS"
-#: or this, with the names of the layers behind it whose weights have such layouts, with commas between
+#: begins a text of layouts: "auto" for the weights of the layers named behind it, separated by commas
 AUTO_OF = "auto:"
-#: name the layers that begin stages of `pipeline`, with commas between, its schedule, the number of micro-batches, and
-#: that of chunks, where the code does not
-STAGES_VARIABLE = "TFDIST_STAGES"
-SCHEDULE_VARIABLE = "TFDIST_SCHEDULE"
-MICROBATCHES_VARIABLE = "TFDIST_MICROBATCHES"
-CHUNKS_VARIABLE = "TFDIST_CHUNKS"
-#: names the stage of `sharded-data-parallel` where the code does not
-STAGE_VARIABLE = "TFDIST_SHARDING_STAGE"
 
 
 @dataclass(frozen=True, kw_only=True)

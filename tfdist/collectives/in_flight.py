@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.monitor.stacks.waits import VARIABLE
 from tfdist.native.stamp_ops import SLOTS, StampOps, stamp_ops_if_kept
+from tfdist.variables import STACKS_FILE
 
 __all__ = ["UnderWay", "described", "of_process"]
 
@@ -87,7 +87,7 @@ class UnderWay:
 @functools.cache
 def of_process() -> UnderWay | None:
     """Return what notes the collectives of this process; None where nobody can ask for them, or no ops are kept."""
-    library = stamp_ops_if_kept() if os.environ.get(VARIABLE) else None
+    library = stamp_ops_if_kept() if STACKS_FILE.read(os.environ) else None
     return None if library is None else UnderWay(library)
 
 

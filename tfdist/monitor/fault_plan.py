@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.monitor.faults import CHIEF, KINDS, RESTARTING, SIGNALS, VARIABLE, Fault, parse
+from tfdist.monitor.faults import CHIEF, KINDS, RESTARTING, SIGNALS, Fault, parse
+from tfdist.variables import FAULTS
 
 __all__ = ["Fault", "FaultPlan"]
 
@@ -101,7 +102,7 @@ class FaultPlan:
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables with which a job meets these faults."""
-        return {VARIABLE: json.dumps([fault.as_json() for fault in self.faults])}
+        return {FAULTS.name: json.dumps([fault.as_json() for fault in self.faults])}
 
 
 def _made_up(chance: random.Random, kind: str, workers: int, every: int, restart: int) -> Fault:

@@ -27,10 +27,8 @@ from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
+from tfdist.variables import FAULTS, FAULTS_LOG, RESTARTS, TASKS_FILE, WORKER_INDEX
 
-VARIABLE = "TFDIST_FAULTS"
-LOG = "TFDIST_FAULTS_LOG"
-TASKS = "TFDIST_TASKS_FILE"  # where the agent says to a chief which process is which task
 CHIEF = "chief"
 EXIT_CODE = 3
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
@@ -183,11 +181,13 @@ def parse(text: str) -> tuple[Fault, ...]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{VARIABLE} is {validation.shown(text)}; it must be a JSON list ({error}).", name=VARIABLE, received=text
+            f"{FAULTS.name} is {validation.shown(text)}; it must be a JSON list ({error}).",
+            name=FAULTS.name,
+            received=text,
         ) from error
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise ConfigTypeError(
-            f"{VARIABLE} is {validation.shown(text)}; it must be a list of objects.", name=VARIABLE, received=text
+            f"{FAULTS.name} is {validation.shown(text)}; it must be a list of objects.", name=FAULTS.name, received=text
         )
     return tuple(_fault(item) for item in content)
 
@@ -196,12 +196,12 @@ def _fault(item: dict[str, Any]) -> Fault:
     known = Fault.__dataclass_fields__
     if unknown := sorted(item.keys() - known.keys()):
         raise ConfigError(
-            f"a fault in {VARIABLE} has {unknown[0]!r}; it may have {', '.join(known)}.",
+            f"a fault in {FAULTS.name} has {unknown[0]!r}; it may have {', '.join(known)}.",
             name=unknown[0],
             received=item[unknown[0]],
         )
     if "kind" not in item:
-        raise ConfigError(f"a fault in {VARIABLE} is {validation.shown(item)}; it must have a kind.", name="kind")
+        raise ConfigError(f"a fault in {FAULTS.name} is {validation.shown(item)}; it must have a kind.", name="kind")
     return Fault(**item)
 
 
@@ -215,12 +215,11 @@ class Script:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Script":
         """Return the script that the launcher's variables give this process; an empty one if there is no plan."""
-        faults = parse(environ[VARIABLE]) if environ.get(VARIABLE) else ()
-        worker, restart = environ.get("TFDIST_WORKER_INDEX", "0"), environ.get("TFDIST_RESTARTS", "0")
+        plan = FAULTS.read(environ)
         return cls(
-            faults,
-            worker=validation.parse_integer("TFDIST_WORKER_INDEX", worker, minimum=0),
-            restart=validation.parse_integer("TFDIST_RESTARTS", restart, minimum=0),
+            parse(plan) if plan else (),
+            worker=WORKER_INDEX.read(environ),
+            restart=RESTARTS.read(environ),
         )
 
     def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
@@ -299,7 +298,7 @@ def warned(text: str) -> None:
 
 def _note(content: dict[str, Any]) -> None:
     """Append a line to the log: what happens now, and when on the machine's monotonic clock."""
-    if log := os.environ.get(LOG):
+    if log := FAULTS_LOG.read(os.environ):
         line = {**content, "clock": time.monotonic()}
         with contextlib.suppress(OSError):
             descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -310,7 +309,7 @@ def _note(content: dict[str, Any]) -> None:
 
 
 def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) -> None:
-    said = f"{fault.kind!r} at {fault.at!r}, step {step}: a fault that {VARIABLE} asks for"
+    said = f"{fault.kind!r} at {fault.at!r}, step {step}: a fault that {FAULTS.name} asks for"
     if fault.kind in SIGNALS:
         os.kill(_process_of(fault, said), SIGNALS[fault.kind])
     elif fault.kind in ("hang", "slow"):
@@ -333,7 +332,7 @@ def _process_of(fault: Fault, said: str) -> int:
     if fault.task is None or fault.task == CHIEF:
         return os.getpid()
     try:
-        return int(json.loads(Path(os.environ.get(TASKS, "")).read_text(encoding="utf-8"))[fault.task])
+        return int(json.loads(Path(TASKS_FILE.read(os.environ)).read_text(encoding="utf-8"))[fault.task])
     except (OSError, KeyError) as error:
         raise ConfigError(
             f"{said}, is for {fault.task!r}, and this job has no such task. `tfdist run --strategy parameter-server` "

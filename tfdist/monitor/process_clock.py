@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tfdist.monitor.faults import FaultInjector
-from tfdist.monitor.recording.rows import VARIABLE
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.stopwatch import Stopwatch
+from tfdist.variables import MONITOR_DIR
 
 if TYPE_CHECKING:
     from tfdist.monitor.recording.recorder import Recorder
@@ -28,7 +28,7 @@ def kinds(
         >>> [kind.__name__ for kind in kinds({})]
         ['Stopwatch', 'StatusReporter', 'FaultInjector']
     """
-    if not environ.get(VARIABLE):  # a process that records nothing need not load NumPy for it
+    if not MONITOR_DIR.read(environ):  # a process that records nothing need not load NumPy for it
         return Stopwatch, StatusReporter, FaultInjector
     from tfdist.monitor.recording.recorder import Recorder
 

@@ -24,6 +24,7 @@ from tfdist.monitor.status import (
     Words,
     warnings_file,
 )
+from tfdist.variables import ENVIRONMENT_FILE, PROGRESS_FILE, WORKER_INDEX
 
 HOLD_SECONDS = 600.0  # that a held worker waits for the target; the agent gives one, or takes its request back, before
 PUBLISHED = ("TF_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "LD_")
@@ -58,10 +59,10 @@ class StatusReporter(StepObserver):
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "StatusReporter | None":
         """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set."""
-        path, worker = environ.get("TFDIST_PROGRESS_FILE"), environ.get("TFDIST_WORKER_INDEX")
+        path = PROGRESS_FILE.read(environ)
         if not path or not os.path.exists(path):
             return None
-        reporter = cls(path, int(worker or 0))  # a chief has no number
+        reporter = cls(path, WORKER_INDEX.read(environ))  # a chief has no number
         _publish_environment(environ)
         return reporter
 
@@ -182,7 +183,7 @@ class StatusReporter(StepObserver):
 
 def _publish_environment(environ: Mapping[str, str]) -> None:
     """Write the variables that frameworks read, once per job: processes that are prepared for a restart take them."""
-    path = environ.get("TFDIST_ENVIRONMENT_FILE")
+    path = ENVIRONMENT_FILE.read(environ)
     if not path or os.path.exists(path):
         return
     temporary = f"{path}.{os.getpid()}"

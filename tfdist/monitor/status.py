@@ -25,6 +25,7 @@ from pathlib import Path
 from tfdist.errors import ConfigError
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
+from tfdist.variables import PROGRESS_FILE
 
 HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
 SETTLE_SECONDS = 0.001  # after which a word written by one process is seen by every other
@@ -270,7 +271,7 @@ def _no_table(path: str | os.PathLike[str], worker: int) -> ConfigError:
     return ConfigError(
         f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no status table with a record for worker {worker} "
         "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere.",
-        name="TFDIST_PROGRESS_FILE",
+        name=PROGRESS_FILE.name,
         path=path,
         workers=[worker],
     )

@@ -18,8 +18,8 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import Kind
+from tfdist.variables import STOPWATCH, WORKER_INDEX
 
-VARIABLE = "TFDIST_STOPWATCH"
 _BLOCKS = 5
 
 
@@ -44,7 +44,7 @@ class Request:
             >>> Request(folder="/f", warm_up=1, steps=5).to_environment()
             {'TFDIST_STOPWATCH': '{"folder": "/f", "warm_up": 1, "steps": 5}'}
         """
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {STOPWATCH.name: json.dumps(asdict(self))}
 
 
 @dataclass(kw_only=True)
@@ -111,17 +111,18 @@ class Stopwatch(StepObserver):
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> "Stopwatch | None":
         """Return the stopwatch that is asked for, or None."""
-        if not environ.get(VARIABLE):
+        asked = STOPWATCH.read(environ)
+        if not asked:
             return None
         try:
-            request = Request(**json.loads(environ[VARIABLE]))
+            request = Request(**json.loads(asked))
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{VARIABLE} is {environ[VARIABLE]!r}; `tfdist tune` sets it, for its own scripts. Unset it.",
-                name=VARIABLE,
-                received=environ[VARIABLE],
+                f"{STOPWATCH.name} is {asked!r}; `tfdist tune` sets it, for its own scripts. Unset it.",
+                name=STOPWATCH.name,
+                received=asked,
             ) from error
-        return cls(request, int(environ.get("TFDIST_WORKER_INDEX") or 0), **options)
+        return cls(request, WORKER_INDEX.read(environ), **options)
 
     def before_step(self, step: int) -> End | None:
         """End this process once all is measured."""

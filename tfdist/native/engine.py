@@ -17,10 +17,6 @@ LATE = " is not done within "
 
 #: how an all_reduce between hosts goes, in the order of plan.h; without a name it is chosen by size
 ALGORITHMS = ("one-shot", "two-shot", "ring", "halving-doubling", "double-tree")
-#: the variable that names one
-ALGORITHM_VARIABLE = "TFDIST_ALL_REDUCE_ALGORITHM"
-#: the variable that names this host: processes of another name share no memory with it, wherever they are
-HOST_VARIABLE = "TFDIST_HOST_ID"
 
 _OPS = (
     "all_reduce",

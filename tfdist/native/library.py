@@ -25,6 +25,7 @@ from typing import TextIO
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
 from tfdist.native.build_target import COMPILERS, Target, find_program, missing_compiler, observe
+from tfdist.variables import CACHE_DIR
 
 SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
@@ -251,7 +252,7 @@ def _reported(root: Path) -> Iterator[None]:
         raise ConfigError(
             f"the ops cannot be kept in {root} ({error.strerror or error}). Free some space there, or name another "
             "folder: export TFDIST_CACHE_DIR=/path",
-            name="TFDIST_CACHE_DIR",
+            name=CACHE_DIR.name,
             path=root,
         ) from error
 

@@ -8,12 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import ConfigError
 from tfdist.native import library
 from tfdist.native.loading import load_or_none, module_of
-from tfdist.validation import shown
+from tfdist.variables import NATIVE
 
-SWITCH = "TFDIST_NATIVE"
 _OPS = ("tfdist_read_records", "tfdist_read_rows", "tfdist_parse_records")
 _TAG = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}  # the tag of its list in a feature
 _ANY_STATE: tuple[int, ...] = ()
@@ -186,10 +184,7 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
         >>> is_wanted({"TFDIST_NATIVE": "0"}), is_wanted({})
         (False, True)
     """
-    value = environ.get(SWITCH, "").strip()
-    if value not in ("", "0", "1"):
-        raise ConfigError(f"{SWITCH} is {shown(value)}; it must be 0 (off) or 1 (on, as without it).")
-    return value != "0"
+    return NATIVE.read(environ)
 
 
 def records() -> Records | None:

@@ -18,6 +18,7 @@ from tfdist.planner.layer_profile import Profile
 from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import SCHEDULES, Memory, Setting, Stage
 from tfdist.planner.step_time import Prediction
+from tfdist.variables import LAYOUTS, MICROBATCHES, SCHEDULE, STAGES
 
 __all__ = ["Plan", "Report", "plans"]
 
@@ -70,10 +71,10 @@ class Plan:
             return shlex.join(["python", *script])
         mesh = ["--mesh", self.mesh] if self.mesh else []
         given = {
-            strategy_table.STAGES_VARIABLE: ",".join(self.layers),
-            strategy_table.SCHEDULE_VARIABLE: self.schedule,
-            strategy_table.MICROBATCHES_VARIABLE: str(self.microbatches),
-            **({strategy_table.LAYOUTS_VARIABLE: self._layouts} if self.in_parts else {}),
+            STAGES.name: ",".join(self.layers),
+            SCHEDULE.name: self.schedule,
+            MICROBATCHES.name: str(self.microbatches),
+            **({LAYOUTS.name: self._layouts} if self.in_parts else {}),
         }
         variables = [f"{name}={shlex.quote(value)}" for name, value in given.items()] if self.layers else []
         words = ["tfdist", "run", "--strategy", self.strategy, "-n", str(self.devices), *mesh, *script]

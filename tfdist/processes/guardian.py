@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from tfdist.variables import JOB_ID, JOB_PART
+
 DEADLINE_SECONDS = 30.0
 DONE = b"done"
 LISTING, GENERATED = ".generated", "__autograph_generated_file"  # as `worker` has them
@@ -80,7 +82,7 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
 
 def _is_of(environ: Mapping[str, str], job_id: str) -> bool:
     """Return whether a process belongs to the job, or to the part of one that this host has for an agent elsewhere."""
-    return job_id in (environ.get("TFDIST_JOB_ID"), environ.get("TFDIST_JOB_PART"))
+    return job_id in (JOB_ID.read(environ), JOB_PART.read(environ))
 
 
 def remove(path: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tfdist.cluster.job_files import MEMORY
 from tfdist.errors import TfdistError
 from tfdist.processes import guardian, job_folders
+from tfdist.variables import JOB_ID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"},  # of no outer job
+            env={name: value for name, value in os.environ.items() if name != JOB_ID.name},  # of no outer job
             start_new_session=True,  # the keyboard's Ctrl-C is not for it
         )
     except OSError as error:

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist import validation
-from tfdist.cluster.strategy_table import LAYOUTS_VARIABLE
 from tfdist.compat.keras import keras_distributions as keras_distributions
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies.mirrored import MirroredStrategy
 from tfdist.strategies.model_parallel import ModelParallelStrategy
+from tfdist.variables import LAYOUTS
 
 __all__ = ["from_distribution"]
 
@@ -96,7 +96,7 @@ def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str], clust
         return {"layout_map": layout_map}
     if isinstance(distribution, keras.distribution.ModelParallel):
         return _options_of(distribution, cluster)
-    return {"layout_map": environ.get(LAYOUTS_VARIABLE) or None}
+    return {"layout_map": LAYOUTS.read(environ) or None}
 
 
 def _options_of(distribution: keras.distribution.ModelParallel, cluster: clusters.Cluster) -> dict[str, Any]:

@@ -14,7 +14,20 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError
 from tfdist.strategies import distribution_strategy, threads
-from tfdist.strategies.shardable import stage_from
+from tfdist.variables import (
+    CHUNKS,
+    COLLECTIVES,
+    LAYOUTS,
+    LOCAL_SERVERS,
+    MAX_STALENESS,
+    MESH,
+    MICROBATCHES,
+    REPLICAS_PER_WORKER,
+    SCHEDULE,
+    SHARDING_STAGE,
+    STAGES,
+    STRATEGY,
+)
 
 __all__ = ["create", "from_environment", "use_logical_cpus"]
 
@@ -78,7 +91,7 @@ def from_environment(
     """
     environ = os.environ if environ is None else environ
     cluster = clusters.from_environment(environ)
-    name = environ.get("TFDIST_STRATEGY") or _implied_by(cluster, is_split=distribution_strategy.is_split())
+    name = STRATEGY.read(environ) or _implied_by(cluster, is_split=distribution_strategy.is_split())
     entry = strategy_table.get(name)
     if entry.processes == "chief":
         return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
@@ -89,14 +102,7 @@ def from_environment(
             name=name,
             received=cluster.num_workers,
         )
-    given = environ.get("TFDIST_REPLICAS_PER_WORKER")
-    replicas = (
-        None
-        if given is None
-        else validation.parse_integer(
-            "TFDIST_REPLICAS_PER_WORKER", given, minimum=1, hint="Unset it to take every device, or write a number: 2."
-        )
-    )
+    replicas = REPLICAS_PER_WORKER.read(environ)
     gpus = len(tf.config.list_physical_devices("GPU"))
     if replicas is not None and not gpus:
         use_logical_cpus(replicas)
@@ -107,10 +113,10 @@ def from_environment(
     options: dict[str, Any] = {}
     if name == "model-parallel":
         options |= distribution_strategy.options_of_model_parallel(layout_map, environ, cluster)
-    if entry.collectives and environ.get(strategy_table.COLLECTIVES_VARIABLE):
-        options["collectives"] = environ[strategy_table.COLLECTIVES_VARIABLE]
+    if entry.collectives and COLLECTIVES.read(environ):
+        options["collectives"] = COLLECTIVES.read(environ)
     if name == "sharded-data-parallel":
-        options["stage"] = stage_from(environ)
+        options["stage"] = SHARDING_STAGE.read(environ)
     if name == "pipeline":
         options |= _options_of_a_pipeline(environ, layout_map)
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
@@ -118,40 +124,28 @@ def from_environment(
 
 def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what the environment says of staleness, and of tasks where a chief has to start its own."""
-    options: dict[str, Any] = {}
-    given = environ.get("TFDIST_MAX_STALENESS", "").strip().lower()
-    if given and given != "none":
-        options["max_staleness"] = validation.parse_integer("TFDIST_MAX_STALENESS", given, minimum=0)
-    for variable, option in (
-        ("TFDIST_REPLICAS_PER_WORKER", "local_workers"),
-        ("TFDIST_LOCAL_SERVERS", "local_servers"),
-    ):
-        if environ.get(variable):
-            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
-    return options
+    given = {
+        "max_staleness": MAX_STALENESS.read(environ),
+        "local_workers": REPLICAS_PER_WORKER.read(environ),
+        "local_servers": LOCAL_SERVERS.read(environ),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _options_of_a_pipeline(environ: Mapping[str, str], layout_map: Any) -> dict[str, Any]:
     """Return what the environment says of stages and parts of them, of micro-batches and of their order."""
     options: dict[str, Any] = {}
-    mesh = environ.get(strategy_table.MESH_VARIABLE)
-    if mesh and "model" in Mesh.parse(mesh, name=strategy_table.MESH_VARIABLE).names:  # else weights are whole
-        options["layout_map"] = (
-            environ.get(strategy_table.LAYOUTS_VARIABLE) or None if layout_map is None else layout_map
-        )
-    if environ.get(strategy_table.SCHEDULE_VARIABLE):
-        options["schedule"] = environ[strategy_table.SCHEDULE_VARIABLE]
-    if environ.get(strategy_table.STAGE_VARIABLE):
-        options["shard_optimizer"] = stage_from(environ)
-    if environ.get(strategy_table.STAGES_VARIABLE):
-        options["stages"] = tuple(name.strip() for name in environ[strategy_table.STAGES_VARIABLE].split(","))
-    for variable, option in (
-        (strategy_table.MICROBATCHES_VARIABLE, "microbatches"),
-        (strategy_table.CHUNKS_VARIABLE, "chunks"),
-    ):
-        if environ.get(variable):
-            options[option] = validation.parse_integer(variable, environ[variable], minimum=1)
-    return options
+    mesh = MESH.read(environ)
+    if mesh and "model" in Mesh.parse(mesh, name=MESH.name).names:  # else weights are whole
+        options["layout_map"] = LAYOUTS.read(environ) or None if layout_map is None else layout_map
+    given = {
+        "schedule": SCHEDULE.read(environ) or None,
+        "shard_optimizer": SHARDING_STAGE.read(environ),
+        "stages": tuple(name.strip() for name in STAGES.read(environ).split(",")) if STAGES.read(environ) else None,
+        "microbatches": MICROBATCHES.read(environ),
+        "chunks": CHUNKS.read(environ),
+    }
+    return options | {name: value for name, value in given.items() if value is not None}
 
 
 def _implied_by(cluster: clusters.Cluster, *, is_split: bool) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist import validation
-from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE, REPLICA_COLLECTIVES
+from tfdist import validation, variables
+from tfdist.cluster.strategy_table import COLLECTIVES, REPLICA_COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
 from tfdist.collectives.workers.worker_processes import Workers
@@ -85,7 +85,7 @@ def _engine(given: str | None) -> str:
     if given is not None:
         return validation.one_of("collectives", given, REPLICA_COLLECTIVES)
     every = tuple(dict.fromkeys((*REPLICA_COLLECTIVES, *COLLECTIVES)))
-    named = validation.one_of(COLLECTIVES_VARIABLE, os.environ.get(COLLECTIVES_VARIABLE) or every[0], every)
+    named = validation.one_of(variables.COLLECTIVES.name, variables.COLLECTIVES.read(os.environ) or every[0], every)
     return named if named in REPLICA_COLLECTIVES else REPLICA_COLLECTIVES[0]
 
 

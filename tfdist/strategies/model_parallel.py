@@ -12,7 +12,7 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
-from tfdist.cluster.strategy_table import COLLECTIVES, MESH_VARIABLE
+from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
@@ -30,6 +30,7 @@ from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.weight_sharding import Sharding
 from tfdist.strategies import mesh_jobs
 from tfdist.training.strategy_mixin import KerasTraining
+from tfdist.variables import MESH
 
 __all__ = ["ModelParallelStrategy"]
 
@@ -237,13 +238,13 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
 
 def _mesh(given: Any, layout_map: Any) -> Mesh:
     known = getattr(layout_map, "device_mesh", None)
-    named = os.environ.get(MESH_VARIABLE)
+    named = MESH.read(os.environ)
     if given is not None:
         return meshes.of(given)
     if known is not None:
         return meshes.of(known)
     if named:
-        return Mesh.parse(named, name=MESH_VARIABLE)
+        return Mesh.parse(named, name=MESH.name)
     raise ConfigError(
         "no mesh was given. Pass mesh='batch=2,model=2' with sizes that multiply to the number of processes, start the "
         "script by tfdist run --mesh batch=2,model=2, or pass a keras.distribution.LayoutMap of a mesh."

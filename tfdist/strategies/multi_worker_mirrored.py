@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster as clusters
-from tfdist import validation
-from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE
+from tfdist import validation, variables
+from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.collectives import buckets
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
@@ -90,7 +90,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         loss_reduction: str = "detect",
     ) -> None:
         engine = validation.one_of(
-            "collectives", collectives or os.environ.get(COLLECTIVES_VARIABLE) or COLLECTIVES[0], COLLECTIVES
+            "collectives", collectives or variables.COLLECTIVES.read(os.environ) or COLLECTIVES[0], COLLECTIVES
         )
         validation.number("timeout_seconds", timeout_seconds, above=0)
         self.loss_reduction = loss_reduction
@@ -129,7 +129,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 f"worker {cluster.worker_index} cannot listen at {cluster.require_addresses()[cluster.worker_index]} "
                 f"({cluster.source}; {error.message}). Another process has the port, or the address is not this "
                 "host's. Give it an address of this host and a free port.",
-                name="TFDIST_WORKERS",
+                name=variables.WORKERS.name,
                 received=cluster.require_addresses()[cluster.worker_index],
                 workers=(cluster.worker_index,),
             ) from error

@@ -1,10 +1,9 @@
 """Sharding stages, and which strategies support them. Loads no TensorFlow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist import validation
-from tfdist.cluster.strategy_table import STAGE_VARIABLE
 from tfdist.errors import UnsupportedError
 
 
@@ -29,14 +28,3 @@ def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
             name="shard_optimizer",
             received=stage,
         )
-
-
-def stage_from(environ: Mapping[str, str]) -> int:
-    """Return the stage that variables name, or else 1.
-
-    Example:
-        >>> stage_from({}), stage_from({"TFDIST_SHARDING_STAGE": "2"})
-        (1, 2)
-    """
-    given = environ.get(STAGE_VARIABLE)
-    return validation.parse_integer(STAGE_VARIABLE, given, minimum=1, maximum=3) if given else 1

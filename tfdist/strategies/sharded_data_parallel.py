@@ -5,7 +5,7 @@ from typing import Any
 
 from tfdist import cluster as clusters
 from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from tfdist.strategies.shardable import stage_from
+from tfdist.variables import SHARDING_STAGE
 
 __all__ = ["ShardedDataParallelStrategy"]
 
@@ -47,4 +47,6 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
     """
 
     def __init__(self, cluster: "clusters.Cluster | None" = None, *, stage: int | None = None, **options: Any) -> None:
-        super().__init__(cluster, shard_optimizer=stage_from(os.environ) if stage is None else stage, **options)
+        super().__init__(
+            cluster, shard_optimizer=SHARDING_STAGE.read(os.environ) or 1 if stage is None else stage, **options
+        )

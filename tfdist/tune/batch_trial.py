@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tfdist.monitor.stopwatch import Measurement, Request, read
 from tfdist.tune.batch_search import Outcome, Tried
-from tfdist.tune.script_batch import VARIABLE
+from tfdist.variables import BATCH_SIZE
 
 # What TensorFlow, CUDA, C++ and Python say when there is no memory.
 _NO_MEMORY = re.compile(
@@ -132,7 +132,7 @@ def attempt(batch: int, job: Job) -> Trial:
     """Start the job with a batch, and return what came of it; nothing of the job is left when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-tune-", ignore_cleanup_errors=True) as folder:
         request = Request(folder=folder, warm_up=job.warm_up, steps=job.steps)
-        environment = {**os.environ, VARIABLE: str(batch), **request.to_environment()}
+        environment = {**os.environ, BATCH_SIZE.name: str(batch), **request.to_environment()}
         given = [] if job.argument is None else [job.argument, str(batch)]
         command = [sys.executable, "-m", "tfdist", "run", *job.run, *job.script, *given]
         log = Path(folder, "output")

@@ -23,10 +23,11 @@ from tfdist.planner.planner_link import Link
 from tfdist.processes.pool.worker_pool import WorkerPool
 from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
+from tfdist.variables import PREFIX, STRATEGY
 
 __all__ = ["beside", "measured", "measured_link", "profiled"]
 
-_FOREIGN = ("TF_CONFIG", "TFDIST_")  # the script is to find a process alone
+_FOREIGN = ("TF_CONFIG", PREFIX)  # the script is to find a process alone
 _LINK_SECONDS = 120.0
 _LINK_BYTES = 16 << 20  # too many for caches, which would show a higher rate
 _LINK_REPEATED_SECONDS = 2.0  # other programs' share of the memory's rate changes within a quarter of a second
@@ -158,7 +159,7 @@ def environment(
     """
     kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     if processes > 1:
-        kept["TFDIST_STRATEGY"] = "multi-worker"
+        kept[STRATEGY.name] = "multi-worker"
     if threads == 1:
         kept["CUDA_VISIBLE_DEVICES"] = ""  # the processor is the device
     elif gpus and processes > 1:

@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping
 
 from tfdist import validation
-
-VARIABLE = "TFDIST_BATCH_SIZE"
+from tfdist.variables import BATCH_SIZE
 
 
 def batch_size(default: int, environ: Mapping[str, str] | None = None) -> int:
@@ -28,5 +27,5 @@ def batch_size(default: int, environ: Mapping[str, str] | None = None) -> int:
         128
     """
     validation.integer("default", default, minimum=1)
-    given = (os.environ if environ is None else environ).get(VARIABLE)
-    return validation.parse_integer(VARIABLE, given, minimum=1) if given else int(default)
+    given = BATCH_SIZE.read(os.environ if environ is None else environ)
+    return int(default) if given is None else given

@@ -8,6 +8,16 @@ from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError
 from tfdist.validation import integer, nearest
+from tfdist.variables import (
+    COLLECTIVES,
+    LAYOUTS,
+    LOCAL_SERVERS,
+    MAX_STALENESS,
+    MESH,
+    MICROBATCHES,
+    SCHEDULE,
+    SHARDING_STAGE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +62,8 @@ class Column:
         """
         given = dict(self.variables)
         mesh, microbatches = (
-            given.get(strategy_table.MESH_VARIABLE),
-            int(given.get(strategy_table.MICROBATCHES_VARIABLE, 1)),
+            MESH.read(given) or None,
+            MICROBATCHES.read(given) or 1,
         )
         return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0] * microbatches
 
@@ -109,7 +119,7 @@ COLUMNS = (
         name="mirrored-native-2",
         strategy="mirrored",
         replicas_per_worker=2,
-        variables=((strategy_table.COLLECTIVES_VARIABLE, "native"),),
+        variables=((COLLECTIVES.name, "native"),),
     ),
     *(
         Column(
@@ -117,7 +127,7 @@ COLUMNS = (
             strategy="multi-worker",
             workers=2,
             replicas_per_worker=replicas,
-            variables=((strategy_table.COLLECTIVES_VARIABLE, collectives),),
+            variables=((COLLECTIVES.name, collectives),),
         )
         for name, replicas, collectives in (
             ("multi-worker-2x1", 1, "tensorflow"),
@@ -132,7 +142,7 @@ COLUMNS = (
             name=name,
             strategy="sharded-data-parallel",
             workers=workers,
-            variables=((strategy_table.STAGE_VARIABLE, str(stage)), (strategy_table.COLLECTIVES_VARIABLE, "native")),
+            variables=((SHARDING_STAGE.name, str(stage)), (COLLECTIVES.name, "native")),
             may_refuse=_REFUSED_WITHOUT_WHOLES if stage == 3 else (),
         )
         for name, stage, workers in (
@@ -152,7 +162,7 @@ COLUMNS = (
             name=f"parameter-server-{workers}",
             strategy="parameter-server",
             replicas_per_worker=workers,
-            variables=(("TFDIST_MAX_STALENESS", "0"), ("TFDIST_LOCAL_SERVERS", "2")),
+            variables=((MAX_STALENESS.name, "0"), (LOCAL_SERVERS.name, "2")),
         )
         for workers in (2, 3)
     ),
@@ -163,8 +173,8 @@ COLUMNS = (
             workers=batch * model // devices,
             replicas_per_worker=devices,
             variables=(
-                (strategy_table.MESH_VARIABLE, f"batch={batch},model={model}"),
-                (strategy_table.LAYOUTS_VARIABLE, "auto"),
+                (MESH.name, f"batch={batch},model={model}"),
+                (LAYOUTS.name, "auto"),
             ),
             may_refuse=_REFUSED_ON_A_MESH if devices == 1 else _REFUSED_ON_DEVICES,
         )
@@ -176,9 +186,9 @@ COLUMNS = (
             strategy="pipeline",
             workers=Mesh.parse(mesh).size,
             variables=(
-                (strategy_table.MESH_VARIABLE, mesh),
-                (strategy_table.SCHEDULE_VARIABLE, schedule),
-                (strategy_table.MICROBATCHES_VARIABLE, "2"),
+                (MESH.name, mesh),
+                (SCHEDULE.name, schedule),
+                (MICROBATCHES.name, "2"),
                 *more,
             ),
             # slots or weights of a stage in parts
@@ -192,8 +202,8 @@ COLUMNS = (
             ("pipeline-2", "data=1,pipeline=2", "1f1b", ()),
             ("pipeline-3", "data=1,pipeline=3", "gpipe", ()),
             ("pipeline-2x2", "data=2,pipeline=2", "1f1b", ()),
-            ("pipeline-2x2-sharded", "data=2,pipeline=2", "1f1b", ((strategy_table.STAGE_VARIABLE, "1"),)),
-            ("pipeline-1x2x2", "data=1,pipeline=2,model=2", "1f1b", ((strategy_table.LAYOUTS_VARIABLE, "auto"),)),
+            ("pipeline-2x2-sharded", "data=2,pipeline=2", "1f1b", ((SHARDING_STAGE.name, "1"),)),
+            ("pipeline-1x2x2", "data=1,pipeline=2,model=2", "1f1b", ((LAYOUTS.name, "auto"),)),
         )
     ),
 )

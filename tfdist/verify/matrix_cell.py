@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.variables import REPLICAS_PER_WORKER, WORKER_INDEX
 from tfdist.verify.context import Context
 from tfdist.verify.feature import registered
 
@@ -56,7 +57,7 @@ def run(
     import keras
 
     strategy = None if one_device else _strategy(baseline)
-    worker = 0 if one_device else int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
+    worker = 0 if one_device else WORKER_INDEX.read(os.environ)
     context = Context(
         strategy=strategy,
         workers=workers,
@@ -99,4 +100,4 @@ def _make_strategy(baseline: bool) -> Any:
 
 
 def _local_replicas() -> int:
-    return int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
+    return REPLICAS_PER_WORKER.read(os.environ) or 1

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.bench.all_reduce import all_reduce_picture, bare, reduced_message
-from tfdist.bench.all_reduce.open_mpi import RANKS_VARIABLE
 from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import Report, Suite, Told, in_turns, option, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import EmulatedLink, Network, network
 from tfdist.errors import ConfigError, MissingDependencyError
-from tfdist.native.engine import ALGORITHM_VARIABLE
 from tfdist.planner import machine
 from tfdist.validation import shown_bytes
+from tfdist.variables import ALL_REDUCE_ALGORITHM, BENCH_MEMORY, BENCH_RANKS
 
 __all__ = ["ENGINES", "LIMITS", "PEERS", "AllReduceBench", "AllReduceReport", "Row", "engines", "header", "lines"]
 
@@ -284,11 +283,11 @@ def lines(row: Row, setup: AllReduceBench) -> Iterator[str]:
 
 def _lane(engine: str, workers: int, joined: Network | None, stack: contextlib.ExitStack) -> lanes.Lane:
     if engine == _OPEN_MPI:  # one worker asks as many ranks
-        return lanes.Lane(engine, workers=1, environment={RANKS_VARIABLE: str(workers)})
+        return lanes.Lane(engine, workers=1, environment={BENCH_RANKS.name: str(workers)})
     name, _, algorithm = engine.partition(":")
-    environment = {ALGORITHM_VARIABLE: algorithm} if algorithm else {}
+    environment = {ALL_REDUCE_ALGORITHM.name: algorithm} if algorithm else {}
     if engine == _BARE:
-        environment = {bare.MEMORY_VARIABLE: stack.enter_context(bare.memory())}
+        environment = {BENCH_MEMORY.name: stack.enter_context(bare.memory())}
     return lanes.Lane(name, workers=workers, environment=environment, network=joined)
 
 

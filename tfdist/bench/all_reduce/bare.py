@@ -18,11 +18,11 @@ from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.errors import DeadlineError
 from tfdist.native import build_target, library
+from tfdist.variables import BENCH_MEMORY
 
-__all__ = ["MEMORY_VARIABLE", "measure", "memory", "prepare", "start"]
+__all__ = ["measure", "memory", "prepare", "start"]
 
 #: where the workers open the memory that they share
-MEMORY_VARIABLE = "TFDIST_BENCH_MEMORY"
 
 
 @dataclass
@@ -67,7 +67,7 @@ def start(engine: str) -> None:
     loop.tfdist_bare_sum.restype = ctypes.c_bool
     loop.tfdist_bare_sum.argtypes = [ctypes.c_void_p, size, size, ctypes.c_void_p, size]
     length = loop.tfdist_bare_bytes(workers.num_workers)
-    with open(os.environ[MEMORY_VARIABLE], "r+b") as file:
+    with open(BENCH_MEMORY.read(os.environ), "r+b") as file:
         os.ftruncate(file.fileno(), length)  # every worker does, to the same length
         shared = mmap.mmap(file.fileno(), length)
     _started[:] = [_Sums(loop, shared, workers.worker_index, workers.num_workers)]

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfdist.errors import MissingDependencyError, TfdistError
+from tfdist.variables import BENCH_RANKS
 
-__all__ = ["RANKS_VARIABLE", "command", "measure", "prepare", "start"]
+__all__ = ["command", "measure", "prepare", "start"]
 
 #: how many ranks there are, for the worker that starts them
-RANKS_VARIABLE = "TFDIST_BENCH_RANKS"
 _MEET_SECONDS = 120.0
 
 
@@ -75,7 +75,7 @@ def start(engine: str) -> None:
         listener.listen(1)
         listener.settimeout(1.0)
         written = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the ranks)
-        ranks = command(int(os.environ[RANKS_VARIABLE]), address)
+        ranks = command(BENCH_RANKS.read(os.environ), address)
         process = subprocess.Popen(ranks, stdin=subprocess.DEVNULL, stdout=written, stderr=written)
         connection = _accepted(listener, process, written)
     _started.append(_Ranks(process, written, connection.makefile("w"), connection.makefile("r")))

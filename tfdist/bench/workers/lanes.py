@@ -14,8 +14,8 @@ from tfdist.collectives.joining import gloo
 from tfdist.collectives.rendezvous_store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.jobs.placement.worker_environment import worker_environments
-from tfdist.native.engine import HOST_VARIABLE
 from tfdist.processes.pool.worker_pool import WorkerPool, started
+from tfdist.variables import HOST_ID, WORKER_INDEX
 
 __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Call", "Lane", "running", "turn"]
 
@@ -76,7 +76,7 @@ class Lane:
                     environment["HOROVOD_GLOO_IFACE"] = DEVICE  # which this process does not see
         if self._network:  # or native collectives would find that the workers share a kernel, and take its memory
             for environment, host in zip(environments, self._network.hosts, strict=True):
-                environment[HOST_VARIABLE] = host
+                environment[HOST_ID.name] = host
         return [{**environment, **self._environment} for environment in environments]
 
     def __enter__(self) -> "Lane":
@@ -134,5 +134,5 @@ def running(lane_of: Mapping[Any, Lane]) -> Iterator[Call]:
 def _start_in(
     network: Network, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]
 ) -> "subprocess.Popen[bytes]":
-    inside = network.inside(int(environment["TFDIST_WORKER_INDEX"]))
+    inside = network.inside(WORKER_INDEX.read(environment))
     return started(environment, requests, replies, log, inside=inside)

@@ -10,6 +10,7 @@ import tfdist.strategies
 from tfdist.bench.workers.lanes import LONGEST_SECONDS
 from tfdist.cluster import strategy_table
 from tfdist.collectives.backends import horovod_job
+from tfdist.variables import COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
 
 __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
@@ -19,8 +20,8 @@ def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strate
     """Return tfdist's strategy of this name for the workers that the environment tells of."""
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
-    chosen = {strategy_table.COLLECTIVES_VARIABLE: collectives} if collectives else {}
-    return tfdist.strategies.from_environment({**os.environ, "TFDIST_STRATEGY": name, **chosen})
+    chosen = {COLLECTIVES.name: collectives} if collectives else {}
+    return tfdist.strategies.from_environment({**os.environ, STRATEGY.name: name, **chosen})
 
 
 @functools.cache
@@ -28,7 +29,7 @@ def of_tensorflow(name: str) -> tf.distribute.Strategy:
     """Return TensorFlow's strategy that stands beside tfdist's of this name."""
     if strategy_table.get(name).processes == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
-    replicas = int(os.environ["TFDIST_REPLICAS_PER_WORKER"])
+    replicas = REPLICAS_PER_WORKER.read(os.environ) or 1
     if not tf.config.list_physical_devices("GPU"):
         tfdist.strategies.use_logical_cpus(replicas)
         return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])

@@ -29,6 +29,7 @@ from tfdist.errors import ConfigError
 from tfdist.monitor import faults
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.process_clock import step_clock
+from tfdist.variables import RESTARTS
 
 _logger = logging.getLogger("tfdist")
 VERSION = 1
@@ -73,7 +74,7 @@ class BackupSession(keras.callbacks.Callback):
         self._disk = disk
         self._is_shared = self._together.share(disk)
         self._claim = run_identity.Claim(disk.url) if self._workers.is_chief else None
-        is_first = os.environ.get("TFDIST_RESTARTS", "0") == "0"  # else the process before may not be gone yet
+        is_first = RESTARTS.read(os.environ) == 0  # else the process before may not be gone yet
         if self._claim is not None and not self._claim.is_alone and is_first:
             _logger.warning(
                 "Another process trains with the backup_dir %s now: each would go on from what the other has saved, "
@@ -149,7 +150,7 @@ class BackupSession(keras.callbacks.Callback):
         if reporter is not None:
             reporter.resumed(self._steps, self._found.source)
         if self._workers.is_chief:
-            is_told = reporter is not None and os.environ.get("TFDIST_RESTARTS", "0") != "0"  # in the agent's report
+            is_told = reporter is not None and RESTARTS.read(os.environ) > 0  # in the agent's report
             self._tell_where(_logger.info if is_told else _logger.warning)
 
     def _tell_where(self, tell: Callable[..., None]) -> None:

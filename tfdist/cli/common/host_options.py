@@ -23,6 +23,7 @@ from tfdist.jobs.remote import mpirun, sbatch
 from tfdist.jobs.remote.host_launchers import ENGINES, table
 from tfdist.jobs.remote.pod import pod_of
 from tfdist.jobs.remote.ray import ray_cluster
+from tfdist.variables import JOB_KEY
 
 # how the options are called by which Ray is asked
 DEMANDS = {
@@ -123,7 +124,7 @@ def _key(key_file: str | None) -> str:
     key = job_key.from_environment(os.environ) if key_file is None else job_key.from_file(Path(key_file), make=True)
     if key is None:
         raise click.UsageError(
-            f"--engine agent needs a key that the hosts have too: --key-file PATH, or {job_key.VARIABLE}. A file that "
+            f"--engine agent needs a key that the hosts have too: --key-file PATH, or {JOB_KEY.name}. A file that "
             "is not there is written."
         )
     return key.hex()

@@ -21,6 +21,7 @@ from tfdist.jobs.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_na
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.remote.pod import pod_of
 from tfdist.jobs.remote.serialization import passed_on
+from tfdist.variables import JOB_KEY, POD_PREFIX, PREFIX
 
 _KEY = f"{__name__}.asked"
 
@@ -111,7 +112,7 @@ def submit(context: click.Context, request: Request, *, dry_run: bool) -> int:
         return 0
     cluster = Cluster(context.meta[_KEY]["namespace"])
     request = replace(request, namespace=cluster.namespace)
-    values = {job_key.VARIABLE: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
+    values = {JOB_KEY.name: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
     return following.submit(
         cluster,
         request,
@@ -192,9 +193,9 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:
     """Return the variables of this process that pods get: those that are named, and those of tfdist for all hosts."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("TFDIST_") or name in passed}
+    own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) or name in passed}
     kept = passed_on(own, tuple(passed))
-    return {name: value for name, value in kept.items() if not name.startswith("TFDIST_K8S_")}
+    return {name: value for name, value in kept.items() if not name.startswith(POD_PREFIX)}
 
 
 def _patch(path: str | None) -> dict[str, Any]:

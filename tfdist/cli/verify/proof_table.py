@@ -15,6 +15,7 @@ from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.strategy_checks import check_strategy, require_installed, server_count
+from tfdist.variables import COLLECTIVES
 from tfdist.verify import column
 from tfdist.verify.column import Column
 from tfdist.verify.proof.proving import Job, Outcome, Proof, prove, to_json
@@ -83,9 +84,7 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
         workers=int(options.get("-n", 1)),
         replicas_per_worker=int(options["--replicas-per-worker"]) if "--replicas-per-worker" in options else None,
         parameter_servers=server_count(name, parameter_servers=None if servers is None else int(servers)),
-        environment={strategy_table.COLLECTIVES_VARIABLE: options["--collectives"]}
-        if "--collectives" in options
-        else {},
+        environment={COLLECTIVES.name: options["--collectives"]} if "--collectives" in options else {},
     )
     check_strategy(config)
     require_installed(config)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from tfdist.errors import ConfigError
 from tfdist.validation import integer, parse_integer
+from tfdist.variables import PORT
 
 Environ = Mapping[str, str]
 
@@ -64,4 +65,4 @@ def port(environ: Environ, *, default: int, count: int = 1) -> int:
         >>> port({"TFDIST_PORT": "7000"}, default=2222)
         7000
     """
-    return optional_integer(environ, "TFDIST_PORT", default=default, minimum=1, maximum=65535 - (count - 1))
+    return optional_integer(environ, PORT.name, default=default, minimum=1, maximum=65535 - (count - 1))

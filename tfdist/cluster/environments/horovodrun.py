@@ -7,6 +7,7 @@ It brings the ranks together itself, so the cluster has no addresses: the ring s
 from tfdist.cluster.cluster_values import Cluster
 from tfdist.cluster.environments.environment_variables import Environ, given, optional_integer, required_integer
 from tfdist.cluster.environments.mpi_environment import addresses_of_ranks
+from tfdist.variables import JOB_ID
 
 _HINT = "horovodrun sets it for every rank: start with horovodrun, or unset the variables that it left behind."
 
@@ -30,5 +31,5 @@ def read(environ: Environ) -> Cluster | None:
         local_workers=local_workers,
         addresses=addresses_of_ranks(environ, workers, one_host=local_workers == workers),
         source="horovodrun",
-        job_id=environ.get("TFDIST_JOB_ID") or None,
+        job_id=JOB_ID.read(environ) or None,
     )

@@ -15,8 +15,8 @@ import re
 from tfdist.cluster.cluster_values import Cluster
 from tfdist.cluster.environments.environment_variables import Environ, given, port, required, required_integer
 from tfdist.errors import ConfigError
+from tfdist.variables import K8S_SERVICE, K8S_WORKERS
 
-WORKERS, SERVICE = "TFDIST_K8S_WORKERS", "TFDIST_K8S_SERVICE"
 PORT = 2222  # each pod has an address of its own, so all have the same
 
 _JAX_WORKERS, _JAX_FIRST = "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"
@@ -36,12 +36,12 @@ def read(environ: Environ) -> Cluster | None:
         ('train-0.train:2222', 'train-1.train:2222')
     """
     completion = given(environ, "JOB_COMPLETION_INDEX")
-    if not completion and not given(environ, WORKERS, SERVICE):
+    if not completion and not given(environ, K8S_WORKERS.name, K8S_SERVICE.name):
         return None
     if completion:
         environ = _with_those_of_jax(environ)
     why = "JOB_COMPLETION_INDEX is set (an indexed Job)" if completion else "TFDIST_K8S_SERVICE is set"
-    workers = required_integer(environ, WORKERS, because=why, hint=_WORKERS_HINT, minimum=1)
+    workers = required_integer(environ, K8S_WORKERS.name, because=why, hint=_WORKERS_HINT, minimum=1)
     kind = "Kubernetes indexed Job" if completion else "Kubernetes StatefulSet"
     if workers == 1:
         return Cluster(source=kind)
@@ -65,7 +65,7 @@ def read(environ: Environ) -> Cluster | None:
             name="HOSTNAME",
             received=environ["HOSTNAME"],
         )
-    service = required(environ, SERVICE, because="TFDIST_K8S_WORKERS is above 1", hint=_SERVICE_HINT)
+    service = required(environ, K8S_SERVICE.name, because="TFDIST_K8S_WORKERS is above 1", hint=_SERVICE_HINT)
     chosen = port(environ, default=PORT)
     return Cluster(
         num_workers=workers,
@@ -79,10 +79,10 @@ def read(environ: Environ) -> Cluster | None:
 def _with_those_of_jax(environ: Environ) -> Environ:
     """Return the variables with ours from those of Trainer's policy for JAX, where ours are not set."""
     found = dict(environ)
-    if not given(found, WORKERS) and given(found, _JAX_WORKERS):
-        found[WORKERS] = found[_JAX_WORKERS]
-    if not given(found, SERVICE) and given(found, _JAX_FIRST):
-        found[SERVICE] = found[_JAX_FIRST].strip().partition(":")[0].partition(".")[2]
+    if not given(found, K8S_WORKERS.name) and given(found, _JAX_WORKERS):
+        found[K8S_WORKERS.name] = found[_JAX_WORKERS]
+    if not given(found, K8S_SERVICE.name) and given(found, _JAX_FIRST):
+        found[K8S_SERVICE.name] = found[_JAX_FIRST].strip().partition(":")[0].partition(".")[2]
     return found
 
 

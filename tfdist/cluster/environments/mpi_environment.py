@@ -10,6 +10,7 @@ from tfdist.cluster.environments.environment_variables import Environ, given, op
 from tfdist.cluster.environments.slurm_environment import task_count
 from tfdist.cluster.environments.tfdist_run import addresses_from
 from tfdist.errors import ConfigError
+from tfdist.variables import COORDINATOR, JOB_ID, NUM_WORKERS, WORKERS
 
 _HINT = "The MPI launcher sets it for every rank: start with mpirun, or unset the variables that it left behind."
 
@@ -39,7 +40,7 @@ def read_pmi(environ: Environ) -> Cluster | None:
     if given(environ, "PMI_RANK"):
         rank, size = "PMI_RANK", "PMI_SIZE"
     elif given(environ, "PMIX_RANK"):
-        rank, size = "PMIX_RANK", "TFDIST_NUM_WORKERS"
+        rank, size = "PMIX_RANK", NUM_WORKERS.name
     else:
         return None
     if _from_srun(environ, rank, size):
@@ -59,7 +60,7 @@ def _from_srun(environ: Environ, rank: str, size: str) -> bool:
 
 
 def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[str, str]) -> Cluster:
-    hint = _HINT if size != "TFDIST_NUM_WORKERS" else "PMIx tells ranks only: set it to the number of ranks."
+    hint = _HINT if size != NUM_WORKERS.name else "PMIx tells ranks only: set it to the number of ranks."
     workers = required_integer(environ, size, because=f"{rank} is set", hint=hint, minimum=1)
     index = required_integer(environ, rank, because=f"{size} is set", hint=_HINT, maximum=workers - 1)
     local_told = given(environ, *local)
@@ -75,7 +76,7 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
         local_workers=local_workers,
         addresses=addresses,
         source=source,
-        job_id=environ.get("TFDIST_JOB_ID") or None,
+        job_id=JOB_ID.read(environ) or None,
     )
 
 
@@ -86,31 +87,31 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
         >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)
         ('127.0.0.1:7000', '127.0.0.1:7001')
     """
-    if given(environ, "TFDIST_WORKERS"):
-        addresses = addresses_from(environ["TFDIST_WORKERS"])
+    if given(environ, WORKERS.name):
+        addresses = addresses_from(WORKERS.read(environ))
         if len(addresses) != workers:
             raise ConfigError(
-                f"TFDIST_WORKERS is {environ['TFDIST_WORKERS']!r}, {len(addresses)} addresses, but there are {workers} "
+                f"TFDIST_WORKERS is {WORKERS.read(environ)!r}, {len(addresses)} addresses, but there are {workers} "
                 "ranks; give one address per rank, in the order of the ranks.",
-                name="TFDIST_WORKERS",
-                received=environ["TFDIST_WORKERS"],
+                name=WORKERS.name,
+                received=WORKERS.read(environ),
             )
         return addresses
-    if not given(environ, "TFDIST_COORDINATOR") or workers == 1:
+    if not given(environ, COORDINATOR.name) or workers == 1:
         return ()
-    coordinator = environ["TFDIST_COORDINATOR"].strip()
-    host, first = split_address("TFDIST_COORDINATOR", coordinator)
+    coordinator = COORDINATOR.read(environ).strip()
+    host, first = split_address(COORDINATOR.name, coordinator)
     if not one_host:
         raise ConfigError(
             f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host "
             "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks.",
-            name="TFDIST_COORDINATOR",
+            name=COORDINATOR.name,
             received=coordinator,
         )
     if first + workers - 1 > 65535:
         raise ConfigError(
             f"TFDIST_COORDINATOR is {coordinator!r}; port + {workers - 1} must not pass 65535. Use a lower port.",
-            name="TFDIST_COORDINATOR",
+            name=COORDINATOR.name,
             received=coordinator,
         )
     written = f"[{host}]" if ":" in host else host

@@ -7,6 +7,7 @@ from tfdist.cluster.cluster_values import TASK_TYPES, Cluster, TaskId, distinct_
 from tfdist.cluster.environments.environment_variables import Environ, given
 from tfdist.errors import ConfigError, fields_of
 from tfdist.validation import integer, parse_integer, shown
+from tfdist.variables import JOB_ID
 
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -28,7 +29,7 @@ def read(environ: Environ) -> Cluster | None:
         return None
     raw = environ["TF_CONFIG"]
     try:
-        return _cluster(_parsed(raw), job_id=environ.get("TFDIST_JOB_ID") or None)
+        return _cluster(_parsed(raw), job_id=JOB_ID.read(environ) or None)
     except ConfigError as error:
         raise type(error)(
             f"TF_CONFIG cannot be used: {error}\n  read: {shown(raw, limit=600)}\n  expected: {_EXAMPLE}",

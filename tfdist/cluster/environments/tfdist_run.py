@@ -8,6 +8,7 @@ from tfdist.cluster.environments.environment_variables import (
     required,
     required_integer,
 )
+from tfdist.variables import JOB_ID, LOCAL_INDEX, LOCAL_WORKERS, WORKER_INDEX, WORKERS
 
 _HINT = "tfdist run sets TFDIST_WORKERS and TFDIST_WORKER_INDEX together: set both, or neither."
 
@@ -21,29 +22,29 @@ def read(environ: Environ) -> Cluster | None:
         >>> read({"TFDIST_WORKERS": "127.0.0.1:40001,127.0.0.1:40002", "TFDIST_WORKER_INDEX": "1"}).worker_index
         1
     """
-    if not given(environ, "TFDIST_WORKER_INDEX"):
+    if not given(environ, WORKER_INDEX.name):
         return None
-    listed = required(environ, "TFDIST_WORKERS", because="TFDIST_WORKER_INDEX is set", hint=_HINT)
+    listed = required(environ, WORKERS.name, because="TFDIST_WORKER_INDEX is set", hint=_HINT)
     addresses = addresses_from(listed)
     index = required_integer(
         environ,
-        "TFDIST_WORKER_INDEX",
+        WORKER_INDEX.name,
         because="TFDIST_WORKERS is set",
         maximum=len(addresses) - 1,
         hint=f"TFDIST_WORKERS has {len(addresses)} addresses, {listed!r}.",
     )
     local_index, local_workers = position_on_host(addresses, index)
     local_workers = optional_integer(
-        environ, "TFDIST_LOCAL_WORKERS", default=local_workers, minimum=1, maximum=len(addresses)
+        environ, LOCAL_WORKERS.name, default=local_workers, minimum=1, maximum=len(addresses)
     )
     return Cluster(
         num_workers=len(addresses),
         worker_index=index,
-        local_index=optional_integer(environ, "TFDIST_LOCAL_INDEX", default=local_index, maximum=local_workers - 1),
+        local_index=optional_integer(environ, LOCAL_INDEX.name, default=local_index, maximum=local_workers - 1),
         local_workers=local_workers,
         addresses=addresses,
         source="tfdist run",
-        job_id=environ.get("TFDIST_JOB_ID") or None,
+        job_id=JOB_ID.read(environ) or None,
     )
 
 
@@ -54,4 +55,4 @@ def addresses_from(listed: str) -> tuple[str, ...]:
         >>> addresses_from("a:1, b:1")
         ('a:1', 'b:1')
     """
-    return distinct_addresses("TFDIST_WORKERS", [entry.strip() for entry in listed.split(",")])
+    return distinct_addresses(WORKERS.name, [entry.strip() for entry in listed.split(",")])

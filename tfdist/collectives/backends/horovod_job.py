@@ -31,6 +31,7 @@ from tfdist.collectives.membership import Membership
 from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
+from tfdist.variables import WORKERS
 
 __all__ = ["Job", "join"]
 
@@ -344,7 +345,7 @@ def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
     if error:
         raise ConfigError(
             f"worker 0 cannot listen at {given}: {error}. Give it an address of this host and a free port.",
-            name="TFDIST_WORKERS",
+            name=WORKERS.name,
             received=given,
             workers=(0,),
         )

@@ -37,6 +37,7 @@ from tfdist.collectives.joining.byte_exchange import Exchange, agreed, exchange_
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError, cause_of
 from tfdist.native import engine as native
+from tfdist.variables import ALL_REDUCE_ALGORITHM, HOST_ID, JOB_KEY
 
 __all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
 
@@ -317,14 +318,14 @@ def join(
     Example:
         >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
     """
-    algorithm = algorithm or os.environ.get(native.ALGORITHM_VARIABLE) or None
+    algorithm = algorithm or ALL_REDUCE_ALGORITHM.read(os.environ) or None
     if algorithm is not None:
-        validation.one_of(native.ALGORITHM_VARIABLE, algorithm, native.ALGORITHMS)
+        validation.one_of(ALL_REDUCE_ALGORITHM.name, algorithm, native.ALGORITHMS)
     try:
         library, error = native.engines(), ""
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
-    host = host or os.environ.get(native.HOST_VARIABLE) or None
+    host = host or HOST_ID.read(os.environ) or None
     machine = host_memory.machine() if host is None else host
     mine = host_memory.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
@@ -370,7 +371,7 @@ def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
         return bytes.fromhex(told[0]["drawn"])
     if secret is None or without:
         raise ConfigError(
-            f"the workers {', '.join(without)} of {len(told)} have no {job_key.VARIABLE}, and the others have one. "
+            f"the workers {', '.join(without)} of {len(told)} have no {JOB_KEY.name}, and the others have one. "
             "Hand the same to all of them, or to none."
         )
     return job_key.derived(secret, "native collectives", [one["drawn"] for one in told])
@@ -394,7 +395,7 @@ def _choose(job: Job, library: native.Engines, named: Sequence[str]) -> None:
     if len(set(named)) > 1:
         every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
         raise ConfigError(
-            f"members name different algorithms of all_reduce ({every}). Set {native.ALGORITHM_VARIABLE} alike on all "
+            f"members name different algorithms of all_reduce ({every}). Set {ALL_REDUCE_ALGORITHM.name} alike on all "
             "of them, or on none."
         )
     failed = library.choose(job.number, named[0] or None)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.cluster.strategy_table import COLLECTIVES, COLLECTIVES_VARIABLE
+from tfdist import variables
+from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.collectives.selection.collective_selection import without_native
 from tfdist.doctor.finding import Finding, note, ok
 from tfdist.native import build_target, library
@@ -33,7 +34,7 @@ class Engines:
 
 def observe(environ: Mapping[str, str] = os.environ) -> Engines:
     """Look for the library and for a compiler; nothing is compiled or loaded."""
-    asked = environ.get(COLLECTIVES_VARIABLE, "")
+    asked = variables.COLLECTIVES.read(environ)
     missing = library.why_not(library.COLLECTIVES, environ)
     kept = None if missing else library.find(library.COLLECTIVES, build_target.observe(), environ)
     return Engines(asked=asked, kept=kept, missing=missing)
@@ -44,9 +45,11 @@ def judge(engines: Engines, gpus: Sequence[str]) -> Finding:
     name = "collectives"
     if engines.asked and engines.asked not in COLLECTIVES:
         why = f"it must be one of {', '.join(COLLECTIVES)}, so a multi-worker strategy is refused"
-        return note(name, f"{COLLECTIVES_VARIABLE} is {engines.asked!r}", why, f"unset {COLLECTIVES_VARIABLE}")
+        return note(
+            name, f"{variables.COLLECTIVES.name} is {engines.asked!r}", why, f"unset {variables.COLLECTIVES.name}"
+        )
     if engines.asked not in ("", "auto"):
-        return ok(name, f"multi-worker takes {engines.asked} collectives ({COLLECTIVES_VARIABLE})")
+        return ok(name, f"multi-worker takes {engines.asked} collectives ({variables.COLLECTIVES.name})")
     if gpus:
         return ok(name, "multi-worker takes TensorFlow's collectives: there are GPUs")
     if engines.missing:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tfdist.doctor.finding import Finding, note, ok
 from tfdist.errors import TfdistError
 from tfdist.native import build_target, library, ops
+from tfdist.variables import NATIVE
 
 _LIBRARIES = (library.RECORDS, library.CODECS, library.STAMPS)  # `collectives` has a check of its own
 _WHY = (
@@ -60,7 +61,7 @@ def judge(native: Native) -> Finding:
     if native.error:
         return note("native", native.error, _WHY)
     if not native.is_wanted:
-        return note("native", f"off ({ops.SWITCH}=0)", _WHY, f"unset {ops.SWITCH}")
+        return note("native", f"off ({NATIVE.name}=0)", _WHY, f"unset {NATIVE.name}")
     if not native.missing:
         return ok("native", f"compiled: {', '.join(map(str, native.kept))}")
     missing = " and ".join(native.missing)

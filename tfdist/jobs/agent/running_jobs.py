@@ -19,6 +19,7 @@ from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.jobs.supervision.supervisor_state import Asked
 from tfdist.validation import shown
+from tfdist.variables import CACHE_DIR
 
 _LONGEST = 4096  # bytes of a line
 _ENDED = "the job has ended"
@@ -142,7 +143,7 @@ def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int])
     except OSError as error:
         raise ConfigError(
             f"no socket can be made in {path.parent} ({error}). Name another folder: export TFDIST_CACHE_DIR=/path",
-            name="TFDIST_CACHE_DIR",
+            name=CACHE_DIR.name,
             path=path.parent,
         ) from error
     try:

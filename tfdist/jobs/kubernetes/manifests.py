@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.cluster.environments.kubernetes_environment import PORT, SERVICE
+from tfdist.cluster.environments.kubernetes_environment import PORT
 from tfdist.jobs.kubernetes.client import load
 from tfdist.jobs.kubernetes.pods import (
     CONTAINER,
@@ -17,6 +17,7 @@ from tfdist.jobs.kubernetes.pods import (
     variables,
 )
 from tfdist.jobs.kubernetes.request import Request
+from tfdist.variables import K8S_SERVICE
 
 RUNTIME = "tensorflow-distributed"
 KEPT_SECONDS = 86_400  # of a job that has ended, with its logs
@@ -162,7 +163,7 @@ def runtime(image: str = "tfdist:gpu") -> Values:
     pod = {
         "terminationGracePeriodSeconds": 60,
         "restartPolicy": "Never",
-        "containers": [container(image, env=[{"name": SERVICE, "valueFrom": label}], resources={})],
+        "containers": [container(image, env=[{"name": K8S_SERVICE.name, "valueFrom": label}], resources={})],
         "volumes": [shared_memory()],
     }
     of_job = {

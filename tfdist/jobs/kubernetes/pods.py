@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist import validation
-from tfdist.cluster.environments.kubernetes_environment import PORT, SERVICE, WORKERS
+from tfdist.cluster.environments.kubernetes_environment import PORT
 from tfdist.errors import ConfigError
 from tfdist.jobs.kubernetes.request import SCRIPT_FOLDER, Request
 from tfdist.validation import number
+from tfdist.variables import K8S_SERVICE, K8S_WORKERS
 
 CONTAINER = "node"  # as Kubeflow's Trainer wants it
 SHARED_MEMORY = "1Gi"
@@ -50,8 +51,8 @@ def template(request: Request) -> Values:
 def variables(request: Request) -> list[Values]:
     """Return the variables of a pod's container."""
     return [
-        {"name": WORKERS, "value": str(request.pods)},
-        {"name": SERVICE, "value": request.name},
+        {"name": K8S_WORKERS.name, "value": str(request.pods)},
+        {"name": K8S_SERVICE.name, "value": request.name},
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": request.name, "key": name}}}
             for name in request.variables

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs.kubernetes.pod_outputs import Output
 from tfdist.validation import integer, shown, text
+from tfdist.variables import JOB_KEY
 
 SCRIPT_FOLDER = "/etc/tfdist"
 KINDS = ("job", "jobset", "trainjob")
@@ -111,7 +111,7 @@ class Request:
             >>> Request(name="t", image="i", pods=2, arguments=(), secret=("TOKEN",)).variables
             ('TFDIST_JOB_KEY', 'TOKEN')
         """
-        return (job_key.VARIABLE, *self.secret)
+        return (JOB_KEY.name, *self.secret)
 
     @property
     def selector(self) -> tuple[str, str]:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from tfdist import cluster
 from tfdist.jobs.notebooks.function_transfer import name_of, receive_function, send_result
-from tfdist.jobs.remote.serialization import FOLDER
+from tfdist.variables import CALL_FOLDER
 
 
 def main(code: str, result: str) -> None:
     """Call the function; an exception of it is one of this process."""
-    folder = os.environ.get(FOLDER)
-    if folder is not None:  # on another host
+    folder = CALL_FOLDER.read(os.environ)
+    if folder:  # on another host
         code, result = (os.path.join(folder, os.path.basename(path)) for path in (code, result))
     function, arguments = receive_function(Path(code))
     returned = function(*arguments)

@@ -11,6 +11,7 @@ import re
 import threading
 
 from tfdist.jobs.output.tf_log_filter import has_nvidia_device, known_noise, variables
+from tfdist.variables import ALL_LOGS
 
 _CHUNK = 1 << 16
 _STANDARD_ERROR = 2
@@ -31,7 +32,7 @@ def hide_noise() -> None:
         >>> tfdist.jobs.hide_noise()      # doctest: +SKIP
         >>> import keras                    # doctest: +SKIP
     """
-    if os.environ.get("TFDIST_ALL_LOGS", "0") not in ("", "0"):
+    if ALL_LOGS.read(os.environ):
         return
     try:
         original = os.dup(_STANDARD_ERROR)

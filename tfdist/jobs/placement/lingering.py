@@ -13,6 +13,7 @@ from pathlib import Path
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.process import end_note
 from tfdist.monitor.stacks.native_frames import native_lines
+from tfdist.variables import ERROR_FILE
 
 LOOK_SECONDS = 1.0
 _GAP_SECONDS = 5.0  # between two looks of an agent that was stopped, or whose machine was
@@ -23,8 +24,8 @@ class Lingering:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._name = str(spec.task)
-        path = spec.environment.get("TFDIST_ERROR_FILE")  # as this host has it; none: it runs no script
-        self._error_file = None if path is None else Path(path)
+        path = ERROR_FILE.read(spec.environment)  # as this host has it; none: it runs no script
+        self._error_file = Path(path) if path else None
         self._exit_seconds = spec.exit_seconds
         self._looked = self._awake = time.monotonic()
         self._is_told = False

@@ -10,9 +10,10 @@ from tfdist.cluster import job_key
 from tfdist.jobs.placement.local_placement import LOOPBACK
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.variables import ERROR_FILE, PREFIX
 
 # what another launcher, or a run around this one, may have left in the environment
-_FOREIGN = ("TF_CONFIG", "TFDIST_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "HOROVOD_", "SM_", "JOB_COMPLETION_INDEX")
+_FOREIGN = ("TF_CONFIG", PREFIX, "SLURM_", "OMPI_", "PMIX_", "PMI_", "HOROVOD_", "SM_", "JOB_COMPLETION_INDEX")
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -63,5 +64,5 @@ def worker_environments(
     )
     environments = [spec.environ({**clean, **_QUIET}) for spec in specs]
     for environment in environments:
-        del environment["TFDIST_ERROR_FILE"]  # a pool's workers report over their pipes
+        del environment[ERROR_FILE.name]  # a pool's workers report over their pipes
     return environments

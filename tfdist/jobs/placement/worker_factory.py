@@ -19,6 +19,7 @@ from tfdist.jobs.placement.local_placement import Child, started_anew
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.processes.job_resources import Guard
+from tfdist.variables import JOB_ID
 
 if TYPE_CHECKING:
     from tfdist.processes.fork_server import ForkServer
@@ -48,7 +49,7 @@ class WorkerFactory:
             return
         from tfdist.processes.fork_server import ForkServer  # most jobs need none
 
-        environment = {name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"}
+        environment = {name: value for name, value in os.environ.items() if name != JOB_ID.name}
         environment |= self._config.environment
         environment |= _published(environment_file(self._guard.directory))
         environment.pop("TF_CONFIG", None)

@@ -23,18 +23,33 @@ from tfdist.jobs.plan import visible_gpus
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import Role, members, roles_of
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.monitor import faults
-from tfdist.monitor.recording.rows import VARIABLE as MONITOR
-from tfdist.monitor.stacks.waits import VARIABLE as STACKS
+from tfdist.variables import (
+    COPIES_DIR,
+    ENVIRONMENT_FILE,
+    ERROR_FILE,
+    JOB_ID,
+    LOCAL_INDEX,
+    LOCAL_WORKERS,
+    MEMORY_DIR,
+    MONITOR_DIR,
+    PROGRESS_FILE,
+    REPLICAS_PER_WORKER,
+    RESTARTS,
+    STACKS_FILE,
+    STRATEGY,
+    TASKS_FILE,
+    WORKER_INDEX,
+    WORKERS,
+)
 
 _JOBS = Path(__file__).parents[1]
 WORKER_FILE = _JOBS / "process" / "script_worker.py"
 TASK_FILE = _JOBS / "task.py"
 
 # What a process is told of its own place in a job; of an outer job it gets none of it.
-_PLACE = ("TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_WORKERS", "TFDIST_LOCAL_INDEX")
-_RESTARTABLE = ("TFDIST_RESTARTS", "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", "TFDIST_ENVIRONMENT_FILE")
-_OF_A_SCRIPT = ("TFDIST_PROGRESS_FILE", "TFDIST_ENVIRONMENT_FILE", "TFDIST_ERROR_FILE", faults.TASKS, MONITOR)
+_PLACE = (WORKERS.name, WORKER_INDEX.name, LOCAL_WORKERS.name, LOCAL_INDEX.name)
+_RESTARTABLE = (RESTARTS.name, MEMORY_DIR.name, COPIES_DIR.name, ENVIRONMENT_FILE.name)
+_OF_A_SCRIPT = (PROGRESS_FILE.name, ENVIRONMENT_FILE.name, ERROR_FILE.name, TASKS_FILE.name, MONITOR_DIR.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +98,8 @@ def plan(
     result = []
     for index, (task, role) in enumerate(everybody):
         error_file = _error_file(start, task, role)
-        environment = {**config.environment, "TFDIST_JOB_ID": job_id, "PYTHONUNBUFFERED": "1"}
-        environment[STACKS] = str(stacks_file(start.memory, start.restarts, task))
+        environment = {**config.environment, JOB_ID.name: job_id, "PYTHONUNBUFFERED": "1"}
+        environment[STACKS_FILE.name] = str(stacks_file(start.memory, start.restarts, task))
         environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
         environment |= _place_in_step(cluster[task.type], index, hosts) if role.in_step else {}
         alone = len(everybody) == 1  # it is in no cluster, and not in that of an outer job either
@@ -120,24 +135,24 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
     """Return what a process that runs the script is told, whatever its place."""
     config = start.config
     variables = {
-        "TFDIST_ERROR_FILE": str(error_file),
-        "TFDIST_PROGRESS_FILE": str(progress_file(start.memory, start.restarts)),
+        ERROR_FILE.name: str(error_file),
+        PROGRESS_FILE.name: str(progress_file(start.memory, start.restarts)),
     }
     if config.monitor:
-        variables[MONITOR] = str(steps_folder(start.memory, start.restarts))
+        variables[MONITOR_DIR.name] = str(steps_folder(start.memory, start.restarts))
     if not role.in_step:
-        variables[faults.TASKS] = str(tasks_file(start.directory))
+        variables[TASKS_FILE.name] = str(tasks_file(start.directory))
     if config.is_elastic or not role.in_step:
-        variables["TFDIST_RESTARTS"] = str(start.restarts)
-        variables["TFDIST_ENVIRONMENT_FILE"] = str(environment_file(start.directory))
+        variables[RESTARTS.name] = str(start.restarts)
+        variables[ENVIRONMENT_FILE.name] = str(environment_file(start.directory))
     if config.is_elastic and role.in_step:
-        variables["TFDIST_MEMORY_DIR"] = str(state_folder(start.memory))
+        variables[MEMORY_DIR.name] = str(state_folder(start.memory))
         if config.remote is not None:
-            variables["TFDIST_COPIES_DIR"] = str(copies_folder(start.memory))
+            variables[COPIES_DIR.name] = str(copies_folder(start.memory))
     if config.strategy is not None:
-        variables["TFDIST_STRATEGY"] = config.strategy
+        variables[STRATEGY.name] = config.strategy
     if config.replicas_per_worker is not None:
-        variables["TFDIST_REPLICAS_PER_WORKER"] = str(config.replicas_per_worker)
+        variables[REPLICAS_PER_WORKER.name] = str(config.replicas_per_worker)
     return variables
 
 
@@ -160,10 +175,10 @@ def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequ
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:
     """Return the variables of an outer job that a process must not take for its own."""
-    unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR,)
+    unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR_DIR.name,)
     if role.in_step:
         return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
-    place = (*_PLACE, "TFDIST_MEMORY_DIR", "TFDIST_COPIES_DIR", *unmonitored)
+    place = (*_PLACE, MEMORY_DIR.name, COPIES_DIR.name, *unmonitored)
     return place if role.runs_script else (*place, *_OF_A_SCRIPT)
 
 

@@ -11,6 +11,7 @@ from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
 from tfdist.validation import integer, shown, text
+from tfdist.variables import ALL_LOGS, REPLICAS_PER_WORKER, STRATEGY
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
 COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
@@ -80,7 +81,7 @@ class LaunchConfig:
         "What tfdist.strategies.from_environment() returns.",
         kind=str,
         metavar="NAME",
-        variable="TFDIST_STRATEGY",
+        variable=STRATEGY.name,
     )
     replicas_per_worker: int | None = option(
         None,
@@ -88,7 +89,7 @@ class LaunchConfig:
         kind=int,
         metavar="R",
         minimum=1,
-        variable="TFDIST_REPLICAS_PER_WORKER",
+        variable=REPLICAS_PER_WORKER.name,
     )
     gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
     grace_seconds: float = option(
@@ -126,7 +127,7 @@ class LaunchConfig:
     exporters: tuple[str, ...] = option(
         (), "tensorboard:DIR, prometheus:PORT, mlflow:URI; several.", flags=("--export",), metavar="WHERE"
     )
-    all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable="TFDIST_ALL_LOGS")
+    all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable=ALL_LOGS.name)
     remote: Remote | None = None
     copy_bandwidth: int = option(COPY_BANDWIDTH, metavar="SIZE", minimum=0, may_be_unset=True)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.jobs.plan.launch_config import DEFAULT_SERVERS, LaunchConfig
 from tfdist.validation import integer
+from tfdist.variables import COLLECTIVES
 
 _SERVERS = "parameter_servers (--parameter-servers)"
 
@@ -76,7 +77,7 @@ def require_installed(config: LaunchConfig) -> None:
     wanted = (
         [] if config.strategy is None else [(strategy_table.get(config.strategy), f"the strategy {config.strategy!r}")]
     )
-    if config.environment.get(strategy_table.COLLECTIVES_VARIABLE) == "horovod":
+    if COLLECTIVES.read(config.environment) == "horovod":
         wanted.append((strategy_table.get("ring"), "collectives 'horovod'"))  # the ring is Horovod's
     for entry, what in wanted:
         if entry.needs is not None and not entry.is_installed:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist.cluster import job_key
 from tfdist.cluster.cluster_values import TaskId
+from tfdist.variables import JOB_KEY
 
 EXIT_SECONDS = 300.0
 BOTH = frozenset({1, 2})  # standard output and standard error
@@ -71,9 +71,9 @@ class WorkerSpec:
             {'C': '3', 'A': '1'}
         """
         # an outer job's key is none of this one's
-        removed = (*self.removed, job_key.VARIABLE)
+        removed = (*self.removed, JOB_KEY.name)
         kept = {name: value for name, value in inherited.items() if name not in removed}
-        own = {job_key.VARIABLE: self.key} if self.key else {}
+        own = {JOB_KEY.name: self.key} if self.key else {}
         return {**kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
 
 

@@ -30,13 +30,7 @@ from tfdist.jobs.placement.local_placement import LocalPlacement
 from tfdist.jobs.placement.placement_protocol import Handle
 from tfdist.jobs.placement.worker_factory import WorkerFactory
 from tfdist.jobs.plan.launch_config import require_script
-from tfdist.jobs.remote.connecting.tcp_joining import (
-    ENDS_WITH_INPUT,
-    JOIN_SECONDS_VARIABLE,
-    Ticket,
-    join,
-    key_of_workers,
-)
+from tfdist.jobs.remote.connecting.tcp_joining import Ticket, join, key_of_workers
 from tfdist.jobs.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.jobs.remote.copying.copies import Copies
 from tfdist.jobs.remote.host.forward import Forward
@@ -45,8 +39,8 @@ from tfdist.jobs.remote.host.host_tables import Tables
 from tfdist.jobs.remote.serialization import KEY_IS_DERIVED, config_from_json, spec_from_json
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard, guarded
+from tfdist.variables import ENDS_WITH_INPUT, ERROR_FILE, JOB_PART, JOIN_SECONDS
 
-PART = "TFDIST_JOB_PART"  # by which this host knows its processes of the job; another job's has another one
 UNFINISHED = 75  # exit code: the agent was gone, or out of reach, before it had said that the job has ended
 PACKAGES = ("tensorflow", "keras", "numpy")
 
@@ -64,7 +58,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if os.environ.pop(ENDS_WITH_INPUT, None):
+    if ENDS_WITH_INPUT.read(os.environ):
+        del os.environ[ENDS_WITH_INPUT.name]  # no worker is told
         threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()
     try:
         ticket = Ticket.from_environment(os.environ)
@@ -73,7 +68,7 @@ def main() -> None:
         else:
             connection, wire = join(ticket)
             key = ticket.key
-            for name in (*ticket.environment(), JOIN_SECONDS_VARIABLE):  # no worker is told
+            for name in (*ticket.environment(), JOIN_SECONDS.name):  # no worker is told
                 os.environ.pop(name, None)
     except TfdistError as error:
         sys.exit(str(error))
@@ -317,7 +312,7 @@ class HostAgent:
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]
         key = self._key_of(spec.key)
-        spec = replace(spec, environment={**spec.environment, PART: self._guard.job_id}, key=key)
+        spec = replace(spec, environment={**spec.environment, JOB_PART.name: self._guard.job_id}, key=key)
         handle = (self._reserving if asked["reserve"] else self._placement).start(spec)
         with self._lock:
             self._handles[number] = handle
@@ -344,8 +339,8 @@ class HostAgent:
         self._send({"ended": number, "returncode": returncode, "unasked": unasked, "clock": clock})
 
     def _tell_record(self, number: int, handle: Handle) -> None:
-        path = handle.spec.environment.get("TFDIST_ERROR_FILE")
-        if path is None:
+        path = ERROR_FILE.read(handle.spec.environment)
+        if not path:
             return
         with self._lock:
             if number in self._recorded:
@@ -370,8 +365,8 @@ class HostAgent:
         for forward in outputs:
             forward.give(1 << 62)  # who still writes waits for nobody
         handle.close(_CLOSE_SECONDS)
-        path = handle.spec.environment.get("TFDIST_ERROR_FILE")
-        if path is not None:
+        path = ERROR_FILE.read(handle.spec.environment)
+        if path:
             Path(path).unlink(missing_ok=True)  # it was told; who takes the place of a reserve has the same
             guardian.remove_listed(f"{path}{guardian.LISTING}")
 

@@ -19,6 +19,7 @@ from tfdist.jobs.remote.connecting.tcp_joining import Ticket
 from tfdist.jobs.remote.pod import hosts_of_pod
 from tfdist.jobs.remote.ray import ray_cluster
 from tfdist.validation import parse_integer
+from tfdist.variables import POD_PREFIX
 
 Command = Callable[[Remote, Host, Mapping[str, str]], tuple[str, ...]]
 
@@ -271,7 +272,7 @@ ENGINES = {
             bring=lambda *_: Nobody(),  # every pod runs its own agent
             hosts=hosts_of_pod,
             without="",
-            removed=("JOB_COMPLETION_INDEX", "TFDIST_K8S_", "JAX_"),
+            removed=("JOB_COMPLETION_INDEX", POD_PREFIX, "JAX_"),
             passes_sigterm_on=True,
             join_seconds=3600.0,  # a pod may wait for a node
         ),

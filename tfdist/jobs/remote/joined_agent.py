@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from tfdist.jobs.remote.connecting.tcp_joining import JOIN_SECONDS_VARIABLE, Ticket
+from tfdist.jobs.remote.connecting.tcp_joining import Ticket
 from tfdist.jobs.remote.host_agent import UNFINISHED
 from tfdist.jobs.remote.ssh import MODULE
+from tfdist.variables import JOIN_SECONDS
 from tfdist.waiting import handled, wait_heeding_signals
 
 _AGAIN_SECONDS = 1.0
@@ -30,7 +31,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
         for process in current:
             process.terminate()  # one that has ended gets nothing
 
-    environ = {**os.environ, **ticket.environment(), JOIN_SECONDS_VARIABLE: str(wait_seconds)}
+    environ = {**os.environ, **ticket.environment(), JOIN_SECONDS.name: str(wait_seconds)}
     with handled(end):
         while not received:
             say(f"host {ticket.name} joins the job at {', '.join(ticket.addresses)}")

@@ -15,16 +15,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.cluster import job_key
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.connecting.tcp_joining import HOST_NAME, RENDEZVOUS, Ticket
+from tfdist.jobs.remote.connecting.tcp_joining import Ticket
 from tfdist.jobs.remote.serialization import without_those_of_a_host
 from tfdist.jobs.remote.ssh import MODULE
+from tfdist.variables import HOST_NAME, JOB_KEY, RENDEZVOUS
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
-_HANDED_ON = (RENDEZVOUS, job_key.VARIABLE, "PYTHONPATH")  # by name: what they are stands in no command line
+_HANDED_ON = (RENDEZVOUS.name, JOB_KEY.name, "PYTHONPATH")  # by name: what they are stands in no command line
 _VERSION_SECONDS = 60.0
 _END_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
@@ -66,7 +66,7 @@ def command(
         each = tuple(word for name in names for word in ("-x", name))
     words: list[str] = [*remote.shell, *once]
     for number, host in enumerate(hosts):
-        agent = ("env", f"{HOST_NAME}={host.name}", remote.python or sys.executable, "-m", MODULE)
+        agent = ("env", f"{HOST_NAME.name}={host.name}", remote.python or sys.executable, "-m", MODULE)
         where = ("--host", host.name) if kind == OPEN_MPI else ()
         words += [*([":"] if number else []), *each, *where, "-n", "1", *agent]
     return tuple(words)
@@ -118,7 +118,7 @@ def start(
         )
     words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
     secret = tickets[0].environment()
-    del secret[HOST_NAME]  # each has its own in its part
+    del secret[HOST_NAME.name]  # each has its own in its part
     return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import job_key
-from tfdist.cluster.environments.kubernetes_environment import PORT, SERVICE, read
+from tfdist.cluster.environments.kubernetes_environment import PORT, read
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.host_plan import Host
+from tfdist.variables import JOB_KEY, K8S_SERVICE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,12 @@ def pod_of(environ: Mapping[str, str]) -> Pod | None:
         >>> pod.host.name, pod.host.address, pod.rendezvous
         ('t-1', 't-1.t', 't-0.t:2222')
     """
-    if not all(environ.get(name) for name in ("JOB_COMPLETION_INDEX", SERVICE)):
+    if not all(environ.get(name) for name in ("JOB_COMPLETION_INDEX", K8S_SERVICE.name)):
         return None
     cluster = read(environ)
     assert cluster is not None
     if job_key.from_environment(environ) is None:
-        raise ConfigError(
-            f"{job_key.VARIABLE} is not set in this pod; the Secret of the job has it.", name=job_key.VARIABLE
-        )
+        raise ConfigError(f"{JOB_KEY.name} is not set in this pod; the Secret of the job has it.", name=JOB_KEY.name)
     if cluster.num_workers == 1:
         name = re.sub(r"\..*", "", environ.get("HOSTNAME") or socket.gethostname())
         return Pod(index=0, hosts=(Host(name=name, address=name),), rendezvous=f"{name}:{PORT}")

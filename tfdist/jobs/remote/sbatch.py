@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.variables import SLURM_REQUEUE
 from tfdist.waiting import handled, wait_heeding_signals
 
 _FOLLOW_SECONDS = 0.2
@@ -25,7 +26,6 @@ _QUEUE_SECONDS = 2.0  # from one question why a job waits to the next
 _RUNNING_SECONDS = 30.0  # to the next where it runs: Slurm may take it back into the queue
 _ASK_SECONDS = 30.0
 _LOG, _LOG_OF_TASK = "tfdist-%j.log", "tfdist-%A_%a.log"
-REQUEUE = "TFDIST_SLURM_REQUEUE"  # set in the script of a job that is to start again where it had to stop
 _ENDS = {  # states of Slurm's that are no exit code of the job's
     "CANCELLED": "was cancelled, by somebody else",
     "TIMEOUT": "was ended by Slurm: its time was up",
@@ -105,7 +105,7 @@ def script(
         lines += ["#SBATCH hetjob", *(f"#SBATCH {option}" for option in second)]
     cases = [f"{number}) set -- {shlex.join(more)};;" for number, more in enumerate(searched)]
     choice = ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac"] if searched else []
-    again = [f"export {REQUEUE}=1"] if "--requeue" in shlex.split(options) else []
+    again = [f"export {SLURM_REQUEUE.name}=1"] if "--requeue" in shlex.split(options) else []
     command = shlex.join([python, "-m", "tfdist", "run", *arguments]) + (' "$@"' if searched else "")
     return "\n".join(["#!/bin/bash", *lines, *choice, *again, f"exec {command}", ""])
 
@@ -118,7 +118,7 @@ def run_in_allocation(
     Slurm does that with a job that it has to kill. One that has saved and ended before is over, as far as Slurm knows.
     """
     code = launch()
-    if code == 128 + signal.SIGTERM and environ.get(REQUEUE):
+    if code == 128 + signal.SIGTERM and SLURM_REQUEUE.read(environ):
         job = environ.get("SLURM_JOB_ID", "")
         try:
             done = subprocess.run(
@@ -169,7 +169,7 @@ def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence
 
     Ctrl-C and SIGTERM ask the job to end, which saves first; again, they cancel it.
     """
-    asking = _Asking(requeues=REQUEUE in text)
+    asking = _Asking(requeues=SLURM_REQUEUE.name in text)
     with handled(asking.heed):
         process = subprocess.Popen(
             ["sbatch", "--parsable", "--wait"],

@@ -8,22 +8,32 @@ from typing import Any
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.variables import (
+    CACHE_DIR,
+    CALL_FOLDER,
+    HOST_ID,
+    HOST_NAME,
+    JOB_ID,
+    JOB_KEY,
+    JOIN_SECONDS,
+    PREFIX,
+    RENDEZVOUS,
+)
 
-FOLDER = "TFDIST_CALL_FOLDER"  # where a worker finds the function that it calls, if not where it was told
 KEY_IS_DERIVED = "derived"  # in place of the workers' key, for a host that has the key from which it follows
 
 # variables that belong to one host, or to the process that reads them
 _OF_A_HOST = (
-    "TFDIST_HOST_ID",
-    "TFDIST_HOST_NAME",
-    "TFDIST_RENDEZVOUS",
-    "TFDIST_JOIN_SECONDS",
-    "TFDIST_JOB_KEY",
-    "TFDIST_JOB_ID",
-    "TFDIST_CACHE_DIR",
-    FOLDER,
+    HOST_ID.name,
+    HOST_NAME.name,
+    RENDEZVOUS.name,
+    JOIN_SECONDS.name,
+    JOB_KEY.name,
+    JOB_ID.name,
+    CACHE_DIR.name,
+    CALL_FOLDER.name,
 )
-_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
+_PREFIXES = ("TF_", PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_", "KMP_", "NCCL_", "PYTHON")
 
 
 @dataclass(frozen=True, kw_only=True)

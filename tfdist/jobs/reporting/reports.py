@@ -11,7 +11,8 @@ import numpy as np
 
 from tfdist import cluster, validation
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.jobs.reporting.run_folder import OWN, SIGN, VARIABLE, Checkpoint, CheckpointConfig, Reports
+from tfdist.jobs.reporting.run_folder import OWN, SIGN, Checkpoint, CheckpointConfig, Reports
+from tfdist.variables import REPORTS
 
 
 class _Reporter:
@@ -21,8 +22,8 @@ class _Reporter:
         self.next: int | None = None
 
     def reports(self, *, checked: bool = True) -> Reports:
-        said = os.environ.get(VARIABLE)
-        if said is None:
+        said = REPORTS.read(os.environ)
+        if not said:
             raise ConfigError(
                 "there is nowhere to report to: a function reports that Trainer.fit() calls, of a trainer with "
                 'run_config=RunConfig(storage_path="...", name="...").',

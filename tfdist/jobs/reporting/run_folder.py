@@ -25,8 +25,8 @@ from tfdist.errors import ConfigError, CorruptDataError, DeadlineError
 from tfdist.storage.disk_errors import explained
 from tfdist.storage.durable import sync_directory
 from tfdist.storage.local_storage import LocalStorage
+from tfdist.variables import REPORTS
 
-VARIABLE = "TFDIST_REPORTS"  # of a worker: where it reports, and what is kept, as JSON
 FILE = "result.json"
 SIGN = ".run"  # says which job reports here
 SAVING = ".saving"  # where the callback writes a checkpoint before it is one
@@ -208,4 +208,4 @@ def running(folder: Path, kept: CheckpointConfig) -> Iterator[dict[str, str]]:
         run = secrets.token_hex(8)
         with explained(folder, "written"):
             (folder / SIGN).write_text(run, encoding="utf-8")
-        yield {VARIABLE: json.dumps({"folder": os.path.abspath(folder), "run": run, "kept": vars(kept)})}
+        yield {REPORTS.name: json.dumps({"folder": os.path.abspath(folder), "run": run, "kept": vars(kept)})}

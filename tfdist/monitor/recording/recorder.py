@@ -20,7 +20,8 @@ import numpy as np
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 from tfdist.monitor.recording.row_ring import Ring
-from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, VARIABLE, WIDTH, Column
+from tfdist.monitor.recording.rows import CHIEF_WORKERS, COLUMN_OF, HOST_PHASES, KINDS, STAMPS, WIDTH, Column
+from tfdist.variables import MONITOR_DIR, WORKER_INDEX
 
 FLUSH_SECONDS = 0.5
 #: steps after which it is written in any case: half of the ring of stamps
@@ -121,11 +122,11 @@ class Recorder(StepObserver):
 
         A folder that is gone, or cannot be written, is no reason not to train.
         """
-        folder = environ.get(VARIABLE)
+        folder = MONITOR_DIR.read(environ)
         if not folder:
             return None
         try:
-            return cls(Path(folder, f"worker-{int(environ.get('TFDIST_WORKER_INDEX') or 0)}"))
+            return cls(Path(folder, f"worker-{WORKER_INDEX.read(environ)}"))
         except (OSError, ValueError):
             return None
 

@@ -7,8 +7,6 @@ from enum import IntEnum
 
 from tfdist.monitor.phases import Kind, Phase
 
-#: the variable that asks for a record of steps: the folder of the workers' files
-VARIABLE = "TFDIST_MONITOR_DIR"
 #: gradient reductions of a step whose own arrival and completion are kept
 BUCKETS = 8
 #: workers of a chief whose own time is kept

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-#: the variable that names the file into which a process writes its stacks when it is asked
-VARIABLE = "TFDIST_STACKS_FILE"
+from tfdist.variables import STACKS_FILE
+
 _SUFFIX = ".waits"
 
 
@@ -24,7 +24,7 @@ class WaitNote:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "WaitNote":
         """Return that of this process."""
-        path = environ.get(VARIABLE)
+        path = STACKS_FILE.read(environ)
         return cls(Path(path + _SUFFIX) if path else None)
 
     def tell(self, text: str) -> None:

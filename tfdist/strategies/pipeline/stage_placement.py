@@ -7,23 +7,23 @@ from typing import Any
 from tfdist import cluster as clusters
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
-from tfdist.cluster.strategy_table import MESH_VARIABLE
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE
 from tfdist.strategies import shardable as sharding_stages
 from tfdist.strategies import threads
+from tfdist.variables import MESH
 
 _log = logging.getLogger("tfdist")
 
 
 def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", places: int) -> Mesh:
     """Return the mesh of replicas, stages and parts of weights."""
-    named = os.environ.get(MESH_VARIABLE)
+    named = MESH.read(os.environ)
     count = _count(stages, chunks)
     if given is not None or named:
-        mesh = meshes.of(given) if given is not None else Mesh.parse(str(named), name=MESH_VARIABLE)
+        mesh = meshes.of(given) if given is not None else Mesh.parse(named, name=MESH.name)
         _require_axes(mesh)
     elif cluster.num_workers == 1:
         mesh = Mesh(((DATA, 1), (PIPELINE, places if count is None else count)))

@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist import cache, validation
+from tfdist import cache
 from tfdist.errors import TfdistError
 from tfdist.training.replica.judging import VERDICTS, StateRule, Verdict
+from tfdist.variables import TRIALS
 
-#: "keep", the default, or "again": try each step at each start
-VARIABLE = "TFDIST_TRIALS"
-_MODES = ("keep", "again")
 _FOLDER = "trials"
 _MOST_FILES = 500
 _MOST_BYTES = 1 << 20
@@ -89,7 +87,7 @@ class Shelf:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
-        self._keeps = validation.one_of(VARIABLE, environ.get(VARIABLE) or "keep", _MODES) == "keep"
+        self._keeps = TRIALS.read(environ) == "keep"
         self._root = cache.folder(environ)
 
     @property

@@ -22,20 +22,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tfdist
-from tfdist import cache, validation
+from tfdist import cache
 from tfdist.compat import version_pairs
 from tfdist.compat.version_pairs import Judgement, Standing
 from tfdist.errors import TfdistError, UnsupportedError
-
-#: "check", the default, or "allow": use any pair, at one's own risk
-VARIABLE = "TFDIST_UNTESTED_VERSIONS"
-_MODES = ("check", "allow")
+from tfdist.variables import CACHE_DIR, NATIVE, PREFIX, UNTESTED_VERSIONS
 
 _PROGRAM = tfdist.STEP_PROGRAM
 _TIMEOUT_SECONDS = 600.0
 _SHOWN_CHARACTERS = 600
 # All other variables of tfdist would make the process a part of this job.
-_KEPT = ("TFDIST_CACHE_DIR", "TFDIST_NATIVE")
+_KEPT = (CACHE_DIR.name, NATIVE.name)
 _FOLDER = "versions"
 _settled: set[tuple[str, str]] = set()
 
@@ -64,11 +61,11 @@ def require(tensorflow: str, keras: str, environ: Mapping[str, str] | None = Non
         return
     environ = os.environ if environ is None else environ
     judgement = version_pairs.judge(tensorflow, keras)
-    decided = decision(judgement.standing, validation.one_of(VARIABLE, environ.get(VARIABLE, "check"), _MODES))
+    decided = decision(judgement.standing, UNTESTED_VERSIONS.read(environ))
     if decided is Decision.REFUSE:
         raise UnsupportedError(_advice(judgement.text))
     if decided is Decision.WARN:
-        _say(f"{judgement.text}. It is used because {VARIABLE} is 'allow'.")
+        _say(f"{judgement.text}. It is used because {UNTESTED_VERSIONS.name} is 'allow'.")
     if decided is Decision.CHECK:
         wrong = _checked(judgement, environ)
         if wrong:
@@ -82,7 +79,7 @@ def _advice(text: str) -> str:
     return (
         f"{text}. tfdist reads private names of both, so another pair may train to other weights without a word. "
         f'Install a tested one: pip install "tensorflow=={main.tensorflow}" "keras=={main.keras}". To go on at your '
-        f"own risk: export {VARIABLE}=allow."
+        f"own risk: export {UNTESTED_VERSIONS.name}=allow."
     )
 
 
@@ -118,8 +115,8 @@ def compare(environ: Mapping[str, str]) -> str:
     """Train in a process of its own, and return what is wrong there; empty if nothing is."""
     package = str(Path(tfdist.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
-    given = {name: value for name, value in environ.items() if not name.startswith("TFDIST_") or name in _KEPT}
-    given |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1", VARIABLE: "allow"}
+    given = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in _KEPT}
+    given |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1", UNTESTED_VERSIONS.name: "allow"}
     given.pop("TF_CONFIG", None)
     try:
         done = subprocess.run(

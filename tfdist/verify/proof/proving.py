@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfdist.variables import MAX_STALENESS, PREFIX
 from tfdist.verify.proof.differences import ROUNDING, Difference, compared, may_round, other_batches
 from tfdist.verify.proof.script_run import NOT_COMPARED, Request
 from tfdist.verify.proof.state_files import ONE_DEVICE, REVERSED, STRATEGY, Run, StateFiles, Step
@@ -22,8 +23,7 @@ __all__ = ["Job", "Outcome", "Proof", "prove"]
 
 _GRACE_SECONDS = 5.0
 _SHOWN_LINES = 15
-_FOREIGN = ("TF_CONFIG", "TFDIST_")  # on one device the script is to find a process alone
-_STALENESS = "TFDIST_MAX_STALENESS"
+_FOREIGN = ("TF_CONFIG", PREFIX)  # on one device the script is to find a process alone
 
 
 class Outcome(enum.Enum):
@@ -105,9 +105,9 @@ def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Pro
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-", ignore_cleanup_errors=True) as folder:
         on_run(f"{job.script[0]} under {job.name}")
         variables = {**os.environ, **job.variables}
-        is_bounded = "parameter-server" in job.run and not variables.get(_STALENESS)
+        is_bounded = "parameter-server" in job.run and not MAX_STALENESS.text(variables)
         if is_bounded:
-            variables[_STALENESS] = "0"
+            variables[MAX_STALENESS.name] = "0"
         if stopped := _run(job, folder, STRATEGY, job.run, variables):
             return stopped
         runs = [files.run() for files in StateFiles.of_all(folder, STRATEGY)]
@@ -124,7 +124,10 @@ def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Pro
             if _run(job, folder, REVERSED, ("-n", "1"), alone, replicas=theirs.replicas) is None:
                 found = _compared(job, folder, theirs, turned=StateFiles.of_all(folder, REVERSED)[0].steps())
     if is_bounded:
-        told = f"asynchronous updates, which are another algorithm: the workers share each batch here ({_STALENESS}=0)"
+        told = (
+            "asynchronous updates, which are another algorithm: the workers share each batch here "
+            f"({MAX_STALENESS.name}=0)"
+        )
         return replace(found, left_out=(*found.left_out, told))
     return found
 

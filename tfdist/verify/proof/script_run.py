@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.jobs.process import script_worker
+from tfdist.variables import WORKER_INDEX
 from tfdist.verify.proof.state_files import STRATEGY
 
 __all__ = ["NOT_COMPARED", "Request", "main"]
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> None:
     from tfdist.verify.proof import fit_steps, loop_steps, one_device
 
     keras.utils.set_random_seed(SEED)  # a script that sets its own has that
-    number = int(os.environ.get("TFDIST_WORKER_INDEX") or 0)
+    number = WORKER_INDEX.read(os.environ)
     loop = loop_steps.LoopSteps(request.folder, request.kind, number, steps=request.steps)
 
     def record(model: Any, given: dict[str, Any], fit: Any) -> NoReturn:

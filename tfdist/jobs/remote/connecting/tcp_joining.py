@@ -27,12 +27,7 @@ from tfdist.cluster import job_key
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.remote.connecting.wire import Seal, Wire
-
-RENDEZVOUS = "TFDIST_RENDEZVOUS"  # "host:port", with commas between them where the launcher has several networks
-HOST_NAME = "TFDIST_HOST_NAME"  # what the host is called in the job
-JOIN_SECONDS_VARIABLE = "TFDIST_JOIN_SECONDS"  # how long the host tries
-ENDS_WITH_INPUT = "TFDIST_ENDS_WITH_INPUT"  # set where the host ends with its standard input, too
-JOIN_SECONDS = 60.0
+from tfdist.variables import HOST_NAME, JOB_KEY, JOIN_SECONDS, RENDEZVOUS
 
 _MAGIC = b"tfdist join 1\n\0\0"
 _NONCE = 32
@@ -58,7 +53,7 @@ class Ticket:
     addresses: tuple[str, ...]
     name: str
     key: bytes = field(repr=False)
-    wait_seconds: float = JOIN_SECONDS
+    wait_seconds: float = JOIN_SECONDS.default
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Ticket | None":
@@ -71,29 +66,20 @@ class Ticket:
             >>> Ticket.from_environment(variables).name
             'n'
         """
-        addresses = environ.get(RENDEZVOUS)
+        addresses = RENDEZVOUS.read(environ)
         if not addresses:
             return None
         key = job_key.from_environment(environ)
         if key is None:
             raise ConfigError(
-                f"{RENDEZVOUS} is set and {job_key.VARIABLE} is not; set it to the key of the job.",
-                name=job_key.VARIABLE,
+                f"{RENDEZVOUS.name} is set and {JOB_KEY.name} is not; set it to the key of the job.",
+                name=JOB_KEY.name,
             )
         found = tuple(addresses.split(","))
         for address in found:
-            split_address(RENDEZVOUS, address)
-        name = environ.get(HOST_NAME) or socket.gethostname()
-        given = environ.get(JOIN_SECONDS_VARIABLE) or JOIN_SECONDS
-        try:
-            seconds = float(given)
-        except ValueError as error:
-            raise ConfigError(
-                f"{JOIN_SECONDS_VARIABLE} is {given!r}; set it to a number of seconds.",
-                name=JOIN_SECONDS_VARIABLE,
-                received=given,
-            ) from error
-        return cls(addresses=found, name=name, key=key, wait_seconds=seconds)
+            split_address(RENDEZVOUS.name, address)
+        name = HOST_NAME.read(environ) or socket.gethostname()
+        return cls(addresses=found, name=name, key=key, wait_seconds=JOIN_SECONDS.read(environ))
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a process has this ticket; one of them is a secret.
@@ -102,7 +88,11 @@ class Ticket:
             >>> sorted(Ticket(addresses=("a:1",), name="n", key=bytes(32)).environment())
             ['TFDIST_HOST_NAME', 'TFDIST_JOB_KEY', 'TFDIST_RENDEZVOUS']
         """
-        return {RENDEZVOUS: ",".join(self.addresses), HOST_NAME: self.name, job_key.VARIABLE: self.key.hex()}
+        return {
+            RENDEZVOUS.name: ",".join(self.addresses),
+            HOST_NAME.name: self.name,
+            JOB_KEY.name: self.key.hex(),
+        }
 
 
 def key_of_workers(key: bytes, job_id: str) -> str:
@@ -275,7 +265,7 @@ def join(ticket: Ticket) -> tuple[socket.socket, Wire]:
 
 
 def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
-    host, port = split_address(RENDEZVOUS, address)
+    host, port = split_address(RENDEZVOUS.name, address)
     connection = socket.create_connection((host, port), timeout=_GREETING_SECONDS)
     try:
         until = _prepare(connection)

@@ -13,9 +13,10 @@ from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.resource_request import Demand, NoRoomError
 from tfdist.jobs.remote.connecting.connection import Tail
-from tfdist.jobs.remote.connecting.tcp_joining import ENDS_WITH_INPUT, Ticket
+from tfdist.jobs.remote.connecting.tcp_joining import Ticket
 from tfdist.jobs.remote.connecting.wire import Wire, WireError
 from tfdist.jobs.remote.ssh import MODULE
+from tfdist.variables import ENDS_WITH_INPUT
 
 DRIVER = "tfdist.jobs.remote.ray.ray_driver"
 
@@ -91,7 +92,7 @@ class Cluster:
         """Start the agent of each host."""
         assert self._driver is not None
         path = self._environ.get("PYTHONPATH")
-        more = {ENDS_WITH_INPUT: "1", **({"PYTHONPATH": path} if path else {})}
+        more = {ENDS_WITH_INPUT.name: "1", **({"PYTHONPATH": path} if path else {})}
         agents = {host.address: {**ticket.environment(), **more} for host, ticket in zip(hosts, tickets, strict=True)}
         python = self._remote.python or ""
         asked = {"agents": agents, "python": python, "arguments": ["-m", MODULE], "call": self._remote.call}

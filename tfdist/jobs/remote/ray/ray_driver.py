@@ -22,7 +22,7 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.plan.resource_request import NoRoomError, in_words, room, too_few
 from tfdist.jobs.remote.connecting.wire import Wire, WireError
 from tfdist.jobs.remote.ray import ray_bundle
-from tfdist.jobs.remote.serialization import FOLDER
+from tfdist.variables import CALL_FOLDER
 
 WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said
 
@@ -172,7 +172,7 @@ class Driver:
         along = None
         if call is not None:
             code, result = map(Path, call)
-            along = (code.name, code.read_bytes(), result.name, FOLDER)
+            along = (code.name, code.read_bytes(), result.name, CALL_FOLDER.name)
         addresses = [where["address"] for where in self._where]
         held = {}
         for address, variables in agents.items():
