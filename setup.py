@@ -78,7 +78,6 @@ setup(
         "filelock>=3.12",
         "safetensors>=0.4.3",
         "fsspec>=2023.12",
-        "loky>=3.4",
         "cloudpickle>=3",
     ],
     extras_require={

@@ -22,8 +22,6 @@ from tests.private_objects import (
     embedding,
     epoch_iterator,
     layer,
-    loky_executor,
-    loky_tracker,
     masked,
     model,
     node,
@@ -135,12 +133,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "keras/variables.py": {
         **each("_initialize_with_initializer _value", lambda: keras.Variable([1.0])),
         **each("_non_trainable_variables _seed_generators", layer),
-    },
-    "loky_tracker.py": {
-        "_resource_tracker": loky_tracker,
-        **each("_pid _stop", lambda: loky_tracker()._resource_tracker),
-        "_call_queue": loky_executor,
-        "_thread": lambda: importlib.import_module("multiprocessing.queues").Queue,
     },
     "random_states.py": {"_rng": lambda: context.Context},
     "tensorflow/tensor_arrays.py": {"_numpy": lambda: tf.constant(1.0)},

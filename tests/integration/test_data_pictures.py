@@ -57,7 +57,7 @@ try:
 except tfdist.errors.TfdistError as error:
     said = type(error).__name__ + ": " + str(error)
 children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-print(json.dumps([said, "tensorflow" in sys.modules, [command for command in children if "loky" in command]]))
+print(json.dumps([said, "tensorflow" in sys.modules, [command for command in children if "task_worker" in command]]))
 """
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests.s3_service import s3_service
 from tfdist import data
 from tfdist.cluster.ports import free_ports
-from tfdist.data import process_pool
 from tfdist.errors import MissingFileError, StorageError, TfdistError
+from tfdist.processes.pool import task_pool
 from tfdist.storage.block_cache import BlockCache
 
 pytestmark = pytest.mark.quick
@@ -92,7 +92,7 @@ def test_a_source_may_lie_in_a_store(
 ) -> None:
     import fsspec
 
-    monkeypatch.setattr(process_pool, "in_processes", as_elsewhere)
+    monkeypatch.setattr(task_pool, "in_processes", as_elsewhere)
     buffer = io.BytesIO()
     np.savez(buffer, x=np.arange(8))
     fsspec.filesystem("s3", **options).pipe_file(f"{BUCKET}/sources/a.npz", buffer.getvalue())

@@ -94,7 +94,7 @@ def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
         ended_after_an_error(process),
         remote_placement(
             LaunchConfig(target="json", is_module=True),
-            Remote(hosts=hosts, engine="agent", shell=("",), rendezvous=address),
+            Remote(hosts=hosts, launcher="agent", shell=("",), rendezvous=address),
             job_id=guard.job_id,
             key=key,
             say=lambda text: None,

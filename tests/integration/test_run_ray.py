@@ -167,7 +167,7 @@ def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[st
         return err
 
     assert "ray start --head" in error("--engine", "ray", "--ray-address", "127.0.0.1:9")
-    assert "which chooses the nodes" in error(*cluster, "--hosts", "a,b")
+    assert "chooses the nodes" in error(*cluster, "--hosts", "a,b")
     assert "--cpus-per-worker: for --engine" in error("--cpus-per-worker", 1)
 
 
@@ -203,7 +203,7 @@ def test_what_asks_ray_for_something_after_its_end_starts_no_cluster() -> None:
     """A thread that looks after actors may ask once more when the driver has let go of Ray."""
     asks = """
 from tfdist.errors import TfdistError
-from tfdist.jobs.remote.ray import ray_driver
+from tfdist.jobs.launchers.ray import ray_driver
 
 try:
     ray_driver.connect("127.0.0.1:1")  # nobody is there

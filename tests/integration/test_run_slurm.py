@@ -19,8 +19,8 @@ from tests.integration.agents import (
     says,
     wait_until,
 )
-from tfdist.jobs.remote.host_launchers import ENGINES
-from tfdist.jobs.remote.sbatch import run_in_allocation, tell_why_it_waits
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS
+from tfdist.jobs.launchers.sbatch import run_in_allocation, tell_why_it_waits
 from tfdist.variables import SLURM_REQUEUE
 
 pytestmark = pytest.mark.quick
@@ -242,9 +242,9 @@ def test_what_a_worker_needs_is_asked_of_slurm(slurm: dict[str, Any], script: An
     assert (code, "salloc" in err) == (2, True), err
 
 
-def test_the_table_of_engines(slurm: dict[str, Any], shared: Path) -> None:
+def test_the_table_of_launchers(slurm: dict[str, Any], shared: Path) -> None:
     code, out, _ = finished("--engines", **slurm)
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["engine", "local", *ENGINES])
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["launcher", *LAUNCHERS])
 
 
 def test_a_search_is_an_array_of_which_each_job_has_its_arguments(slurm: dict[str, Any], script: Any) -> None:

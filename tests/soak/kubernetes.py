@@ -28,8 +28,8 @@ from tests.pods import network
 from tests.soak.control_plane import Control, control_plane, install
 from tests.soak.kubelet import Nodes, Running, listed
 from tests.soak.trials import QUIET, RESUMABLE, ROOT, RUN, SECONDS, ended, started, wait_until
-from tfdist.jobs.kubernetes.manifests import objects, runtime, secret
-from tfdist.jobs.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
+from tfdist.jobs.launchers.kubernetes.request import Request
 
 NAMESPACE = "team"
 PLACES = {

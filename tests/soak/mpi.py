@@ -20,8 +20,8 @@ from pathlib import Path
 from tests.soak.hosts import SSHD_USER, OverSsh, with_sshd
 from tests.soak.machines import LAUNCHER, Machines, machines, quoted
 from tests.soak.trials import SECONDS
+from tfdist.jobs.launchers.mpi import MPICH, OPEN_MPI, command, found_kind
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.mpirun import MPICH, OPEN_MPI, command, found_kind
 from tfdist.variables import JOB_KEY, RENDEZVOUS
 
 

@@ -16,7 +16,7 @@ from tfdist.checkpoint import Store, checkpoint_manifest
 from tfdist.checkpoint.checkpoint_store import Checkpoint
 from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.errors import ConfigError
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket, join
+from tfdist.jobs.connecting.tcp_joining import Ticket, join
 from tfdist.jobs.remote.copying import copies, state_folders, state_sender
 from tfdist.jobs.remote.copying.copies import Copies
 from tfdist.jobs.remote.copying.state_sender import Sender

@@ -5,19 +5,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.refusals import absent, refused
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
+from tfdist.jobs.connecting import tcp_joining
+from tfdist.jobs.connecting.tcp_joining import Rendezvous, Ticket, join
+from tfdist.jobs.connecting.wire import Seal, Wire
+from tfdist.jobs.launchers.launcher import Launcher, StartedElsewhere
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.connecting import tcp_joining
-from tfdist.jobs.remote.connecting.tcp_joining import Rendezvous, Ticket, join
-from tfdist.jobs.remote.connecting.wire import Seal, Wire
-from tfdist.jobs.remote.host_connector import Meeting
-from tfdist.jobs.remote.host_launchers import ENGINES, Nobody
+from tfdist.jobs.remote.host_connector import HostConnector
 from tfdist.variables import JOB_KEY
 
 KEY, OTHER = bytes(range(32)), bytes(32)
@@ -168,7 +167,7 @@ def test_nobody_is_there() -> None:
 def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> None:
     said, cure = "ssh asks for a password", "This has to work: mpirun hostname"
 
-    class Waits(Nobody):
+    class Waits(StartedElsewhere):
         def said(self) -> str:
             return said
 
@@ -176,12 +175,16 @@ def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> Non
             return cure
 
     host = Host(name="a", address="127.0.0.1")
-    engine = replace(ENGINES["mpi"], bring=lambda *_: Waits())
-    meeting = Meeting(engine, Remote(hosts=(host,)), key=KEY.hex(), environ={}, say=lambda text: None)
-    with contextlib.closing(meeting):
-        meeting.begin([host])
+
+    class Waiting(Launcher):
+        def start(self, *_: object) -> Waits:
+            return Waits()
+
+    connector = HostConnector(Waiting(), Remote(hosts=(host,)), key=KEY.hex(), environ={}, say=lambda text: None)
+    with contextlib.closing(connector):
+        connector.begin([host])
         with refused(DeadlineError, name="a", mentions=["within 0 s"]) as caught:
-            meeting.connection(host, interrupted=lambda: False, join_seconds=0.0)
+            connector.connection(host, interrupted=lambda: False, join_seconds=0.0)
     assert str(caught.value).splitlines()[1:] == [f"  {said}", cure]
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.errors import StorageError
-from tfdist.jobs.kubernetes.pod_outputs import Output, Receiver, require_writable, sent
+from tfdist.jobs.launchers.kubernetes.pod_outputs import Output, Receiver, require_writable, sent
 
 DRY = ("--engine", "kubernetes", "-n", 2, "--image", "tfdist:cpu", "--dry-run")
 

@@ -17,12 +17,14 @@ import pytest
 from tests.refusals import refused
 from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.connecting import serialization
+from tfdist.jobs.connecting.connection import ByProgram
+from tfdist.jobs.connecting.wire import PREAMBLE, Wire, WireError
+from tfdist.jobs.launchers.ssh import SshLauncher
 from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.remote import clock_offset, serialization, ssh
-from tfdist.jobs.remote.connecting.connection import ByProgram
-from tfdist.jobs.remote.connecting.wire import PREAMBLE, Wire, WireError
+from tfdist.jobs.remote import clock_offset
 from tfdist.jobs.remote.host.forward import Forward
 from tfdist.jobs.remote.host.host_steps import Steps
 from tfdist.jobs.remote.host_link import HostLink
@@ -57,7 +59,7 @@ def test_hosts_are_filled_in_their_order_and_ranks_are_contiguous(slots: tuple[i
 
 def test_no_word_of_a_host_is_read_by_a_shell_and_no_key_is_in_the_command() -> None:
     remote = Remote(hosts=parse_hosts("a"), python="/a dir/$(touch x)/python")
-    words = ssh.command(remote, remote.hosts[0], {"PYTHONPATH": "/b'c", "TFDIST_JOB_KEY": "secret"})
+    words = SshLauncher().command(remote, remote.hosts[0], {"PYTHONPATH": "/b'c", "TFDIST_JOB_KEY": "secret"})
     assert "secret" not in " ".join(words)
     inner = shlex.split(words[-1])[-1]  # what sshd's shell hands to another
     shown = subprocess.run(
@@ -163,7 +165,7 @@ def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> 
 def test_a_host_that_says_what_cannot_be_is_lost_and_nobody_waits(message: str) -> None:
     report = {"python": "p", "pid": 1, "directory": "d", "memory": "m", "versions": {}, "is_loopback": False}
     code = (
-        "import json, sys, time; from tfdist.jobs.remote.connecting.wire import Wire; wire = Wire(0, 1); "
+        "import json, sys, time; from tfdist.jobs.connecting.wire import Wire; wire = Wire(0, 1); "
         f"wire.begin(); wire.send({report}); wire.receive(); wire.send(json.loads(sys.argv[1])); time.sleep(1000)"
     )
     host = Host(name="a", address="a")

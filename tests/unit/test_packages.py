@@ -174,7 +174,7 @@ def test_cycles_are_found() -> None:
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     graph = {
         "tfdist.data.order.epoch_orders": {"tfdist.data.reading.reader"},
-        "tfdist.data.reading.reader": {"tfdist.data.process_pool"},
+        "tfdist.data.reading.reader": {"tfdist.data.schema"},
     }
     assert subpackages_of(graph, "tfdist.data") == {
         "tfdist.data.order": {"tfdist.data.reading"},

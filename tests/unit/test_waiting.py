@@ -16,8 +16,8 @@ import pytest
 
 from tests.refusals import absent
 from tfdist.checkpoint import Store, Writer
-from tfdist.jobs.remote import joined_agent
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
+from tfdist.jobs.connecting.tcp_joining import Ticket
+from tfdist.jobs.launchers import joined_agent
 from tfdist.monitor.watch.server import Page
 from tfdist.monitor.watch.snapshot import Snapshot
 from tfdist.waiting import Flag, done_heeding_signals, join_heeding_signals, wait_heeding_signals

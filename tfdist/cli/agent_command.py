@@ -47,8 +47,8 @@ def command(
     ADDRESS is host:port, of `tfdist run --engine agent --rendezvous`. The folder of the script must be here at the same
     path, and the same version of tfdist.
     """
-    from tfdist.jobs.remote import joined_agent
-    from tfdist.jobs.remote.connecting.tcp_joining import Ticket
+    from tfdist.jobs.connecting.tcp_joining import Ticket
+    from tfdist.jobs.launchers import joined_agent
 
     addresses = tuple(address.split(","))
     for one in addresses:

@@ -15,14 +15,14 @@ from tfdist.cli.common import completion, kubernetes_options
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.host_options import (
-    batch_script,
+    Submission,
     commands_of_hosts,
-    most_processes,
+    launcher_of,
     remote_of,
     require_places,
-    run_in_allocation,
-    show_engines,
-    submit,
+    say,
+    show_launchers,
+    submit_batch,
     worker_count,
 )
 from tfdist.cli.common.written_files import OutputFile
@@ -30,6 +30,8 @@ from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
+from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.launch_config import COPY_BANDWIDTH, DEFAULT_RESTARTS
@@ -38,11 +40,10 @@ from tfdist.jobs.plan.strategy_checks import (
     require_installed,
     server_count,
 )
-from tfdist.jobs.remote.host_launchers import ENGINES
-from tfdist.jobs.remote.sbatch import searches
 from tfdist.validation import as_bytes
 
 _MESHED = ("model-parallel", "pipeline")
+_SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
 
 
 @click.command(
@@ -103,8 +104,8 @@ _MESHED = ("model-parallel", "pipeline")
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
-@click.option("--engine", type=click.Choice(["local", *ENGINES]), metavar="NAME", hidden=True)
-@click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_engines)
+@click.option("--engine", type=click.Choice(list(LAUNCHERS)), metavar="NAME", hidden=True)
+@click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_launchers)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
 @click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
 @click.option("--search", metavar="NAME=VALUE,VALUE", multiple=True, hidden=True)
@@ -154,62 +155,46 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: tfdist docs cluster.
     """
-    kubernetes_options.check_options(context, engine)
+    launcher = launcher_of(engine, hosts)
+    kubernetes_options.check_options(context, launcher)
     demand = {
         "cpus": cpus_per_worker,
         "gpus": asked["gpus_per_worker"],
         "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
     }
+    address = ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
     remote = remote_of(
-        engine,
+        launcher,
         hosts,
         commands={"ssh": ssh_command, "mpi": mpi_command},
         python=remote_python,
         passed=pass_env,
         rendezvous=rendezvous,
         key_file=key_file,
-        demand={**demand, "address": ray_address if engine == "ray" else None, "wait_seconds": wait_seconds},
+        demand={**demand, "address": address, "wait_seconds": wait_seconds},
     )
-    config = _config(asked, remote, engine=engine, mesh=mesh, collectives=collectives, script=(script, *arguments))
+    config = _config(asked, remote, launcher, mesh=mesh, collectives=collectives, script=(script, *arguments))
     check_strategy(config)
     if config.exporters:
         from tfdist.monitor.exporters.exporter_names import parse_all
 
         parse_all(config.exporters, option="--export")
-    if engine == "slurm" and remote is None:
-        text = batch_script(
-            context,
-            config,
-            demand=demand,
-            python=remote_python,
-            options=sbatch_options,
-            for_servers=sbatch_servers,
-            searched=searches(search),
-        )
-        context.exit(submit(text, dry_run=dry_run, searched=searches(search)))
-    if search or sbatch_servers is not None:
-        given = "--search" if search else "--sbatch-servers"
-        raise click.UsageError(f"{given} is for a job that --engine slurm submits. Leave it out.")
-    if engine == "kubernetes" and remote is None:
-        request = kubernetes_options.request_of(
-            context,
-            config,
-            processes=most_processes(config),
-            demand=demand,
-            python=remote_python,
-            passed=pass_env,
-        )
-        context.exit(kubernetes_options.submit(context, request, dry_run=dry_run))
+    submission = Submission(
+        demand=demand,
+        python=remote_python,
+        passed=pass_env,
+        dry_run=dry_run,
+        sbatch=sbatch_options,
+        sbatch_servers=sbatch_servers,
+        search=search,
+    )
+    if launcher.submits and remote is None:
+        context.exit(_SUBMIT[launcher.name](context, config, submission))
+    submission.require_no_sbatch()
     require_places(config)
     if not dry_run:
         require_installed(config)
-
-        def launch() -> int:
-            return run(config, verbose=verbose).exit_code
-
-        if engine == "kubernetes":
-            context.exit(kubernetes_options.run_in_pod(launch))
-        context.exit(run_in_allocation(launch) if engine == "slurm" else launch())
+        context.exit(launcher.run(lambda: run(config, verbose=verbose).exit_code, say=say))
     require_script(config)
     job_id = secrets.token_hex(8)
     directory = Path(tempfile.gettempdir(), f"tfdist-{job_id}")
@@ -222,8 +207,8 @@ def command(
 def _config(
     asked: Mapping[str, Any],
     remote: Remote | None,
+    launcher: Launcher,
     *,
-    engine: str | None,
     mesh: str | None,
     collectives: str | None,
     script: Sequence[str],
@@ -240,7 +225,7 @@ def _config(
     decided = {
         "workers": workers,
         "parameter_servers": servers,
-        "gpus_per_worker": None if engine in ("ray", "kubernetes") else _whole(asked["gpus_per_worker"]),
+        "gpus_per_worker": None if launcher.assigns_gpus else _whole(asked["gpus_per_worker"]),
         "max_restarts": DEFAULT_RESTARTS if servers and restarts is None else restarts or 0,
         "monitor": asked["monitor"] or records,
         "copy_bandwidth": COPY_BANDWIDTH if rate is None else _rate(rate),

@@ -1,11 +1,10 @@
 """Translate the options of `tfdist run` about other hosts and about queued jobs."""
 
 import os
-import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,19 +12,16 @@ from typing import Any
 import click
 
 from tfdist.cli.common.command import arguments_of, without_options
-from tfdist.cluster import job_key
 from tfdist.errors import MissingDependencyError
 from tfdist.jobs import LaunchConfig, require_script
+from tfdist.jobs.launchers import sbatch
+from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS, table
 from tfdist.jobs.plan.host_plan import Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.resource_request import Demand
 from tfdist.jobs.plan.roles import tasks
-from tfdist.jobs.remote import mpirun, sbatch
-from tfdist.jobs.remote.host_launchers import ENGINES, table
-from tfdist.jobs.remote.pod import pod_of
-from tfdist.jobs.remote.ray import ray_cluster
-from tfdist.variables import JOB_KEY
 
-# how the options are called by which Ray is asked
+# options by the fields of `Demand` that they set
 DEMANDS = {
     "address": "--ray-address",
     "cpus": "--cpus-per-worker",
@@ -33,20 +29,51 @@ DEMANDS = {
     "memory": "--memory-per-worker",
     "wait_seconds": "--wait-seconds",
 }
-_OF_A_WORKER = ("cpus", "memory")  # which engines that submit a job hand on
-
-_SUBMITS = ("slurm", "kubernetes")  # what runs there is the same command
 
 
-def show_engines(context: click.Context, _option: click.Parameter, value: bool) -> None:
-    """Print what each engine can, and end."""
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """The options of a job that is submitted to a queue.
+
+    Attributes:
+        demand: what each worker needs, by fields of `Demand`.
+        python: the interpreter there.
+        passed: names of variables that go along.
+        dry_run: whether to print what would be submitted.
+        sbatch: options of sbatch.
+        sbatch_servers: options of sbatch for a chief and parameter servers, in a component of their own.
+        search: values of arguments, as `--search` has them.
+    """
+
+    demand: Mapping[str, Any]
+    python: str | None
+    passed: tuple[str, ...]
+    dry_run: bool
+    sbatch: str
+    sbatch_servers: str | None
+    search: tuple[str, ...]
+
+    def require_no_sbatch(self) -> None:
+        """Refuse options that only Slurm's queue takes."""
+        if self.search or self.sbatch_servers is not None:
+            given = "--search" if self.search else "--sbatch-servers"
+            raise click.UsageError(f"{given} is for a job that --engine slurm submits. Leave it out.")
+
+
+def show_launchers(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    """Print what each launcher can do, and end."""
     if value and not context.resilient_parsing:
         click.echo(table())
         context.exit()
 
 
+def launcher_of(name: str | None, hosts: str | None) -> Launcher:
+    """The launcher that is asked for; ssh if only hosts are named."""
+    return LAUNCHERS[name or ("local" if hosts is None else "ssh")]
+
+
 def remote_of(
-    engine: str | None,
+    launcher: Launcher,
     hosts: str | None,
     *,
     commands: Mapping[str, str | None] = MappingProxyType({}),
@@ -58,76 +85,51 @@ def remote_of(
 ) -> Remote | None:
     """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted."""
     given = {name: value for name, value in demand.items() if value is not None}
-    _check_demand(engine, given)
-    if engine is None and hosts is None:
-        return None
-    if engine == "local":
-        if hosts is not None:
-            raise click.UsageError(f"--engine local runs on this machine, and --hosts {hosts} names others.")
-        return None
-    chosen = ENGINES[engine or "ssh"]
-    if chosen.allots is not None:
-        if hosts is not None:
-            raise click.UsageError(
-                f"--hosts {hosts} is given with --engine {chosen.name}, which chooses the nodes itself."
-            )
+    _check_demand(launcher, given)
+    if hosts is not None and launcher.without_hosts:
+        raise click.UsageError(f"--engine {launcher.name} {launcher.without_hosts}, and --hosts {hosts} names others.")
+    if "address" in launcher.accepts:
         return Remote(
             hosts=(),
-            engine=chosen.name,
+            launcher=launcher.name,
             python=python or None,
             passed=passed,
             rendezvous=rendezvous or "",
             demand=Demand(**given),
         )
-    if chosen.name == "kubernetes" and hosts is not None:
-        raise click.UsageError(f"--engine kubernetes makes one pod for each process, and --hosts {hosts} names others.")
-    found = chosen.hosts(os.environ) if hosts is None else parse_hosts(hosts)
-    if not found and chosen.name in _SUBMITS:
+    found = launcher.hosts(os.environ) if hosts is None else parse_hosts(hosts)
+    if not found and (launcher.submits or not launcher.no_hosts):
         return None
-    if chosen.name == "slurm" and (decided := [DEMANDS[name] for name in given if name in _OF_A_WORKER]):
-        raise click.UsageError(
-            f"{', '.join(decided)}: this runs in an allocation of Slurm, where that is decided. Ask for it there: "
-            "salloc --cpus-per-task=4 --mem-per-cpu=2G"
-        )
+    of_a_worker = [DEMANDS[name] for name in given if name != "gpus"]
+    if of_a_worker and launcher.decided:
+        raise click.UsageError(f"{', '.join(of_a_worker)}: {launcher.decided}")
     if not found:
-        raise click.UsageError(f"--engine {chosen.name}: no hosts are known. {chosen.without}")
-    if chosen.name not in ("mpi", "agent") and rendezvous is not None:
-        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine mpi, agent and ray, where hosts join.")
-    command = commands.get(chosen.name)
-    pod = pod_of(os.environ) if chosen.name == "kubernetes" else None
-    return Remote(
+        raise click.UsageError(f"--engine {launcher.name}: no hosts are known. {launcher.no_hosts}")
+    if rendezvous is not None and not launcher.takes_rendezvous:
+        able = [one.name for one in LAUNCHERS.values() if one.takes_rendezvous]
+        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine {', '.join(able)}, where hosts join.")
+    command = commands.get(launcher.name)
+    remote = Remote(
         hosts=found,
-        engine=chosen.name,
-        shell=parse_shell(command, name=f"--{chosen.name}-command") if command is not None else (chosen.program,),
+        launcher=launcher.name,
+        shell=parse_shell(command, name=f"--{launcher.name}-command") if command is not None else (launcher.program,),
         python=python or None,
         passed=passed,
-        rendezvous=pod.rendezvous if pod else rendezvous or "",
-        key=_key(key_file) if chosen.name == "agent" or pod else "",
+        rendezvous=rendezvous or "",
     )
+    return launcher.complete(remote, os.environ, key_file=key_file)
 
 
-def _check_demand(engine: str | None, given: Mapping[str, Any]) -> None:
-    """Check that the engine can give a worker what is asked for. GPUs of its host each can."""
-    for_ray = [DEMANDS[name] for name in given if name not in (*_OF_A_WORKER, "gpus")]
-    if for_ray and engine != "ray":
-        raise click.UsageError(f"{', '.join(for_ray)}: for --engine ray alone. Leave it out.")
-    of_a_worker = [DEMANDS[name] for name in given if name in _OF_A_WORKER]
-    if of_a_worker and engine not in ("ray", *_SUBMITS):
-        raise click.UsageError(
-            f"{', '.join(of_a_worker)}: for --engine slurm, kubernetes and ray, which choose machines by it. Here "
-            "workers run where they are told to, with what is there: place fewer on a host, as --hosts a:2,b:2 says."
-        )
-
-
-def _key(key_file: str | None) -> str:
-    """Return the key by which agents join: that of the file, which is written if it is not there, or the variable's."""
-    key = job_key.from_environment(os.environ) if key_file is None else job_key.from_file(Path(key_file), make=True)
-    if key is None:
-        raise click.UsageError(
-            f"--engine agent needs a key that the hosts have too: --key-file PATH, or {JOB_KEY.name}. A file that "
-            "is not there is written."
-        )
-    return key.hex()
+def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
+    """Check that the launcher can give a worker what is requested."""
+    refused = [name for name in given if name not in launcher.accepts]
+    if not refused:
+        return
+    able = ", ".join(one.name for one in LAUNCHERS.values() if one.accepts.issuperset(refused))
+    raise click.UsageError(
+        f"{', '.join(DEMANDS[name] for name in refused)}: for --engine {able}. Leave it out; where hosts are named, "
+        "place fewer workers on each: --hosts a:2,b:2"
+    )
 
 
 def worker_count(workers: int | None, remote: Remote | None, servers: int) -> int:
@@ -155,36 +157,30 @@ def most_processes(config: LaunchConfig) -> int:
 
 
 def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
-    """Yield, for each host, the command by which it is reached."""
-    remote = config.remote
-    if remote is None:
-        return
-    if remote.demand is not None:
-        yield ray_cluster.shown(remote, len(tasks(config)))
-    command = ENGINES[remote.engine].command
-    if remote.engine == "mpi":
-        yield f"# on each host, where ports and folders are chosen\n{mpirun.shown(remote, os.environ)}"
-    for host in remote.hosts if remote.engine == "agent" else ():
-        at = remote.rendezvous or "LAUNCHER:PORT"
-        yield f"# on {host.name}, with the same key\ntfdist agent {at} --name {host.name}"
-    for host in remote.hosts:
-        words = () if command is None else command(remote, host, os.environ)
-        if not words:
-            continue
-        yield f"# on {host.name}, where ports and folders are chosen\n{shlex.join(words)}"
+    """Yield the commands that start agents on the hosts."""
+    if config.remote is not None:
+        yield from LAUNCHERS[config.remote.launcher].shown(config.remote, len(tasks(config)), os.environ)
 
 
-def batch_script(
-    context: click.Context,
-    config: LaunchConfig,
-    *,
-    demand: Mapping[str, Any],
-    python: str | None,
-    options: str,
-    for_servers: str | None = None,
-    searched: Sequence[Sequence[str]] = (),
+def submit_batch(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
+    """Print the batch script of the same command, or submit it and wait for its end; return the exit code."""
+    searched = sbatch.searches(submission.search)
+    text = _batch_script(context, config, submission, searched)
+    if submission.dry_run:
+        click.echo(text, nl=False)
+        return 0
+    if shutil.which("sbatch") is None:
+        raise MissingDependencyError(
+            "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
+            "batch script."
+        )
+    return sbatch.submit(text, say=say, searched=searched)
+
+
+def _batch_script(
+    context: click.Context, config: LaunchConfig, submission: Submission, searched: Sequence[Sequence[str]]
 ) -> str:
-    """Return the batch script that runs the same command in an allocation of Slurm."""
+    for_servers = submission.sbatch_servers
     if for_servers is not None and searched:
         raise click.UsageError("--search and --sbatch-servers are given; Slurm has no arrays of heterogeneous jobs.")
     if for_servers is not None and not config.parameter_servers:
@@ -194,38 +190,21 @@ def batch_script(
         )
     require_script(config)
     given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
+    first = len(given) - len(config.arguments) - 1  # the script; everything after it is its own
     return sbatch.script(
         [*without_options(given[:first], sbatch.OF_THE_SUBMISSION), *given[first:]],
         name=Path(config.target).stem,
         processes=most_processes(config),
         folder=os.getcwd(),
-        python=python or sys.executable,
-        of_each=sbatch.resources(**demand),
-        options=options,
+        python=submission.python or sys.executable,
+        of_each=sbatch.resources(**submission.demand),
+        options=submission.sbatch,
         servers=config.parameter_servers,
         for_servers=for_servers,
         searched=searched,
     )
 
 
-def submit(text: str, *, dry_run: bool, searched: Sequence[Sequence[str]] = ()) -> int:
-    """Print the batch script, or submit it and wait for its end; return the exit code."""
-    if dry_run:
-        click.echo(text, nl=False)
-        return 0
-    if shutil.which("sbatch") is None:
-        raise MissingDependencyError(
-            "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
-            "batch script."
-        )
-    return sbatch.submit(text, say=_say, searched=searched)
-
-
-def run_in_allocation(launch: Callable[[], int]) -> int:
-    """Run a job in an allocation of Slurm, as `sbatch.run_in_allocation`."""
-    return sbatch.run_in_allocation(launch, say=_say)
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a message of the command to standard error."""
     click.echo(f"tfdist run: {text}", err=True)

@@ -1,7 +1,7 @@
-"""Translate `tfdist run --engine kubernetes`: print or submit a job, or play a pod's part."""
+"""Translate `tfdist run --engine kubernetes`: print or submit a job."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,20 @@ from typing import Any
 import click
 
 from tfdist.cli.common.command import arguments_of, without_options
+from tfdist.cli.common.host_options import Submission, most_processes, say
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, require_script
-from tfdist.jobs.kubernetes import following, manifests, pod_entrypoint
-from tfdist.jobs.kubernetes.client import load
-from tfdist.jobs.kubernetes.kubernetes_api import Cluster
-from tfdist.jobs.kubernetes.pod_outputs import Output
-from tfdist.jobs.kubernetes.pods import quantities
-from tfdist.jobs.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
+from tfdist.jobs.connecting.serialization import passed_on
+from tfdist.jobs.launchers.kubernetes import following, manifests
+from tfdist.jobs.launchers.kubernetes.client import load
+from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster
+from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
+from tfdist.jobs.launchers.kubernetes.pod_outputs import Output
+from tfdist.jobs.launchers.kubernetes.pods import quantities
+from tfdist.jobs.launchers.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
+from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.pod import pod_of
-from tfdist.jobs.remote.serialization import passed_on
 from tfdist.variables import JOB_KEY, POD_PREFIX, PREFIX
 
 _KEY = f"{__name__}.asked"
@@ -52,26 +54,17 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def check_options(context: click.Context, engine: str | None) -> None:
-    """Check that no option of Kubernetes' was given to another engine."""
-    if engine == "kubernetes":
-        return
+def check_options(context: click.Context, launcher: Launcher) -> None:
+    """Refuse options of Kubernetes for another launcher."""
     given = [f"--{name}" for name, value in context.meta[_KEY].items() if value is not None]
-    if given:
-        raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name the engine, or leave it out.")
+    if given and not isinstance(launcher, KubernetesLauncher):
+        raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name it, or leave the option out.")
 
 
-def request_of(
-    context: click.Context,
-    config: LaunchConfig,
-    *,
-    processes: int,
-    demand: Mapping[str, Any],
-    python: str | None,
-    passed: Sequence[str],
-) -> Request:
+def request_of(context: click.Context, config: LaunchConfig, submission: Submission) -> Request:
     """Return the job that is asked for."""
-    asked = context.meta[_KEY]
+    asked, passed = context.meta[_KEY], submission.passed
+    processes = most_processes(config)
     if not asked["image"]:
         raise click.UsageError("--engine kubernetes needs an image with tfdist: --image registry/tfdist:cpu")
     missing = [name for name in passed if name not in os.environ]
@@ -80,13 +73,13 @@ def request_of(
     target, script = _script(config)
     name = asked["name"] or job_name(Path(config.target).stem)
     hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
-    replace(config, remote=Remote(hosts=hosts, engine="kubernetes"))  # what cannot be on other hosts is refused
+    replace(config, remote=Remote(hosts=hosts, launcher="kubernetes"))  # refuses what other hosts cannot do
     given = arguments_of(context)
-    first = len(given) - len(config.arguments) - 1  # the script, behind which all is its own
+    first = len(given) - len(config.arguments) - 1  # the script, everything after it is its own
     written, outputs = _outputs(config, passed)
     kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
     # what says that the target is a module may be the last of them
-    words = (python or "python", "-m", "tfdist", "run", *written, *kept, target)
+    words = (submission.python or "python", "-m", "tfdist", "run", *written, *kept, target)
     return Request(
         name=name,
         image=asked["image"],
@@ -96,7 +89,7 @@ def request_of(
         namespace=asked["namespace"] or "default",
         secret=tuple(sorted(_variables(passed))),
         script=script,
-        resources=quantities(**demand),
+        resources=quantities(**submission.demand),
         grace_seconds=config.grace_seconds,
         restarts=config.max_restarts,
         topology=asked["topology"],
@@ -105,21 +98,17 @@ def request_of(
     )
 
 
-def submit(context: click.Context, request: Request, *, dry_run: bool) -> int:
+def submit(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
     """Print what would be submitted, or submit it and follow it to its end; return the exit code."""
-    if dry_run:
+    submission.require_no_sbatch()
+    request = request_of(context, config, submission)
+    if submission.dry_run:
         print_manifests(request)
         return 0
     cluster = Cluster(context.meta[_KEY]["namespace"])
     request = replace(request, namespace=cluster.namespace)
     values = {JOB_KEY.name: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
-    return following.submit(
-        cluster,
-        request,
-        manifests.objects(request),
-        values,
-        say=lambda said: click.echo(f"tfdist run: {said}", err=True),
-    )
+    return following.submit(cluster, request, manifests.objects(request), values, say=say)
 
 
 def print_manifests(request: Request) -> None:
@@ -132,17 +121,6 @@ def print_manifests(request: Request) -> None:
             "put the path of a volume in its place."
         )
     click.echo(manifests.as_text([*runtime, *manifests.objects(request)]), nl=False)
-
-
-def run_in_pod(launch: Callable[[], int]) -> int:
-    """Do the part of this pod; return the exit code."""
-    pod = pod_of(os.environ)
-    assert pod is not None
-    return pod_entrypoint.run_in_pod(pod, launch, say=_say)
-
-
-def _say(text: str) -> None:
-    click.echo(f"tfdist run: {text}", err=True)
 
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:

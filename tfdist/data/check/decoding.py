@@ -6,8 +6,8 @@ from types import TracebackType
 
 from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, look_at
 from tfdist.data.format.schema import Schema
-from tfdist.data.process_pool import InOrder
 from tfdist.errors import ConfigError
+from tfdist.processes.pool.task_pool import TaskPool
 
 _MOST = 8  # processes
 
@@ -22,7 +22,7 @@ class Decoding:
                 name="decode",
                 received=True,
             )
-        self._pool = InOrder(max(1, min(_MOST, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
+        self._pool = TaskPool(max(1, min(_MOST, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
 
     def __enter__(self) -> "Decoding":
         return self

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, Look, look_at, pictures_of
-from tfdist.data.process_pool import InOrder
 from tfdist.data.sources.example_blocks import length
 from tfdist.data.sources.protocol import Block, Source
 from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.processes.pool.task_pool import TaskPool
 
 _LISTED = 20
 
@@ -20,7 +20,7 @@ def checked(
 ) -> Iterator[list[Source]]:
     """Have each picture of some sources decoded, for a block; those that have none stay what they are."""
     given = list(sources)
-    pool = InOrder(processes or max(map(_processes, given), default=1))
+    pool = TaskPool(processes or max(map(_processes, given), default=1))
     found: list[Source] = []
     following: Checked | None = None
     for source in reversed(given):
@@ -42,11 +42,11 @@ class Checked:
     """
 
     def __init__(
-        self, source: Source, pool: InOrder, *, convert: bool = False, following: "Checked | None" = None
+        self, source: Source, pool: TaskPool, *, convert: bool = False, following: "Checked | None" = None
     ) -> None:
         self._source = source
         self._convert = convert
-        self._pool: InOrder | None = pool
+        self._pool: TaskPool | None = pool
         self._following = following
         self._first = 0
         self.schema, self.count, self.sizes = source.schema, source.count, source.sizes

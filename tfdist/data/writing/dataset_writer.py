@@ -350,7 +350,7 @@ class _Job:
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
         tasks = [(number, self._name(number), *self._part(*plan[number])) for number in open_]
         if processes > 1 and len(open_) > 1:
-            from tfdist.data.process_pool import in_processes
+            from tfdist.processes.pool.task_pool import in_processes
 
             done = in_processes(
                 _write_shard, [(self._place.url, *self._options, self._schema, *task) for task in tasks], processes

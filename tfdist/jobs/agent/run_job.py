@@ -39,6 +39,8 @@ from tfdist.jobs.agent.worker_group import (
     supervise,
     unseen_signal,
 )
+from tfdist.jobs.connecting.tcp_joining import key_of_workers
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.output.screen import Output, screen
 from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses, streams_of_one
@@ -50,8 +52,6 @@ from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.resource_request import NoRoomError
 from tfdist.jobs.plan.roles import tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.connecting.tcp_joining import key_of_workers
-from tfdist.jobs.remote.host_launchers import ENGINES
 from tfdist.jobs.remote.remote_placement import remote_placement
 from tfdist.jobs.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
 from tfdist.jobs.supervision.supervise import decide
@@ -194,7 +194,7 @@ def _run(
         key = job_key.drawn()
         if config.remote is not None:
             key = config.remote.key or key
-            ENGINES[config.remote.engine].require(config.remote.shell)
+            LAUNCHERS[config.remote.launcher].require(config.remote.shell)
             elsewhere = stack.enter_context(
                 remote_placement(
                     config,

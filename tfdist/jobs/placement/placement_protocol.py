@@ -1,7 +1,7 @@
 """The `Placement` protocol: runs the processes of a job, and lets the agent reach them.
 
 The agent starts, waits for, signals and ends processes through this alone. `local` places them on this host; another
-engine (ssh, Ray, Slurm) is another implementation, and runs the battery of tests/integration/test_placement.py.
+launcher (ssh, Ray, Slurm) has another implementation, and runs the battery of tests/integration/test_placement.py.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

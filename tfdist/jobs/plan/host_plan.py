@@ -120,16 +120,16 @@ class Remote:
     """Where else than in processes of this host a job runs.
 
     Attributes:
-        hosts: the machines, in the order in which they are filled; none where the engine chooses them.
-        engine: what brings our process to each of them: an entry of `remote.engines`.
-        shell: the command that runs another on a host: `ssh`, or with options of the user's.
-        python: the interpreter there; by default the path that it has here.
+        hosts: the machines, in the order in which they are filled; none if the launcher chooses them.
+        launcher: what starts an agent on each of them: a name in `launcher_table.LAUNCHERS`.
+        shell: the command that runs another command on a host: `ssh`, or with options of the user's.
+        python: the interpreter there; by default the same path as here.
         passed: names of variables that the processes get from here, besides those that frameworks read.
-        rendezvous: where hosts join, as "host:port", if they do; empty: the launcher chooses.
-        key: with which they join, in hexadecimal digits; empty: the launcher draws one. It is shown nowhere.
-        demand: what is asked of an engine that chooses the hosts; None for any other.
-        call: paths here of a file that goes along to each host of such an engine, and of one that comes back from that
-            which has it at the end; None for a script, which has neither.
+        rendezvous: where hosts join, as "host:port"; empty: the launcher chooses.
+        key: with which hosts join, in hexadecimal digits; empty: one is drawn. It is never shown.
+        demand: what is requested from a launcher that chooses the hosts; None for any other.
+        call: for such a launcher, the paths here of a file that is sent to each host, and of one that comes back from
+            the host that has it at the end; None for a script.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
@@ -137,7 +137,7 @@ class Remote:
     """
 
     hosts: tuple[Host, ...]
-    engine: str = "ssh"
+    launcher: str = "ssh"
     shell: tuple[str, ...] = ("ssh",)
     python: str | None = None
     passed: tuple[str, ...] = ()

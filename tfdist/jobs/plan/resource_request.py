@@ -33,7 +33,7 @@ class Demand:
         gpus: of each process; each sees its own alone.
         memory: of each process, in bytes; 0 for what there is.
         packing: on few nodes, or on many: one of PACKINGS.
-        address: of the cluster; empty: that which the engine finds.
+        address: of the cluster; empty: the one that Ray finds.
         wait_seconds: how long the cluster may take to have room; None: as long as what runs there has it, and not at
             all for what the nodes do not have.
 

@@ -26,22 +26,26 @@ from tfdist import __version__
 from tfdist.cluster.job_files import progress_file
 from tfdist.cluster.ports import loopback
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.connecting.serialization import KEY_IS_DERIVED, config_from_json, spec_from_json
+from tfdist.jobs.connecting.tcp_joining import (
+    UNFINISHED,
+    Ticket,
+    join,
+    key_of_workers,
+)
+from tfdist.jobs.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.jobs.placement.local_placement import LocalPlacement
 from tfdist.jobs.placement.placement_protocol import Handle
 from tfdist.jobs.placement.worker_factory import WorkerFactory
 from tfdist.jobs.plan.launch_config import require_script
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket, join, key_of_workers
-from tfdist.jobs.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.jobs.remote.copying.copies import Copies
 from tfdist.jobs.remote.host.forward import Forward
 from tfdist.jobs.remote.host.host_steps import Steps
 from tfdist.jobs.remote.host.host_tables import Tables
-from tfdist.jobs.remote.serialization import KEY_IS_DERIVED, config_from_json, spec_from_json
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard, guarded
 from tfdist.variables import ENDS_WITH_INPUT, ERROR_FILE, JOB_PART, JOIN_SECONDS
 
-UNFINISHED = 75  # exit code: the agent was gone, or out of reach, before it had said that the job has ended
 PACKAGES = ("tensorflow", "keras", "numpy")
 
 _TELL_SECONDS = 0.02
@@ -128,7 +132,7 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
             f"the folder {hello['folder']} cannot be entered there ({error.strerror}). All hosts must have the script "
             "and its folder at the same path: by a shared file system, or a copy."
         ) from error
-    if not hello["ends_at_sigterm"]:  # its engine sends it to every process; the agent's is what counts
+    if not hello["ends_at_sigterm"]:  # the launcher program sends it to every process; the agent decides
         signal.signal(signal.SIGTERM, lambda *_: None)
     for name in [name for name in os.environ if name.startswith(tuple(hello["removed"]))]:
         del os.environ[name]

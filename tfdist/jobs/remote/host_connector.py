@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import DeadlineError, TfdistError
+from tfdist.jobs.connecting.connection import ByProgram, ByTcp, Connection
+from tfdist.jobs.connecting.tcp_joining import Rendezvous, Ticket, own_addresses
+from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.connecting.connection import ByProgram, ByTcp, Connection
-from tfdist.jobs.remote.connecting.tcp_joining import Rendezvous, Ticket, own_addresses
-from tfdist.jobs.remote.host_launchers import Brought, Engine
 
 _LAST_SECONDS = 2.0  # after the end of what starts agents, for one that has connected before
 
 
-class Meeting:
-    """Connects to hosts, by an engine."""
+class HostConnector:
+    """Connects to hosts, by a launcher."""
 
     def __init__(
         self,
-        engine: Engine,
+        launcher: Launcher,
         remote: Remote,
         *,
         key: str,
@@ -26,87 +26,84 @@ class Meeting:
         say: Callable[[str], None],
         name: str = "",
     ) -> None:
-        self._engine = engine
+        self._launcher = launcher
         self._remote = remote
         self._key = key
         self._environ = environ
         self._say = say
         self._hosts = remote.hosts
-        self._allots = (
-            None if engine.allots is None else engine.allots(remote, environ, name=name, say=say, lose=self._lose)
-        )
+        self._allocator = launcher.allocator(remote, environ, name=name, say=say, lose=self._lose)
         self._rendezvous: Rendezvous | None = None
-        self._brought: Brought | None = None
+        self._started: StartedAgents | None = None
         self._joined: dict[str, ByTcp] = {}  # by address
 
-    def allot(
+    def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Return hosts that the engine has chosen for so many processes, and the variables of each of these."""
-        assert self._allots is not None
+        """Hosts that the launcher has chosen for so many processes, and the variables of each process."""
+        assert self._allocator is not None
         if self._rendezvous is not None:  # its hosts are no longer the job's
             self._rendezvous.close()
             self._rendezvous = None
-        self._hosts, variables = self._allots.allot(count, interrupted=interrupted)
+        self._hosts, variables = self._allocator.allocate(count, interrupted=interrupted)
         return self._hosts, variables
 
     def begin(self, hosts: Sequence[Host]) -> None:
         """Have these hosts join, where they do; what was started for hosts before has to be done with."""
-        if self._engine.command is not None:
+        if self._launcher.by_command:
             return
         if self._rendezvous is None:
             names = [host.name for host in self._hosts]
             self._rendezvous = Rendezvous(bytes.fromhex(self._key), names, self._addresses())
-            if self._engine.by_hand:
+            if self._launcher.by_hand:
                 at = ",".join(self._rendezvous.addresses)
                 self._say(f"waiting for {', '.join(host.name for host in hosts)}: tfdist agent {at} --name HOST")
-        if self._brought is not None:
-            self._brought.close()
+        if self._started is not None:
+            self._started.close()
         key, addresses = bytes.fromhex(self._key), self._rendezvous.addresses
         tickets = [Ticket(addresses=addresses, name=host.name, key=key) for host in hosts]
-        if self._allots is not None:
-            self._brought = self._allots.bring(hosts, tickets)
+        if self._allocator is not None:
+            self._started = self._allocator.start(hosts, tickets)
         else:
-            assert self._engine.bring is not None
-            self._brought = self._engine.bring(self._remote, hosts, tickets, self._environ, self._lose_all)
+            self._started = self._launcher.start(self._remote, hosts, tickets, self._environ, self._lose_all)
 
     def connection(
         self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
     ) -> Connection:
         """Return a connection to a host."""
-        if self._engine.command is not None:
-            return ByProgram(host, self._engine.command(self._remote, host, self._environ))
-        rendezvous, brought = self._rendezvous, self._brought
+        if self._launcher.by_command:
+            return ByProgram(host, self._launcher.command(self._remote, host, self._environ))
+        rendezvous, started = self._rendezvous, self._started
         assert rendezvous is not None
-        assert brought is not None
-        seconds = self._engine.join_seconds if join_seconds is None else join_seconds
+        assert started is not None
+        seconds = self._launcher.join_seconds if join_seconds is None else join_seconds
         joined = rendezvous.take(
-            host.name, timeout_seconds=seconds, give_up=lambda: interrupted() or bool(brought.ended())
+            host.name, timeout_seconds=seconds, give_up=lambda: interrupted() or bool(started.ended())
         )
         if joined is None and not interrupted():
             joined = rendezvous.take(host.name, timeout_seconds=_LAST_SECONDS, give_up=interrupted)
         if joined is not None:
-            connection = ByTcp(joined, brought.said)
+            connection = ByTcp(joined, started.said)
             self._joined[host.address] = connection
             return connection
         if interrupted():
             raise TfdistError(f"the wait for host {host.name} was interrupted.")
-        if brought.ended():
-            raise TfdistError(f"not every host has joined: {brought.ended()}")
+        if started.ended():
+            raise TfdistError(f"not every host has joined: {started.ended()}")
         at = ", ".join(rendezvous.addresses)
         raise DeadlineError(
             f"host {host.name} has not joined within {seconds:g} s at {at}; it has to reach the "
-            f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(brought.said())}"
-            + (f"\n{brought.cure()}" if brought.cure() else ""),
+            f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(started.said())}"
+            + (f"\n{started.cure()}" if started.cure() else ""),
             name=host.name,
         )
 
     def close(self) -> None:
         """End what was started, and wait for nobody any more."""
-        if self._brought is not None:
-            self._brought.close()
-        if self._allots is not None:
-            self._allots.close()
+        if self._started is not None:
+            self._started.close()
+        if self._allocator is not None:
+            self._allocator.close()
         if self._rendezvous is not None:
             self._rendezvous.close()
 

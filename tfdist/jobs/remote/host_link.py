@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import DeadlineError, TfdistError
+from tfdist.jobs.connecting.connection import Connection
+from tfdist.jobs.connecting.serialization import KEY_IS_DERIVED, HostReport, spec_to_json
+from tfdist.jobs.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.jobs.plan.host_plan import Host
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.remote import clock_offset
-from tfdist.jobs.remote.connecting.connection import Connection
-from tfdist.jobs.remote.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.jobs.remote.remote_process import RemoteProcess
 from tfdist.jobs.remote.remote_steps import Recorded
-from tfdist.jobs.remote.serialization import KEY_IS_DERIVED, HostReport, spec_to_json
 from tfdist.monitor.status import RECORD, WorkerStatus
 
 ANSWER_SECONDS = 120.0  # a start that waits for TensorFlow to be imported takes up to a minute

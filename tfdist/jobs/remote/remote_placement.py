@@ -13,19 +13,19 @@ from typing import Any
 from tfdist import __version__
 from tfdist.cluster.job_files import progress_file
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.connecting.serialization import config_to_json, passed_on
+from tfdist.jobs.connecting.tcp_joining import key_of_workers
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.placement.placement_protocol import Handle, Site
 from tfdist.jobs.plan.host_plan import Host, Remote, places
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.resource_request import NoRoomError
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.jobs.remote.connecting.tcp_joining import key_of_workers
 from tfdist.jobs.remote.copying.copies import ring
-from tfdist.jobs.remote.host_connector import Meeting
-from tfdist.jobs.remote.host_launchers import ENGINES
+from tfdist.jobs.remote.host_connector import HostConnector
 from tfdist.jobs.remote.host_link import HostLink
 from tfdist.jobs.remote.remote_process import RemoteProcess
 from tfdist.jobs.remote.remote_steps import Recorded
-from tfdist.jobs.remote.serialization import config_to_json, passed_on
 from tfdist.monitor.status import StatusTable, WorkerStatus
 from tfdist.waiting import join_heeding_signals
 
@@ -62,13 +62,15 @@ class RemotePlacement:
         self._end = end
         self._terminated: set[str] = set()  # names of the hosts whose agents have got SIGTERM
         self._recorded = None if memory is None else Recorded(memory)
-        self._engine = ENGINES[remote.engine]
+        self._launcher = LAUNCHERS[remote.launcher]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
         self._reached = 0  # how often hosts were: what an agent there has left ends under another name
         self._hosts = remote.hosts
-        self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the engine says so
-        self._meeting = Meeting(self._engine, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}")
+        self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the launcher says so
+        self._connector = HostConnector(
+            self._launcher, remote, key=key, environ=self._environ, say=say, name=f"tfdist-{job_id}"
+        )
         self._versions: Mapping[str, str] | None = None
         self._known: set[str] = set()  # names of the hosts that have been reached
         self._without: dict[str, str] = {}  # why the job goes on without a host, by its name
@@ -77,8 +79,8 @@ class RemotePlacement:
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
         """Return host and a port that is free there now for so many processes, host by host."""
-        if self._engine.allots is not None:
-            self._allot(count)
+        if self._remote.demand is not None:
+            self._allocate(count)
         wanted = self._places = self._reached_places(count)
         hosts = list(dict.fromkeys(wanted))
         self._compare(hosts)
@@ -155,7 +157,7 @@ class RemotePlacement:
     def close(self) -> None:
         """End all connections, and with them all that still runs there."""
         self._end_links()
-        self._meeting.close()
+        self._connector.close()
         if self._recorded is not None:
             self._recorded.close()
 
@@ -165,12 +167,12 @@ class RemotePlacement:
                 return link
         raise ConfigError(f"host {host!r} is none of the job's: {', '.join(self._links)}.")
 
-    def _allot(self, count: int) -> None:
-        """Have the engine choose hosts, unless those that it has chosen before are there and are as many."""
+    def _allocate(self, count: int) -> None:
+        """Have the launcher choose hosts, unless those that it has chosen before are there and are as many."""
         if len(self._variables) == count and not any(link.is_lost for link in self._links.values()):
             return
         self._end_links()
-        self._hosts, self._variables = self._meeting.allot(count, interrupted=self._interrupted)
+        self._hosts, self._variables = self._connector.allocate(count, interrupted=self._interrupted)
 
     def _end_links(self) -> None:
         _at_once([link.close for link in self._links.values()])
@@ -198,7 +200,7 @@ class RemotePlacement:
                 for name in self._without.keys() - before:
                     self._say(f"{self._without[name]}\nThe job goes on without it.")
                 return wanted
-            if not self._engine.does_without or unreached.keys() - self._known or self._interrupted():
+            if not self._launcher.does_without or unreached.keys() - self._known or self._interrupted():
                 raise TfdistError("\n".join(sorted(set(unreached.values()))))
             for name, why in unreached.items():
                 self._without[name] = f"host {name} was lost, and cannot be reached again: {why}"
@@ -215,12 +217,12 @@ class RemotePlacement:
         least = count if self._config.parameter_servers else self._config.range[0]
         lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
         room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
-        return self._engine.does_without and room >= least
+        return self._launcher.does_without and room >= least
 
     def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
         """Connect to the hosts to which there is no connection, all at once; return why some cannot be, by name."""
         missing = [host for host in hosts if not self._is_reached(host)]
-        if missing and self._engine.all_again:  # all end with one
+        if missing and self._launcher.all_again:  # all end with one
             missing = list(hosts)
             self._end_links()
         errors: dict[str, str] = {}
@@ -231,7 +233,7 @@ class RemotePlacement:
                 if old is not None:
                     old.close()
                 seconds = AGAIN_SECONDS if in_a_hurry else None
-                connection = self._meeting.connection(host, interrupted=self._interrupted, join_seconds=seconds)
+                connection = self._connector.connection(host, interrupted=self._interrupted, join_seconds=seconds)
                 terminated = partial(self._note_sigterm, host)
                 link = HostLink(host, connection, say=self._say, recorded=self._recorded, terminated=terminated)
                 self._links[host.name] = link
@@ -248,7 +250,7 @@ class RemotePlacement:
 
         if missing:
             self._reached += 1
-            self._meeting.begin(missing)
+            self._connector.begin(missing)
             _at_once([partial(reach, host) for host in missing])
         return errors
 
@@ -257,7 +259,9 @@ class RemotePlacement:
         self._terminated.add(host.name)
         if self._terminated == self._links.keys():
             self._terminated.clear()
-            self._say(f"SIGTERM has come to the agents of all hosts, by what has started them ({self._engine.program})")
+            self._say(
+                f"SIGTERM has come to the agents of all hosts, by what has started them ({self._launcher.program})"
+            )
             self._end()
 
     def _copy_between(self, hosts: Sequence[Host]) -> None:
@@ -282,15 +286,15 @@ class RemotePlacement:
             sender.tell("send copies", to=at, name=sender.host.name, key=sender.key_for(key))
 
     def _hello(self, host: Host) -> dict[str, Any]:
-        own = {name: value for name, value in self._environ.items() if name not in self._engine.of_each_host}
+        own = {name: value for name, value in self._environ.items() if name not in self._launcher.of_each_host}
         return {
             "version": __version__,
             "folder": os.getcwd(),
             "address": host.address,
-            "ends_at_sigterm": self._engine.ends_at_sigterm,
-            "passes_sigterm_on": self._engine.passes_sigterm_on,
-            "ends_the_job_at_sigterm": self._engine.ends_the_job_at_sigterm,
-            "removed": self._engine.removed,
+            "ends_at_sigterm": self._launcher.ends_at_sigterm,
+            "passes_sigterm_on": self._launcher.passes_sigterm_on,
+            "ends_the_job_at_sigterm": self._launcher.ends_the_job_at_sigterm,
+            "removed": self._launcher.removed,
             "job": self._job_id,
             "guard": f"{self._job_id}-{self._hosts.index(host)}-{self._reached}",
             "environment": passed_on(own, self._remote.passed),

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tfdist.cluster import job_key
 from tfdist.cluster.job_files import copies_folder, state_folder
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
+from tfdist.jobs.connecting.tcp_joining import Ticket
 from tfdist.jobs.remote.copying.state_receiver import Receiver
 from tfdist.jobs.remote.copying.state_sender import Sender
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.jobs.remote.connecting.tcp_joining import Joined, Rendezvous
-from tfdist.jobs.remote.connecting.wire import Wire
+from tfdist.jobs.connecting.tcp_joining import Joined, Rendezvous
+from tfdist.jobs.connecting.wire import Wire
 from tfdist.jobs.remote.copying import state_folders
 from tfdist.storage.filenames import plain_name, temporary_name
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.errors import TfdistError
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket, join
-from tfdist.jobs.remote.connecting.wire import Wire, WireError
+from tfdist.jobs.connecting.tcp_joining import Ticket, join
+from tfdist.jobs.connecting.wire import Wire, WireError
 from tfdist.jobs.remote.copying import state_folders
 from tfdist.jobs.remote.copying.rate_limiter import Pace
 from tfdist.validation import shown_bytes

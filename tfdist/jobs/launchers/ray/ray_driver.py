@@ -1,6 +1,6 @@
 """Ray's driver in a separate process, which protects the launcher from what Ray does to its process.
 
-    python -m tfdist.jobs.remote.ray.ray_driver
+    python -m tfdist.jobs.launchers.ray.ray_driver
 
 It speaks over its standard streams with `cluster.Cluster`. Actors and placement group end with it, and it ends with its
 standard input.
@@ -19,9 +19,9 @@ from typing import Any
 
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import TfdistError
+from tfdist.jobs.connecting.wire import Wire, WireError
+from tfdist.jobs.launchers.ray import ray_bundle
 from tfdist.jobs.plan.resource_request import NoRoomError, in_words, room, too_few
-from tfdist.jobs.remote.connecting.wire import Wire, WireError
-from tfdist.jobs.remote.ray import ray_bundle
 from tfdist.variables import CALL_FOLDER
 
 WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said

@@ -1,4 +1,4 @@
-"""A host agent that was started by hand: joins a job, and rejoins it until the job has ended.
+"""The launcher `agent`, whose agents users start by hand: each joins a job, and rejoins it until the job has ended.
 
 Each time that it joins, another process does (`host_agent`), so nothing of what was before is left in it.
 """
@@ -7,15 +7,38 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
-from tfdist.jobs.remote.host_agent import UNFINISHED
-from tfdist.jobs.remote.ssh import MODULE
+from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, UNFINISHED, Ticket
+from tfdist.jobs.launchers.launcher import Launcher, joining_key
+from tfdist.jobs.plan.host_plan import Remote
 from tfdist.variables import JOIN_SECONDS
 from tfdist.waiting import handled, wait_heeding_signals
 
 _AGAIN_SECONDS = 1.0
+
+
+class AgentLauncher(Launcher):
+    """Waits for agents that users start by hand: `tfdist agent`."""
+
+    name = "agent"
+    no_hosts = "Name the hosts that will join: --hosts a:2,b:2"
+    takes_rendezvous = True
+    ends_at_sigterm = True
+    does_without = True
+    by_hand = True
+    join_seconds = 600.0
+
+    def complete(self, remote: Remote, environ: Mapping[str, str], *, key_file: str | None) -> Remote:
+        """Add the key, which the users' agents have too."""
+        return replace(remote, key=joining_key(environ, key_file))
+
+    def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
+        """The command to start on each host."""
+        for host in remote.hosts:
+            at = remote.rendezvous or "LAUNCHER:PORT"
+            yield f"# on {host.name}, with the same key\ntfdist agent {at} --name {host.name}"
 
 
 def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], stay: bool = False) -> int:
@@ -36,7 +59,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
         while not received:
             say(f"host {ticket.name} joins the job at {', '.join(ticket.addresses)}")
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULE], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-m", AGENT_MODULE], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
             )
             current[:] = [process]
             if received:  # it came between the two

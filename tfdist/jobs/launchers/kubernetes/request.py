@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.jobs.kubernetes.pod_outputs import Output
+from tfdist.jobs.launchers.kubernetes.pod_outputs import Output
 from tfdist.validation import integer, shown, text
 from tfdist.variables import JOB_KEY
 

@@ -6,19 +6,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
+from tfdist.jobs.connecting.connection import Tail
+from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
+from tfdist.jobs.connecting.wire import Wire, WireError
+from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.resource_request import Demand, NoRoomError
-from tfdist.jobs.remote.connecting.connection import Tail
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
-from tfdist.jobs.remote.connecting.wire import Wire, WireError
-from tfdist.jobs.remote.ssh import MODULE
 from tfdist.variables import ENDS_WITH_INPUT
 
-DRIVER = "tfdist.jobs.remote.ray.ray_driver"
+DRIVER = "tfdist.jobs.launchers.ray.ray_driver"
 
 _CONNECT_SECONDS = 60.0
 _END_SECONDS = 10.0
@@ -26,28 +27,53 @@ _POLL_SECONDS = 0.1
 _LEARN_SECONDS = 1.0  # for Ray to know why, after a connection's end
 
 
-def require() -> None:
-    """Check that Ray is installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise MissingDependencyError("--engine ray needs Ray, which is not installed: pip install 'tfdist[ray]'")
+class RayLauncher(Launcher):
+    """Has Ray choose the nodes, and starts an agent on each in an actor of a placement group."""
 
+    name = "ray"
+    all_again = True
+    without_hosts = "chooses the nodes itself"
+    removed = ("RAY_", "OMP_NUM_THREADS")  # the second is Ray's for its own processes
+    accepts = frozenset(field.name for field in fields(Demand))
+    assigns_gpus = True
+    takes_rendezvous = True
+    ends_at_sigterm = True
+    adds_workers = "as nodes have room"
 
-def shown(remote: Remote, count: int) -> str:
-    """Return what would be asked of Ray, for `--dry-run`.
+    def require(self, shell: tuple[str, ...]) -> None:
+        """Check that Ray is installed."""
+        if importlib.util.find_spec("ray") is None:
+            raise MissingDependencyError("--engine ray needs Ray, which is not installed: pip install 'tfdist[ray]'")
 
-    Example:
-        >>> print(shown(Remote(hosts=(), engine="ray", demand=Demand(cpus=2)), 2))
-        # placement group of Ray at auto, PACK
-        bundle 0: {"CPU": 2}
-        bundle 1: {"CPU": 2}
-        # an actor in each bundle; the first on each node runs there, where ports and folders are chosen
-        python -m tfdist.jobs.remote.host_agent
-    """
-    demand = _demand(remote)
-    bundles = [f"bundle {index}: {json.dumps(demand.resources)}" for index in range(count)]
-    actors = "# an actor in each bundle; the first on each node runs there, where ports and folders are chosen"
-    group = f"# placement group of Ray at {demand.address or 'auto'}, {demand.packing}"
-    return "\n".join([group, *bundles, actors, f"{remote.python or 'python'} -m {MODULE}"])
+    def allocator(
+        self,
+        remote: Remote,
+        environ: Mapping[str, str],
+        *,
+        name: str,
+        say: Callable[[str], None],
+        lose: Callable[[str], None],
+    ) -> "Cluster":
+        """Connect to the cluster."""
+        return Cluster(remote, environ, name=name, say=say, lose=lose)
+
+    def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
+        """What would be asked of Ray.
+
+        Example:
+            >>> remote = Remote(hosts=(), launcher="ray", demand=Demand(cpus=2))
+            >>> print("\\n".join(RayLauncher().shown(remote, 2, {})))
+            # placement group of Ray at auto, PACK
+            bundle 0: {"CPU": 2}
+            bundle 1: {"CPU": 2}
+            # an actor in each bundle; the first on each node runs there, where ports and folders are chosen
+            python -m tfdist.jobs.remote.host_agent
+        """
+        demand = _demand(remote)
+        yield f"# placement group of Ray at {demand.address or 'auto'}, {demand.packing}"
+        yield from (f"bundle {index}: {json.dumps(demand.resources)}" for index in range(count))
+        yield "# an actor in each bundle; the first on each node runs there, where ports and folders are chosen"
+        yield f"{remote.python or 'python'} -m {AGENT_MODULE}"
 
 
 def _demand(remote: Remote) -> Demand:
@@ -74,7 +100,7 @@ class Cluster:
         self._lose = lose
         self._driver: _Driver | None = None
 
-    def allot(
+    def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
         """Return hosts with places for so many processes, and each process's variables; replaces earlier places."""
@@ -88,14 +114,14 @@ class Cluster:
         self._driver.ask({"do": "allot", **asked, "wait_seconds": demand.wait_seconds})
         return grouped(self._driver.answer("allotted", interrupted=interrupted))
 
-    def bring(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
+    def start(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
         """Start the agent of each host."""
         assert self._driver is not None
         path = self._environ.get("PYTHONPATH")
         more = {ENDS_WITH_INPUT.name: "1", **({"PYTHONPATH": path} if path else {})}
         agents = {host.address: {**ticket.environment(), **more} for host, ticket in zip(hosts, tickets, strict=True)}
         python = self._remote.python or ""
-        asked = {"agents": agents, "python": python, "arguments": ["-m", MODULE], "call": self._remote.call}
+        asked = {"agents": agents, "python": python, "arguments": ["-m", AGENT_MODULE], "call": self._remote.call}
         self._driver.serve({"do": "serve", **asked})
         return self._driver
 
@@ -127,7 +153,7 @@ def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple
 
 
 class _Driver:
-    """The process of Ray's driver; also what has started the agents, as `engines.Brought`."""
+    """The process of Ray's driver; also what has started the agents, as `launcher.StartedAgents`."""
 
     def __init__(self, environ: Mapping[str, str], say: Callable[[str], None], lose: Callable[[str], None]) -> None:
         self._say = say
@@ -216,7 +242,7 @@ class _Driver:
             self._gone = True
             self._changed.notify_all()
 
-    # As `engines.Brought`
+    # As `launcher.StartedAgents`
 
     def ended(self) -> str:
         """Return why no host that has not joined will do so any more."""

@@ -1,7 +1,7 @@
 """Join a job over TCP: a host connects to the launcher, and both prove that they know the job's key.
 
 For hosts that the launcher cannot reach by a program which passes on standard streams: those of `mpirun` and of an
-engine that starts processes by itself, and hosts without ssh. The launcher has a `Rendezvous`; on the host
+service that starts processes by itself, and hosts without ssh. The launcher has a `Rendezvous`; on the host
 
     TFDIST_RENDEZVOUS=10.0.0.1:7000 TFDIST_HOST_NAME=a TFDIST_JOB_KEY=... python -m tfdist.jobs.remote.host_agent
 
@@ -26,8 +26,12 @@ from dataclasses import dataclass, field
 from tfdist.cluster import job_key
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.jobs.remote.connecting.wire import Seal, Wire
+from tfdist.jobs.connecting.wire import Seal, Wire
 from tfdist.variables import HOST_NAME, JOB_KEY, JOIN_SECONDS, RENDEZVOUS
+
+AGENT_MODULE = "tfdist.jobs.remote.host_agent"
+UNFINISHED = 75  # its exit code if the launcher was lost before it had said that the job has ended
+
 
 _MAGIC = b"tfdist join 1\n\0\0"
 _NONCE = 32

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.jobs.kubernetes.client import load
-from tfdist.jobs.kubernetes.pods import CONTAINER, Values
+from tfdist.jobs.launchers.kubernetes.client import load
+from tfdist.jobs.launchers.kubernetes.pods import CONTAINER, Values
 
 _CONFIGURATION = "~/.kube/config"
 _ANSWER_SECONDS = 20.0

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.errors import TfdistError
-from tfdist.jobs.kubernetes import pod_states
-from tfdist.jobs.kubernetes.kubernetes_api import Cluster, owned, said
-from tfdist.jobs.kubernetes.manifests import secret
-from tfdist.jobs.kubernetes.pod_outputs import Receiver, require_writable
-from tfdist.jobs.kubernetes.pods import Values
-from tfdist.jobs.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes import pod_states
+from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster, owned, said
+from tfdist.jobs.launchers.kubernetes.manifests import secret
+from tfdist.jobs.launchers.kubernetes.pod_outputs import Receiver, require_writable
+from tfdist.jobs.launchers.kubernetes.pods import Values
+from tfdist.jobs.launchers.kubernetes.request import Request
 from tfdist.waiting import handled
 
 LOOK_SECONDS = 1.0  # from one look at the Job to the next

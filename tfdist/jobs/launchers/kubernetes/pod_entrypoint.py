@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from tfdist.cluster import job_key
 from tfdist.errors import DeadlineError
-from tfdist.jobs.kubernetes import pod_outputs
-from tfdist.jobs.remote import joined_agent
-from tfdist.jobs.remote.connecting.tcp_joining import Ticket
-from tfdist.jobs.remote.pod import Pod
+from tfdist.jobs.connecting.tcp_joining import Ticket
+from tfdist.jobs.launchers import joined_agent
+from tfdist.jobs.launchers.kubernetes import pod_outputs
+from tfdist.jobs.launchers.kubernetes.pod import Pod
 
 _NAME_SECONDS = 300.0  # for the name of a new pod to come to where names are kept
 _NAME_AGAIN_SECONDS = 0.5

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist import validation
 from tfdist.cluster.environments.kubernetes_environment import PORT
 from tfdist.errors import ConfigError
-from tfdist.jobs.kubernetes.request import SCRIPT_FOLDER, Request
+from tfdist.jobs.launchers.kubernetes.request import SCRIPT_FOLDER, Request
 from tfdist.validation import number
 from tfdist.variables import K8S_SERVICE, K8S_WORKERS
 

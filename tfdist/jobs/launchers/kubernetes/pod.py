@@ -54,9 +54,3 @@ def pod_of(environ: Mapping[str, str]) -> Pod | None:
     addresses = [address.rpartition(":")[0] for address in cluster.addresses]
     hosts = tuple(Host(name=address.partition(".")[0], address=address) for address in addresses)
     return Pod(index=cluster.worker_index, hosts=hosts, rendezvous=cluster.addresses[0])
-
-
-def hosts_of_pod(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the pods of the job; none outside of one."""
-    pod = pod_of(environ)
-    return () if pod is None else pod.hosts

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tfdist.errors import TfdistError
+from tfdist.jobs.connecting.tcp_joining import Joined
+from tfdist.jobs.connecting.wire import Wire
 from tfdist.jobs.plan.host_plan import Host
-from tfdist.jobs.remote.connecting.tcp_joining import Joined
-from tfdist.jobs.remote.connecting.wire import Wire
 
 _END_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster.environments.kubernetes_environment import PORT
-from tfdist.jobs.kubernetes.client import load
-from tfdist.jobs.kubernetes.pods import (
+from tfdist.jobs.launchers.kubernetes.client import load
+from tfdist.jobs.launchers.kubernetes.pods import (
     CONTAINER,
     Values,
     container,
@@ -16,7 +16,7 @@ from tfdist.jobs.kubernetes.pods import (
     template,
     variables,
 )
-from tfdist.jobs.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.request import Request
 from tfdist.variables import K8S_SERVICE
 
 RUNTIME = "tensorflow-distributed"

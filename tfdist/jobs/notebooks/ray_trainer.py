@@ -1,0 +1,313 @@
+"""A function as a job on a cluster of Ray, with the names that users of Ray Train know.
+
+Plain actors in a placement group; no part of Ray Train is used or needed.
+
+Source: P. Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", 2018.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
+from tfdist.jobs.notebooks.notebook_job import notebook
+from tfdist.jobs.plan.host_plan import Remote
+from tfdist.jobs.plan.resource_request import Demand
+from tfdist.jobs.reporting import run_folder
+from tfdist.jobs.reporting.run_folder import Checkpoint, CheckpointConfig
+from tfdist.validation import shown
+
+_RESOURCES = ("CPU", "GPU", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig:
+    """How many workers, and what each needs; the fields of `ray.train.ScalingConfig`, which may be given instead.
+
+    Attributes:
+        num_workers: how many.
+        use_gpu: whether each has a GPU.
+        resources_per_worker: "CPU", "GPU" and "memory" (bytes) of each; by default a CPU, and with ``use_gpu`` a GPU.
+        placement_strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+
+    Example:
+        >>> ScalingConfig(num_workers=2, use_gpu=True).num_workers
+        2
+    """
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: Mapping[str, float] | None = None
+    placement_strategy: str = "PACK"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """How often a job is started again.
+
+    Attributes:
+        max_failures: so many failures are survived.
+
+    Example:
+        >>> FailureConfig(max_failures=3).max_failures
+        3
+    """
+
+    max_failures: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a job leaves what it has done; fields of `ray.train.RunConfig`, which may be given instead.
+
+    Attributes:
+        name: of the folder of this job. A job of the same name goes on with what is reported there.
+        storage_path: the folder in which that is made; None: nothing is written, and nothing can be reported. For
+            reports all nodes share it.
+        failure_config: how often it is started again.
+        checkpoint_config: which of the checkpoints that it reports are kept; None: all.
+
+    Example:
+        >>> RunConfig(name="digits", failure_config=FailureConfig(max_failures=3)).name
+        'digits'
+    """
+
+    name: str | None = None
+    storage_path: str | None = None
+    failure_config: FailureConfig | None = None
+    checkpoint_config: CheckpointConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What has come of a job; the fields of `ray.train.Result`.
+
+    Attributes:
+        metrics: those of the last report; None where nothing was reported.
+        checkpoint: the last one that was reported and is kept; None where there is none.
+        history: all reports in order: their metrics, ``training_iteration`` from 1, ``timestamp``, and
+            ``checkpoint_dir_name``, in ``path``.
+        best_checkpoints: those that are kept, in order, each with the metrics of its report.
+        path: the folder of the job, with `result.json`, the checkpoints and `events.jsonl`; None without a
+            ``storage_path``.
+        return_value: what the chief's call of the function has returned.
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    history: list[dict[str, Any]]
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
+    path: str | None
+    return_value: Any = None
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> "Result":
+        """Return what a job has reported, also one that failed or that runs.
+
+        Args:
+            path: the folder of the job: ``storage_path/name``.
+        Raises:
+            ConfigError: there is no such folder.
+            CorruptDataError: what is in it are no reports.
+        """
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"path is {os.fspath(path)!r}, and there is no such folder; it is storage_path/name.",
+                name="path",
+                path=path,
+            )
+        found = run_folder.Reports(folder)
+        history, kept = found.rows(), found.checkpoints()
+        return cls(
+            metrics=run_folder.metrics_of(history[-1]) if history else None,
+            checkpoint=kept[-1][0] if kept else None,
+            history=history,
+            best_checkpoints=kept,
+            path=str(folder),
+        )
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """The history as a DataFrame of pandas, which has to be installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise MissingDependencyError(
+                "metrics_dataframe needs pandas, which is not installed: pip install pandas. Or use history."
+            ) from error
+        return pandas.json_normalize(self.history, sep="/")
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Calls a function in workers on a cluster of Ray, supervised as `tfdist run --engine ray` supervises a script.
+
+    Each worker calls the function in this working directory, which every node has at the same path, and there
+    `tfdist.strategies.from_environment()` finds its place. When workers fail, all are started again, up to
+    `max_failures` times; `tfdist.callbacks.BackupAndRestore` goes on at the step that was reached. What the function
+    reports (`report`, `ReportCheckpointCallback`) is in the folder of the run at once, and stays there whatever becomes
+    of the job. When `fit` returns or raises, actors and placement group are gone. The cluster is that to which this
+    process is connected, else that of RAY_ADDRESS or of this machine; none is started. The function goes to the nodes
+    by value, as a pickle, over Ray's own connections.
+
+    Args:
+        train_fn: called without arguments, or with ``train_loop_config`` where that is given.
+        train_loop_config: its argument.
+        scaling_config: how many workers, and what each needs; of this module or Ray's.
+        run_config: name, storage and failures; of this module or Ray's.
+        strategy: registered name for `tfdist.strategies.from_environment()`.
+        wait_seconds: as `--wait-seconds` of `tfdist run`.
+        options: further ones of `tfdist.jobs.notebook`: `env`, `timeout_seconds`, `hang_seconds` and others.
+
+    Example:
+        >>> def train(config):
+        ...     import keras
+        ...     import tfdist
+        ...     with tfdist.strategies.from_environment().scope():
+        ...         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        ...         model.compile("sgd", "mse")
+        ...     x, y = keras.random.normal((64, 4), seed=1), keras.random.normal((64, 1), seed=2)
+        ...     model.fit(x, y, batch_size=16, epochs=config["epochs"], callbacks=[ReportCheckpointCallback()])
+        >>> trainer = Trainer(
+        ...     train_fn=train,
+        ...     train_loop_config={"epochs": 3},
+        ...     scaling_config=ScalingConfig(num_workers=4),
+        ...     run_config=RunConfig(
+        ...         name="first", storage_path="runs", failure_config=FailureConfig(max_failures=2)
+        ...     ),
+        ... )
+        >>> result = trainer.fit()      # doctest: +SKIP
+        >>> result.metrics, result.checkpoint.path      # doctest: +SKIP
+        ({'loss': 1.4713996648788452}, 'runs/first/checkpoint_000002')
+    """
+
+    train_fn: Callable[..., Any]
+    train_loop_config: Mapping[str, Any] | None = None
+    scaling_config: Any = field(default_factory=ScalingConfig)
+    run_config: Any = field(default_factory=RunConfig)
+    strategy: str | None = "multi-worker"
+    wait_seconds: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def fit(self) -> Result:
+        """Run the job to its end; return what it has reported, and what the chief's call has returned.
+
+        Raises:
+            WorkerFailedError: a worker has failed more often than it may; the message names it and has its traceback.
+                `Result.from_path` has what was reported.
+            MissingDependencyError: Ray is not installed.
+            ConfigError: a value that cannot be; another job that runs reports to the same folder; or the cluster will
+                never have room: what was asked, what there is.
+            TfdistError: the cluster cannot be reached, or has no room in time.
+            KeyboardInterrupt: it was interrupted; the workers have ended.
+        """
+        demand = demand_of(self.scaling_config, address=_address(), wait_seconds=self.wait_seconds)
+        failures = getattr(self.run_config, "failure_config", None)
+        options: dict[str, Any] = {"max_restarts": getattr(failures, "max_failures", 0), **self.options}
+        folder = _folder_of(self.run_config)
+        with contextlib.ExitStack() as stack:
+            if folder is not None:
+                kept = _kept_of(self.run_config)
+                variables = stack.enter_context(run_folder.running(folder, kept))
+                options["env"] = {**(options.get("env") or {}), **variables}
+                options.setdefault("event_file", str(folder / "events.jsonl"))
+            returned = notebook(
+                self.train_fn,
+                *(() if self.train_loop_config is None else (self.train_loop_config,)),
+                strategy=self.strategy,
+                workers=self.scaling_config.num_workers,
+                remote=Remote(hosts=(), launcher="ray", demand=demand),
+                **options,
+            )
+        if folder is None:
+            nothing: dict[str, Any] = {"metrics": None, "checkpoint": None, "history": [], "best_checkpoints": []}
+            return Result(**nothing, path=None, return_value=returned)
+        return replace(Result.from_path(folder), return_value=returned)
+
+
+def _folder_of(run: Any) -> Path | None:
+    """Return the folder of a run, which is there from now on; None where nothing is to be written."""
+    if not hasattr(run, "storage_path") or not hasattr(run, "name"):
+        raise ConfigTypeError(
+            f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)",
+            name="run_config",
+            received=shown(run),
+        )
+    for name in ("callbacks", "storage_filesystem"):
+        if getattr(run, name, None):
+            raise ConfigError(f"run_config has {name}, which is Ray Train's own and of no use here. Leave it out.")
+    if not run.storage_path:
+        return None
+    if "://" in str(run.storage_path):
+        raise ConfigError(
+            f"storage_path is {shown(run.storage_path)}; it must be a folder. Mount the store, or report without it: "
+            "tfdist.callbacks.BackupAndRestore takes URLs.",
+            name="storage_path",
+            received=shown(run.storage_path),
+        )
+    folder = Path(run.storage_path, run.name or "tfdist").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"storage_path is {shown(run.storage_path)}, where no folder {folder.name} can be made "
+            f"({error.strerror}). Name a folder that is writable.",
+            name="storage_path",
+            received=shown(run.storage_path),
+        ) from error
+    return folder
+
+
+def _kept_of(run: Any) -> CheckpointConfig:
+    given = getattr(run, "checkpoint_config", None)
+    if given is None or isinstance(given, CheckpointConfig):
+        return given or CheckpointConfig()
+    names = CheckpointConfig.__dataclass_fields__
+    if not all(hasattr(given, name) for name in names):
+        raise ConfigTypeError(
+            f"checkpoint_config is {shown(given)}; it must be a CheckpointConfig: CheckpointConfig(num_to_keep=2)"
+        )
+    return CheckpointConfig(**{name: getattr(given, name) for name in names})
+
+
+def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = None) -> Demand:
+    """Return what is asked of Ray for each worker.
+
+    Example:
+        >>> demand_of(ScalingConfig(num_workers=2, use_gpu=True)).resources
+        {'CPU': 1, 'GPU': 1}
+    """
+    if not hasattr(scaling, "num_workers") or not hasattr(scaling, "resources_per_worker"):
+        raise ConfigTypeError(
+            f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)",
+            name="scaling_config",
+            received=shown(scaling),
+        )
+    each = {"CPU": 1, "GPU": int(scaling.use_gpu), **(scaling.resources_per_worker or {})}
+    unknown = sorted(each.keys() - set(_RESOURCES))
+    if unknown:
+        raise ConfigError(
+            f"resources_per_worker has {', '.join(unknown)}; workers ask for {', '.join(_RESOURCES)}. Leave it out."
+        )
+    return Demand(
+        cpus=each["CPU"],
+        gpus=each["GPU"],
+        memory=int(each.get("memory", 0)),
+        packing=scaling.placement_strategy,
+        address=address,
+        wait_seconds=wait_seconds,
+    )
+
+
+def _address() -> str:
+    """Return the cluster to which this process is connected, or is told to be; empty for that of this machine."""
+    ray = sys.modules.get("ray")  # nobody is connected who has not imported it
+    if ray is not None and ray.is_initialized():
+        return str(ray.get_runtime_context().gcs_address)
+    return os.environ.get("RAY_ADDRESS", "")

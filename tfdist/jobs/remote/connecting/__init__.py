@@ -1,1 +1,0 @@
-"""The connection between the agent and a host: messages, shared key, stream programs."""

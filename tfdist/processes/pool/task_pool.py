@@ -1,0 +1,159 @@
+"""A pool of processes for tasks of any kind: a function and its arguments, which travel by value.
+
+The processes do not run the script that makes the pool. A pickle is code, and is read here only from a connection
+whose other end the parent or its own child holds.
+"""
+
+import multiprocessing
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from tfdist.errors import TfdistError
+from tfdist.processes.worker_failure import how_it_ended
+from tfdist.waiting import awaited, done_heeding_signals
+
+_AHEAD = 2  # tasks that are sent ahead for each process
+_END_SECONDS = 5.0
+
+
+class _RemoteError(Exception):
+    """The traceback of an error in another process."""
+
+
+class TaskPool:
+    """Processes that are started by the first task, and end with `close`.
+
+    Args:
+        processes: how many.
+        cure: what to pass instead when memory is too small, as messages say it.
+    """
+
+    def __init__(self, processes: int, *, cure: str = "fewer processes") -> None:
+        self._count = processes
+        self._cure = cure
+        self._lock = threading.Lock()
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
+        self._workers: list[_Worker] = []
+        self._broken = ""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Have one of the processes call a function; any thread may."""
+        data = cloudpickle.dumps((function, arguments))
+        with self._lock:
+            while len(self._workers) < self._count:
+                self._workers.append(_Worker(self._serve))
+        future: Future[Any] = Future()
+        self._tasks.put((future, data))
+        return future
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in one of the processes; any thread may."""
+        return awaited(self.submit(function, *arguments)).result()
+
+    def each(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[Any]:
+        """Yield (key, result) for each (key, arguments), in their order; a few tasks are taken ahead."""
+        waiting: deque[tuple[Any, Future[Any]]] = deque()
+        for key, arguments in tasks:
+            waiting.append((key, self.submit(function, *arguments)))
+            if len(waiting) > _AHEAD * self._count:
+                key, future = waiting.popleft()
+                yield key, awaited(future).result()
+        for key, future in waiting:
+            yield key, awaited(future).result()
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes; ``at_once`` also those that are at work."""
+        with self._lock:
+            workers, self._workers = self._workers, []
+        for _ in workers:
+            self._tasks.put(None)
+        for worker in workers:
+            worker.end(at_once=at_once)
+
+    def _serve(self, worker: "_Worker") -> None:
+        while (task := self._tasks.get()) is not None:
+            future, data = task
+            if not self._broken and future.set_running_or_notify_cancel():
+                try:
+                    worker.connection.send_bytes(data)
+                    is_result, value = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - of our own child
+                except (EOFError, OSError):
+                    self._broken = how_it_ended(worker.process.wait())
+                else:
+                    if is_result:
+                        future.set_result(value)
+                    else:
+                        error, text = value
+                        error.__cause__ = _RemoteError(f"\n{text}")
+                        future.set_exception(error)
+            if self._broken and not future.done():
+                future.set_exception(
+                    TfdistError(
+                        f"a process that wrote or decoded was ended from outside ({self._broken}). If memory ran out, "
+                        f"pass {self._cure}; run again to go on behind the shards that are finished."
+                    )
+                )
+
+
+class _Worker:
+    """A process of the pool, and the thread that hands it one task after the other."""
+
+    def __init__(self, serve: Callable[["_Worker"], None]) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]))
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "tfdist.processes.pool.task_worker", str(theirs.fileno())],
+                    env={**os.environ, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # the keyboard's Ctrl-C is for this process, which ends the pool
+                )
+            self.connection.send_bytes(pickle.dumps(sys.path))
+        except OSError as error:
+            self.connection.close()
+            raise TfdistError(f"no process can be started ({error}). Free memory or processes.") from error
+        self._thread = threading.Thread(target=serve, args=(self,), daemon=True)
+        self._thread.start()
+
+    connection: "Connection[Any, Any]"
+
+    def end(self, *, at_once: bool) -> None:
+        """End the process, at once or after the tasks that were submitted."""
+        if at_once:
+            self.process.kill()
+        self._thread.join()
+        self.connection.close()  # the process ends itself
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:
+    """Yield the results of a function for each tuple of arguments, as they are ready.
+
+    The first error stops the rest, and so does leaving the iteration. No process stays.
+    """
+    pool = TaskPool(processes, cure="processes=1")
+    ended_well = False
+    try:
+        for future in done_heeding_signals([pool.submit(function, *task) for task in tasks]):
+            yield future.result()
+        ended_well = True
+    finally:
+        pool.close(at_once=not ended_well)
