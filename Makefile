@@ -2,6 +2,7 @@
 #   make demo       train the digits classifier on two workers and draw its loss curves
 #   make test       ruff, mypy and every test, and some tests of data once more beside tensorflow-io
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
+#   make test-unpatched  the integration tests without the speed-ups that patch TensorFlow and Keras, before a release
 #   make verify     the equivalence matrix on this machine
 #   make test-io    what reads data by TensorFlow, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
@@ -48,7 +49,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast verify horovod peers compat lint goldens docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast test-unpatched verify horovod peers compat lint goldens docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -91,6 +92,10 @@ compat: $(STAMP)
 
 test-fast: lint horovod ops
 	$(BIN)/python -m pytest tests -m quick $(SHARED)
+
+# test_cheap_traces.py is left out: it tests the speed-ups themselves.
+test-unpatched: horovod ops
+	TESTS_UNPATCHED=1 $(BIN)/python -m pytest tests/integration --ignore tests/integration/test_cheap_traces.py $(SHARED)
 
 verify: horovod ops
 	@$(BIN)/tfdist verify

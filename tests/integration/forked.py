@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.integration.forks import HELD, KERNEL, OPTIMIZED, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
+from tests.integration.forks import HELD, KERNEL, OPTIMIZED, PATCHES, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
 from tests.integration.light import python_path
 from tfdist.processes import forking
 from tfdist.processes.fork_server import ForkServer
@@ -92,8 +92,15 @@ def let_all_be_imported() -> None:
     sys.path[:] = [folder for folder in sys.path if folder not in python_path().split(os.pathsep)]
 
 
+def is_patched() -> bool:
+    """Tell whether the process that forks has imported the speed-ups, which its forks inherit."""
+    return PATCHES[0] in sys.modules
+
+
 def leave_graphs_as_traced() -> None:
     """Let TensorFlow not optimize the graphs of this process and of its forks; no operation is run for it."""
+    if not is_patched():
+        return
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -183,7 +190,8 @@ def run_tfdist(arguments: list[str]) -> None:
 
 def work_for_a_pool() -> None:
     """Be a worker of a pool, whose requests come from standard input, and whose replies go where errors would."""
-    import tests.integration.built_first  # noqa: F401
+    if is_patched():
+        import tests.integration.built_first  # noqa: F401
 
     requests, replies = os.dup(0), os.dup(2)
     with open(os.devnull) as nothing:

@@ -56,9 +56,10 @@ MODULES = (
     "tfdist.data.writing.foreign_tfrecords",
     "tfdist.optimizers.distributed_optimizer",
     "tfdist.strategies.pipeline",
-    "tests.integration.without_lookups",
-    "tests.integration.without_stacks",
 )
+# They change how TensorFlow traces, in all forks; `make test-unpatched` sets the variable and leaves them out.
+PATCHES = ("tests.integration.without_lookups", "tests.integration.without_stacks")
+UNPATCHED = "TESTS_UNPATCHED"
 
 
 @dataclass
@@ -266,7 +267,8 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Forks]:
         environment: of all forks, and of the process while it imports.
     """
     complete = {**environment, "PYTHONPATH": python_path(ROOT)}
-    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=MODULES)) as server:
+    patches = () if UNPATCHED in environment else PATCHES
+    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=(*MODULES, *patches))) as server:
         wait_for(server)
         yield Forks(server, complete, folder)
 

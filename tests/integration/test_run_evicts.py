@@ -10,7 +10,7 @@ from tfdist.jobs.supervision.evicting import Measure
 # the others wait for a worker between the step's work and its end, which the clock is told
 MEETS = FOREVER.replace("        enough = meet", "        with clock.during(Phase.AGREE):\n            enough = meet")
 SCRIPT = "from tfdist.monitor.phases import Phase\n" + MEETS.replace("\ntrain(", "\nreporter.stand_by()\ntrain(")
-SLOW_SECONDS = 0.05
+SLOW_SECONDS = 0.2  # longer than a step without it, on a busy machine too
 # a worker that is slow without a fault, since those of other hosts are told none, and keeps nothing in memory
 HOSTS = LOADED + SCRIPT.replace('"TFDIST_MEMORY_DIR"', '"NOWHERE"').replace(
     "        inside(tick)\n", f"        inside(tick)\n        time.sleep({SLOW_SECONDS} * (ME == 1 and tick > 3))\n"
@@ -30,9 +30,8 @@ def test_a_slow_worker_is_replaced_once_and_then_left_out(forking: Forks, script
     told = [one for one in happened(shared) if one["event"] == "straggler"]
     assert [(one["worker"], one["measure"]) for one in told] == [(1, Measure.REPLACED), (1, Measure.LEFT_OUT)]
     for one in told:
-        assert one["seconds"] - one["median_seconds"] > 0.8 * SLOW_SECONDS
+        assert one["seconds"] > max(SLOW_SECONDS, one["median_seconds"])
         assert one["part"] == "python"
-        assert one["waited"] > 1 / 3
     stepping = [(one["start"], one["workers"]) for one in happened(shared) if one["event"] == "stepping"]
     assert stepping == [(0, 3), (1, 3), (2, 2)]
     halted = [(one["purpose"], one["workers"]) for one in happened(shared) if one["event"] == "halted"]

@@ -153,7 +153,6 @@ def test_a_stopped_worker_is_given_up_and_comes_back(pool: WorkerPool, bound: in
     assert seen["lost"] == 1
     assert seen["again"] == [160.0]
     assert seen["weight_again"] == 80
-    assert seen["seconds"] < 60
 
 
 def test_an_evaluation_sees_every_example_once_though_a_worker_dies(forking: Forks) -> None:
@@ -313,7 +312,6 @@ def test_a_server_that_goes_ends_training_at_once_with_the_cure(forking: Forks) 
     seen = once(forking, "a_server_goes")
     assert "parameter server 0" in seen["error"]
     assert "BackupAndRestore" in seen["error"]
-    assert seen["seconds"] < 30
 
 
 # The chief may have the job asked to end in its fourth epoch. It prints what came of it.

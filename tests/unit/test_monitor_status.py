@@ -55,7 +55,7 @@ def test_what_is_written_is_read_and_by_nobody_else(table: StatusTable) -> None:
     assert said.leaves
     assert said.first_step_ended is not None
     assert before <= said.first_step_ended <= said.changed <= time.monotonic()
-    assert 0 < said.step_seconds < 10
+    assert 0 < said.step_seconds <= time.monotonic() - before
     for other in (0, 2):
         assert table.read(other).pid == 0
     table.end()

@@ -90,6 +90,7 @@ def test_the_makefile_has_its_targets_and_names_them() -> None:
         "test",
         "test-io",
         "test-fast",
+        "test-unpatched",
         "lint",
         "verify",
         "horovod",
