@@ -2,7 +2,7 @@
 #   make demo       train the digits classifier on two workers and draw its loss curves
 #   make test       ruff, mypy and every test, and some tests of data once more beside tensorflow-io
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
-#   make test-unpatched  the integration tests without the speed-ups that patch TensorFlow and Keras, before a release
+#   make test-unpatched  all integration tests without the speed-ups that patch TensorFlow and Keras, before a release
 #   make verify     the equivalence matrix on this machine
 #   make test-io    what reads data by TensorFlow, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
@@ -71,7 +71,7 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(IO_STAMP)
 	@echo "ruff and mypy, Horovod, the ops, and the tests with tensorflow-io, two at a time"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint horovod ops test-io
-	$(BIN)/python -m pytest tests $(SHARED)
+	$(BIN)/python -m pytest tests -m "not release" $(SHARED)
 
 # The last tensorflow-io loads under TensorFlow 2.16 alone, which is also the oldest that tfdist takes. What knows nothing of
 # TensorFlow (the order, records, repair, states) is not run again; `make compat` looks at the rest of what the version changes.

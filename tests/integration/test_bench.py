@@ -102,6 +102,7 @@ def test_codecs_are_measured_beside_none_and_the_peer(forking: Forks, tmp_path: 
     assert all(sum(pair) > 0 for name in ("powersgd:rank=4", "qsgd-8") for pair in rows[name]["computing"])
 
 
+@pytest.mark.release
 def test_codecs_are_trained_to_an_accuracy_on_the_same_batches_as_the_peer(forking: Forks, tmp_path: Path) -> None:
     out = bench(
         forking,

@@ -13,6 +13,8 @@ from benchmarks.__main__ import main
 from benchmarks.jobs import recovery_jobs
 from tests.integration.forks import Forks, Jobs
 
+pytestmark = pytest.mark.release
+
 
 def measured(forking: Forks, *arguments: str) -> str:
     """Run a benchmark to its end, its workers in forks; return what it printed."""

@@ -200,6 +200,7 @@ def fresh_python(tmp_path: Path) -> Path:
     return tmp_path / "venv" / "bin" / "python"
 
 
+@pytest.mark.release
 def test_a_fresh_environment_takes_the_wheel_from_the_cache(
     fresh_python: Path, tmp_path: Path, cache: Path, kept_wheel: Path
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_fresh_environment_takes_the_wheel_from_the_cache(
     assert library.stat().st_size > 1_000_000
 
 
+@pytest.mark.release
 def test_a_wheel_that_does_not_work_here_is_said_to_be_so(
     fresh_python: Path, tmp_path: Path, cache: Path, kept_wheel: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tests.integration.test_run_resize import FOREVER, resize, sizes
 from tests.ray_nodes import added_nodes, ray_nodes
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.release
 
 KILLED = """
 import psutil

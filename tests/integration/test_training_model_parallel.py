@@ -146,8 +146,8 @@ def test_four_processes_have_the_numbers_of_one_device(
     [
         ("batch=1,model=2", "mlp-adamw", {}),
         ("batch=1,model=2", "attention", {}),
-        ("batch=2,model=2", "mlp-scaling", {}),
-        ("batch=2,model=2", "embedding", {}),
+        pytest.param("batch=2,model=2", "mlp-scaling", {}, marks=pytest.mark.release),
+        pytest.param("batch=2,model=2", "embedding", {}, marks=pytest.mark.release),
         ("batch=2,model=2", "convolution", EVALUATE),
     ],
 )
@@ -162,7 +162,7 @@ def test_devices_of_a_process_have_the_numbers_of_one(
     [
         ("batch=2,model=2", "mlp-accumulating", "auto", "native", {}),
         ("batch=2,model=2", "embedding", "auto", "tensorflow", {}),
-        ("model=2,batch=2", "mlp", "auto", "native", {}),
+        pytest.param("model=2,batch=2", "mlp", "auto", "native", {}, marks=pytest.mark.release),
         ("batch=4,model=1", "mlp", "auto", "native", ALL),
         ("batch=1,model=2,row=2", "mlp", "both", "native", {}),
     ],
@@ -358,6 +358,7 @@ def test_what_cannot_be_is_refused_on_all(two: WorkerPool, kind: str, expected: 
         assert refusal_fields.are(report, *expected), report
 
 
+@pytest.mark.release
 def test_dtensor_has_the_same_losses_and_weights(four: WorkerPool, forking: Forks) -> None:
     options = {"width": 12, "steps": 6, "rate": 0.1}
     alone = {**os.environ, "PYTHONPATH": python_path(CASES), "LOGICAL_CPUS": "4"}

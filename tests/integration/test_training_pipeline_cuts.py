@@ -23,7 +23,14 @@ def cut(pool: WorkerPool, name: str, **options: Any) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.parametrize("name", ["heads", "masked", "noted", "open", "within", "masked within"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heads",
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("masked", "noted", "open", "within")),
+        "masked within",
+    ],
+)
 def test_two_stages_have_the_numbers_of_one_device_wherever_they_meet(devices: WorkerPool, name: str) -> None:
     found = cut(devices, name, stages=2, schedule="1f1b")
     assert found == {place: {} for place in found}
@@ -32,7 +39,11 @@ def test_two_stages_have_the_numbers_of_one_device_wherever_they_meet(devices: W
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("heads", {"first": 6}), ("masked", {"evaluates": True, "first": 4}), ("masked within", {"first": 2})],
+    [
+        pytest.param("heads", {"first": 6}, marks=pytest.mark.release),
+        ("masked", {"evaluates": True, "first": 4}),
+        pytest.param("masked within", {"first": 2}, marks=pytest.mark.release),
+    ],
 )
 def test_three_stages_have_the_numbers_of_one_device_wherever_they_meet(
     devices: WorkerPool, name: str, options: dict[str, Any]
