@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.integration.forks import Fork, Forks
-from tfdist.training.checks.kept_verdicts import VARIABLE
+from tfdist.variables import TRIALS
 
 START = """
 import sys
@@ -224,7 +224,7 @@ def test_inputs_that_replicas_have_whole_are_one_on_one_device(verified: Verifie
 
 
 def test_a_step_is_tried_whatever_an_earlier_start_has_kept(start: Start, forking: Forks, tmp_path: Path) -> None:
-    keeping = {VARIABLE: "keep", "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
+    keeping = {TRIALS.name: "keep", "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
     with start(START + OWN_STEP, **keeping) as process:
         out, err = (text.decode() for text in process.communicate())
     assert process.returncode == 0, out + err
