@@ -161,6 +161,7 @@ docs: $(STAMP)
 package: $(STAMP)
 	rm -rf build dist
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist packaging/horovod
 	$(BIN)/python -m twine check --strict dist/*
 
 docker-lock: $(STAMP)
@@ -179,7 +180,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
-$(MADE): setup.py
+$(MADE): setup.py packaging/horovod/pyproject.toml
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  python="$(PYTHON)"; \
@@ -209,7 +210,7 @@ $(MADE): setup.py
 # Modules are compiled when they are imported: that is one of four, and compiling all takes as long as unpacking them.
 $(STAMP): $(MADE)
 	@echo "Installing tfdist into $(VENV) (the first time about two minutes and 2 GB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[demo,test]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[demo,test]" --editable packaging/horovod
 	@touch $(STAMP)
 
 $(IO_STAMP): $(MADE)

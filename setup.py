@@ -128,7 +128,7 @@ setup(
         "compat": ["pytest>=8", "pytest-timeout>=2.3", "tensorboard>=2.16"],
         # CUDA, cuDNN and NCCL as wheels, in the versions that TensorFlow was built for
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
-        # no extra for Horovod: pip cannot build it for this TensorFlow, `tfdist build horovod` can
+        # no extra for Horovod: pip cannot build it for this TensorFlow, packaging/horovod can
         # the last tensorflow-io loads under TensorFlow 2.16 alone (undefined symbols in later ones)
         "io": ["tensorflow-io==0.37.1", "tensorflow==2.16.2", "pyarrow<24"],  # its NumPy is 1.26; later pyarrow needs 2
         # drivers of remote stores; fsspec has others

@@ -130,7 +130,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_embeddings": embedding,
         **each("_changed_by _follow _followed _updating _weights", OURS),
     },
-    "keras/variables.py": {
+    "keras/keras_variables.py": {
         **each("_initialize_with_initializer _value", lambda: keras.Variable([1.0])),
         **each("_non_trainable_variables _seed_generators", layer),
     },

@@ -57,7 +57,9 @@ def ensure(pair: Pair, log: Path, *, folder: Path = FOLDER) -> Path:
         venv.create(place, clear=True, with_pip=True)
     wanted = [f"tensorflow=={pair.tensorflow}", f"keras=={pair.keras}"]
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--no-compile", "--progress-bar=off"]
-    code = run([*pip, "--editable", ".[compat]", *wanted], log, seconds=INSTALL_SECONDS)
+    code = run(
+        [*pip, "--editable", ".[compat]", "--editable", "packaging/horovod", *wanted], log, seconds=INSTALL_SECONDS
+    )
     if code:
         shutil.rmtree(place)
         raise BrokenError(f"{pair} cannot be installed beside tfdist:\n{_reason(log, code)}")

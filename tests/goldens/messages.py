@@ -18,9 +18,6 @@ import numpy as np
 from tests.goldens.event_lines import write_events
 from tests.simulated_steps import simulated
 from tfdist import data, validation
-from tfdist.build.build_tools import require_tools
-from tfdist.build.edits import Edit
-from tfdist.build.mpi_for_build import toolkit
 from tfdist.cache import make
 from tfdist.callbacks.noise_scale_math import Averages, Norms, verdict
 from tfdist.checkpoint import Store
@@ -55,6 +52,9 @@ from tfdist.processes.worker_failure import Failure, Record, format_report
 from tfdist.storage.directory import storage
 from tfdist.tune import batch_size
 from tfdist.verify import column, feature
+from tfdist_horovod.build_tools import require_tools
+from tfdist_horovod.edits import Edit
+from tfdist_horovod.mpi_for_build import toolkit
 
 _SLURM = {
     "SLURM_JOB_ID": "1",

@@ -18,10 +18,11 @@ def package() -> griffe.Module:
     """Return the package as its sources say it is."""
     loader = griffe.GriffeLoader(
         extensions=griffe.load_extensions(str(ROOT / "docs" / "docstrings.py")),
-        search_paths=[str(ROOT)],
+        search_paths=[str(ROOT), str(ROOT / "packaging" / "horovod")],
         docstring_parser="google",
         docstring_options={"warnings": False},
     )
+    loader.load("tfdist_horovod")  # which tfdist.build exports
     loaded = loader.load("tfdist")
     loader.resolve_aliases(implicit=False, external=False)
     assert isinstance(loaded, griffe.Module)

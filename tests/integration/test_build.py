@@ -34,7 +34,7 @@ def building(
 ) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [python, "-m", "tfdist", "build", "horovod", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'packaging' / 'horovod'}", **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -139,7 +139,7 @@ def test_frames_of_the_trainer_have_their_variables(file: str, method: str, name
     [
         ("keras/model.py", TFEpochIterator.__init__, {"self"}),
         ("keras/epochs.py", CallbackList.__init__, {"self"}),
-        ("keras/variables.py", keras.Variable._initialize_with_initializer, {"self", "initializer"}),
+        ("keras/keras_variables.py", keras.Variable._initialize_with_initializer, {"self", "initializer"}),
     ],
 )
 def test_frames_of_others_have_their_variables(file: str, function: Any, names: set[str]) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tfdist.build.recipe import RUNTIME
+from tfdist_horovod.recipe import RUNTIME
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tfdist.build.installed import find_installed
 from tfdist.doctor import cgroup, framework
 from tfdist.doctor.checks import (
     clock_check,
@@ -29,6 +28,7 @@ from tfdist.doctor.checks import (
 )
 from tfdist.doctor.finding import Finding, warning
 from tfdist.native.build_target import version_of_tensorflow
+from tfdist.native.horovod_record import find_installed
 
 _SHORT_SECONDS = 20.0
 

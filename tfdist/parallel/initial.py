@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow.meshes.sharded_variable import Sharding
 from tfdist.parallel import sharded_initializers
 

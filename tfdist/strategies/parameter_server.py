@@ -15,8 +15,8 @@ from tfdist import cluster as clusters
 from tfdist import validation
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.errors import ConfigError, DeadlineError, ServerLostError, UnsupportedError

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
 from tfdist.compat.keras import callback_fields as keras_callbacks
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.sharding import sharded_slots

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tfdist import build
-from tfdist.build import mpi_for_build
-from tfdist.build.gpu import FROM_WHEELS
-from tfdist.cli.build_command import described
+import tfdist_horovod as build
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.main import main
 from tfdist.errors import TfdistError
+from tfdist_horovod import mpi_for_build
+from tfdist_horovod.command import described
+from tfdist_horovod.gpu import FROM_WHEELS
 
 BUILT = build.Outcome(
     version="0.28.1", tensorflow="2.21.0", built_in=("gloo", "nccl"), was="built", wheel=Path("/c/horovod.whl")
@@ -71,7 +71,7 @@ def test_options_reach_the_build_and_its_stages_the_user(monkeypatch: pytest.Mon
             more["on_progress"]("compiling", percent / 100)  # type: ignore[operator]
         return BUILT
 
-    monkeypatch.setattr("tfdist.cli.build_command.install", install)
+    monkeypatch.setattr("tfdist_horovod.command.install", install)
     done = CliRunner().invoke(main, ["build", "horovod", "--gpu", "--mpi", "--force", "--no-install", "--jobs", "3"])
     assert done.exit_code == 0
     assert asked["options"].mpi == mpi_for_build.FROM_WHEEL
@@ -108,7 +108,7 @@ def test_a_failure_is_the_message_and_1(monkeypatch: pytest.MonkeyPatch) -> None
     def install(*_: object, **__: object) -> None:
         raise TfdistError("Horovod was not built: because")
 
-    monkeypatch.setattr("tfdist.cli.build_command.install", install)
+    monkeypatch.setattr("tfdist_horovod.command.install", install)
     done = CliRunner().invoke(main, ["build", "horovod"])
     assert done.exit_code == 1
     assert "Horovod was not built: because" in done.output

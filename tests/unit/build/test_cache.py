@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build.wheel_cache import Cache, open_cache
 from tfdist.cache import folder, locked, locked_folder
 from tfdist.errors import ConfigError, DeadlineError
+from tfdist_horovod.wheel_cache import Cache, open_cache
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.build.diagnose import find_cause
+from tfdist_horovod.diagnose import find_cause
 
 COMPILER = """\
 [ 12%] Building CXX object horovod/tensorflow/CMakeFiles/tensorflow.dir/xla_mpi_ops.cc.o

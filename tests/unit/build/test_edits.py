@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build import edits, gpu
-from tfdist.build.compiling import changes_for
-from tfdist.build.edits import Edit
-from tfdist.build.recipe import Options, Toolkit
 from tfdist.errors import UnsupportedError
+from tfdist_horovod import edits, gpu
+from tfdist_horovod.compiling import changes_for
+from tfdist_horovod.edits import Edit
+from tfdist_horovod.recipe import Options, Toolkit
 
 FIRST = Edit("a/CMakeLists.txt", "list(xla)\n", "", why="it does not compile")
 SECOND = Edit("setup.py", "'RelWithDebInfo'", "'Release'", why="it is large")

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.refusals import refused
-from tfdist.build import gpu
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist_horovod import gpu
 
 DECLARED = (
     "absl-py>=1.0.0",

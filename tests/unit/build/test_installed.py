@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.build import installed, recipe, wheels
-from tfdist.build.installed import Installed, Record, misfit, read_record
-from tfdist.build.recipe import Options, Toolkit
+from tfdist.native import horovod_record
 from tfdist.native.build_target import Target
+from tfdist.native.horovod_record import Installed, read_record
+from tfdist_horovod import installed, recipe, wheels
+from tfdist_horovod.installed import misfit, record_of
+from tfdist_horovod.recipe import Options, Toolkit
 
 TARGET = Target.example()
-RECORD = Record.of(TARGET, Options())
+RECORD = record_of(TARGET, Options())
 MPI = Options(mpi=Toolkit(version="openmpi5"))
 GPU = Options(cuda=Toolkit(version="13.0"))
 OURS = Installed(version=recipe.VERSION, record=RECORD)
@@ -21,7 +23,7 @@ OURS = Installed(version=recipe.VERSION, record=RECORD)
 
 def test_a_record_survives_its_file() -> None:
     for options in (Options(), GPU, MPI):
-        record = Record.of(TARGET, options)
+        record = record_of(TARGET, options)
         assert read_record(record.to_json()) == record
 
 
@@ -51,10 +53,10 @@ def test_what_does() -> None:
     more = replace(OURS, record=replace(RECORD, built_in=("gloo", "mpi", "nccl")))
     assert misfit(more, TARGET, Options()) == ""
     assert misfit(OURS, TARGET, GPU).endswith("without nccl")
-    with_cuda = replace(OURS, record=Record.of(TARGET, GPU))
+    with_cuda = replace(OURS, record=record_of(TARGET, GPU))
     assert misfit(with_cuda, TARGET, GPU) == ""
     assert misfit(with_cuda, TARGET, Options(cuda=Toolkit(version="12.4"))).endswith("with CUDA 13.0")
-    with_mpi = replace(OURS, record=Record.of(TARGET, MPI))
+    with_mpi = replace(OURS, record=record_of(TARGET, MPI))
     assert misfit(with_mpi, TARGET, MPI) == ""
     assert misfit(with_mpi, TARGET, Options(mpi=Toolkit(version="mpich4.1"))).endswith("with openmpi5")
 
@@ -99,10 +101,11 @@ def test_a_file_is_added_to_a_wheel_and_to_its_list(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "old.whl", "w") as archive:
         archive.writestr("horovod/a.py", "a")
         archive.writestr("horovod-0.28.1.dist-info/RECORD", listing)
-    wheels.add_to_metadata(tmp_path / "old.whl", installed.RECORD, RECORD.to_json(), destination=tmp_path / "new.whl")
-    with zipfile.ZipFile(tmp_path / "new.whl") as archive:
+    new = tmp_path / "new.whl"
+    wheels.add_to_metadata(tmp_path / "old.whl", horovod_record.RECORD, RECORD.to_json(), destination=new)
+    with zipfile.ZipFile(new) as archive:
         assert archive.read("horovod/a.py") == b"a"
-        added = f"horovod-0.28.1.dist-info/{installed.RECORD}"
+        added = f"horovod-0.28.1.dist-info/{horovod_record.RECORD}"
         assert json.loads(archive.read(added))["tensorflow"] == "2.21.0"
         lines = archive.read("horovod-0.28.1.dist-info/RECORD").decode().splitlines()
     assert lines[:2] == listing.splitlines()

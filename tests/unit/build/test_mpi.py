@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build import mpi_for_build
 from tfdist.errors import ConfigError
+from tfdist_horovod import mpi_for_build
 
 
 def program(path: Path, said: str) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.build import recipe
-from tfdist.build.recipe import Extra, Folders, Options, Toolkit
 from tfdist.native.build_target import Target
+from tfdist_horovod import recipe
+from tfdist_horovod.recipe import Extra, Folders, Options, Toolkit
 
 TARGET = Target.example()
 FOLDERS = Folders(tools=Path("/w/tools"), libraries=Path("/w/libraries"), temporary=Path("/w/temporary"))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from tfdist.build import build_tools
 from tfdist.errors import MissingDependencyError
 from tfdist.native.build_target import observe, version_of_tensorflow
+from tfdist_horovod import build_tools
 
 
 def program(folder: Path, name: str) -> str:

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from tests.refusals import refused
-from tfdist.build.program import Runner
-from tfdist.build.workspace import workshop
 from tfdist.cache import remove_stale
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
+from tfdist_horovod.program import Runner
+from tfdist_horovod.workspace import workshop
 
 DEADLINE_SECONDS = 200.0
 

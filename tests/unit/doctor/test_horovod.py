@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from tfdist.build.installed import Installed, Record
 from tfdist.doctor.checks import horovod_check
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
+from tfdist.native.horovod_record import Installed, Record
 
 WORKS = Framework(version="2.21.0", horovod={"gloo": True, "mpi": False, "nccl": False})
 BROKEN = Framework(version="2.21.0", horovod_error="undefined symbol: _ZN")

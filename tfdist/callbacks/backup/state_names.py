@@ -10,8 +10,8 @@ import keras
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.workers.agreement import relative_paths
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded_variable as sharded
 
 VARIABLE, METRIC = "variable", "metric"

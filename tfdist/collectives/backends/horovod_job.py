@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -31,6 +30,7 @@ from tfdist.collectives.membership import Membership
 from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
+from tfdist.native.horovod_record import find_installed
 from tfdist.variables import WORKERS
 
 __all__ = ["Job", "join"]
@@ -40,8 +40,7 @@ _HERE, _DOING = "here", "doing"
 # All workers get the error of a mismatch with the same cycle of Horovod.
 _ANSWER_SECONDS = 3.0
 _EXIT_SECONDS = 5.0
-# What `tfdist build horovod` leaves beside the package's metadata, and since when the order can be fixed.
-_RECORD, _REPAIRED = "tfdist-build.json", 2
+_REPAIRED = 2  # the revision of our recipe since which the order of sums can be fixed
 _ALONE = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
 
 
@@ -293,11 +292,9 @@ def fixed_order(workers: int) -> dict[str, str]:
     """
     if workers < 3:
         return {}
-    try:
-        record = json.loads(importlib.metadata.distribution("horovod").read_text(_RECORD) or "{}")
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return {}
-    return {"HOROVOD_DISABLE_GROUP_FUSION": "1"} if record.get("revision", 0) >= _REPAIRED else {}
+    found = find_installed()
+    is_repaired = found is not None and found.record is not None and found.record.revision >= _REPAIRED
+    return {"HOROVOD_DISABLE_GROUP_FUSION": "1"} if is_repaired else {}
 
 
 def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Job:

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 
 
 def override_moments(layer: keras.layers.BatchNormalization, moments: Callable[..., Any]) -> None:

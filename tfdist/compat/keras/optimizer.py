@@ -35,8 +35,7 @@ from keras.optimizers import (
     RMSprop,
 )
 
-from tfdist.compat.keras import fused_updates
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import fused_updates, keras_variables
 
 # Their updates of an element look at no other one; AdamW's is Adam's. Those of others may take norms of a variable.
 _ELEMENTWISE = (SGD, Adadelta, Adagrad, Adam, Adamax, Ftrl, Lion, Nadam, RMSprop)

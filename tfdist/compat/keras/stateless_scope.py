@@ -22,8 +22,8 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import initialize_all_variables
 from tensorflow.python import pywrap_tfe
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 
 
 class AssignsWeights(Exception):  # noqa: N818 - not an error: the step is then run with variables of its own

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.trackable import base
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 
 
 def shape_of_new_variable(value: Any, shape: Any, dtype: Any) -> tuple[tf.TensorShape | None, tf.DType]:

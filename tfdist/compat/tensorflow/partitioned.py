@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record, tape
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 
 # A table up to this size is made whole and cut, so that it starts as on one device; a larger one is made in parts,
 # each from a seed of its own, because no machine may be able to hold it.

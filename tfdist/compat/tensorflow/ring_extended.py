@@ -20,7 +20,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow.mirrored_extended import ReduceInReplicas, one_of_each, replica_index
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by

@@ -26,7 +26,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.eager import context, executor
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 

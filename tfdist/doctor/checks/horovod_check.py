@@ -5,9 +5,9 @@ Example:
     'tfdist build horovod'
 """
 
-from tfdist.build.installed import Installed
 from tfdist.doctor.finding import Finding, note, ok, warning
 from tfdist.doctor.framework import Framework
+from tfdist.native.horovod_record import Installed
 
 _BUILD = "tfdist build horovod"
 

@@ -24,8 +24,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import sparse_rows
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.parallel.compute import keep_sharded

@@ -21,8 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import attention, chains, keep_sharded
 from tfdist.parallel.compute.activations import Along

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.partition import dividing

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from tfdist import validation
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.keras_trainer import layers as layers_in
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import ConfigError, UnsupportedError

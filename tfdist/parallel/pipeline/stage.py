@@ -12,8 +12,8 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind

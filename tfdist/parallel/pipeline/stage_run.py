@@ -19,8 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
-from tfdist.compat.keras import stateless_scope
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import judging

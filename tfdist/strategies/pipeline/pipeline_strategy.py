@@ -16,8 +16,8 @@ from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock

@@ -15,10 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.keras import stateless_scope
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import dry_run as tf_trial
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow.steps import replica_contexts

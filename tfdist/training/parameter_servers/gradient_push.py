@@ -8,9 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import stateless_scope
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import step_variables, traced_uses
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import stateless_scope
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.training.input_layout import Layout
 from tfdist.training.parameter_servers import server_embeddings

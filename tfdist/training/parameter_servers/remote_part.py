@@ -15,8 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import stateless_scope
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.compat.tensorflow import step_variables
 from tfdist.compression import one_way

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import sparse_sums
 from tfdist.compat.tensorflow.sparse_rows import RowKind

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import servers as tf_servers
 from tfdist.gradients.reduction import compressed_reducer, replica_sums
 from tfdist.training.parameter_servers import transport

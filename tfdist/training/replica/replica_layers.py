@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import UnsupportedError
 from tfdist.training.replica import across, current_step

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.reduction import reducer, replica_sums

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.gradients.reduction import replica_sums
 from tfdist.training.replica import current_step

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.callbacks.backup.state_names import variables_of
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.keras.first_batch import batches_of_fit
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import TfdistError

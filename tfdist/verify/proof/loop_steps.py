@@ -19,8 +19,8 @@ import tensorflow as tf
 from tfdist.callbacks.backup import state_names
 from tfdist.cluster import strategy_table
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import model_values
 from tfdist.verify.proof.fit_steps import NotComparedError

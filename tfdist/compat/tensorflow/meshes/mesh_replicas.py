@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
 from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 

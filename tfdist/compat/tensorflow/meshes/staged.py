@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.keras import variables as keras_variables
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas, _is_weight, _Part
 from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
 from tfdist.compat.tensorflow.new_variables import shape_of_new_variable

@@ -5,10 +5,10 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist.build.diagnose import Cause, find_cause
-from tfdist.build.program import ProgramError, Runner
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.processes.job_resources import guarded
+from tfdist_horovod.diagnose import Cause, find_cause
+from tfdist_horovod.program import ProgramError, Runner
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ Each file has one part: what is built (`recipe`, `edits`) and for what (`build_t
 order of it all (`horovod_build`).
 """
 
-from tfdist.build import gpu as gpu
-from tfdist.build import mpi_for_build as mpi_for_build
-from tfdist.build.horovod_build import Outcome, install
-from tfdist.build.recipe import Options
+from tfdist_horovod import gpu as gpu
+from tfdist_horovod import mpi_for_build as mpi_for_build
+from tfdist_horovod.horovod_build import Outcome, install
+from tfdist_horovod.recipe import Options
 
 __all__ = ["Options", "Outcome", "install"]

@@ -16,15 +16,16 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from tfdist.build import build_tools, gpu, mpi_for_build, recipe
-from tfdist.build.compiling import Build, OnProgress
-from tfdist.build.installed import Proof, find_installed, misfit, prove
-from tfdist.build.recipe import Options
-from tfdist.build.wheel_cache import Cache, open_cache
-from tfdist.build.workspace import workshop
 from tfdist.cache import folder, locked, locked_folder, remove_stale
 from tfdist.errors import TfdistError
 from tfdist.native.build_target import Target, observe
+from tfdist.native.horovod_record import find_installed
+from tfdist_horovod import build_tools, gpu, mpi_for_build, recipe
+from tfdist_horovod.compiling import Build, OnProgress
+from tfdist_horovod.installed import Proof, misfit, prove
+from tfdist_horovod.recipe import Options
+from tfdist_horovod.wheel_cache import Cache, open_cache
+from tfdist_horovod.workspace import workshop
 
 _INSTALL_SECONDS = 600.0
 _PROVE_SECONDS = 300.0

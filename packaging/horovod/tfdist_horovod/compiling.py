@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.build import edits, gpu, installed, mpi_for_build, recipe, wheels
-from tfdist.build.edits import Edit
-from tfdist.build.installed import Record
-from tfdist.build.program import ProgramError, Runner
-from tfdist.build.recipe import Extra, Folders, Options, Toolkit
 from tfdist.errors import UnsupportedError
 from tfdist.native.build_target import Target
+from tfdist.native.horovod_record import RECORD
+from tfdist_horovod import edits, gpu, installed, mpi_for_build, recipe, wheels
+from tfdist_horovod.edits import Edit
+from tfdist_horovod.program import ProgramError, Runner
+from tfdist_horovod.recipe import Extra, Folders, Options, Toolkit
 
 _FETCH_SECONDS = 1800.0
 _BUILD_SECONDS = 7200.0
@@ -62,8 +62,8 @@ class Build:
         made = self._compile(sources, environ)
         self.on_progress("checking", None)
         wheel = self._root / recipe.wheel_name(self.target)
-        record = Record.of(self.target, self.options)
-        wheels.add_to_metadata(made, installed.RECORD, record.to_json(), destination=wheel)
+        record = installed.record_of(self.target, self.options)
+        wheels.add_to_metadata(made, RECORD, record.to_json(), destination=wheel)
         self._check(wheel, environ)
         return wheel
 

@@ -1,0 +1,16 @@
+"""Horovod for the TensorFlow that is installed: the public names of the package `tfdist-horovod`."""
+
+from tfdist.errors import MissingDependencyError
+
+try:
+    from tfdist_horovod import Options, Outcome, install
+except ModuleNotFoundError as error:
+    if error.name != "tfdist_horovod":
+        raise
+    raise MissingDependencyError(
+        "the package tfdist-horovod, which builds Horovod, is not installed. Install it: pip install tfdist-horovod; "
+        "from a checkout of tfdist: pip install ./packaging/horovod",
+        name="tfdist-horovod",
+    ) from error
+
+__all__ = ["Options", "Outcome", "install"]

@@ -1,0 +1,91 @@
+"""The installed Horovod: its version, and what tfdist built it for. Nothing of it is loaded.
+
+Example:
+    >>> Record(tensorflow="2.21.0", python_tag="cp311", built_in=("gloo",), revision=1).to_json()[:14]
+    '{"built_in": ['
+"""
+
+import importlib
+import importlib.metadata
+import json
+import os
+from dataclasses import asdict, dataclass
+
+RECORD = "tfdist-build.json"  # in the folder of the distribution's metadata
+_LIBRARY = "horovod/tensorflow/mpi_lib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What tfdist built a wheel for; the wheel contains it.
+
+    Attributes:
+        tensorflow: the version of TensorFlow.
+        python_tag: the Python, ``cp311``.
+        built_in: the transports.
+        revision: that of the recipe.
+        cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
+        mpi: the MPI that is built in; empty without.
+    """
+
+    tensorflow: str
+    python_tag: str
+    built_in: tuple[str, ...]
+    revision: int
+    cuda: str = ""
+    mpi: str = ""
+
+    def to_json(self) -> str:
+        """Return the record as the text of its file."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def read_record(text: str | None) -> Record | None:
+    """Return the record that a text holds; None when it is no record.
+
+    Example:
+        >>> read_record('{"tensorflow": "2.21.0"}')
+    """
+    try:
+        said = json.loads(text or "")
+        return Record(
+            tensorflow=str(said["tensorflow"]),
+            python_tag=str(said["python_tag"]),
+            built_in=tuple(map(str, said["built_in"])),
+            revision=int(said["revision"]),
+            cuda=str(said.get("cuda", "")),
+            mpi=str(said.get("mpi", "")),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """An installed Horovod.
+
+    Attributes:
+        version: its version.
+        record: what tfdist built it for; None when something else built it.
+        is_whole: whether its library for TensorFlow is there.
+    """
+
+    version: str
+    record: Record | None = None
+    is_whole: bool = True
+
+
+def find_installed() -> Installed | None:
+    """Return the Horovod of this Python, or None."""
+    importlib.invalidate_caches()
+    try:
+        found = importlib.metadata.distribution("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    library = [file for file in found.files or () if str(file).startswith(_LIBRARY)]
+    is_listed = found.files is not None  # an editable installation has no list
+    return Installed(
+        version=found.version,
+        record=read_record(found.read_text(RECORD)),
+        is_whole=not is_listed or any(os.path.exists(str(file.locate())) for file in library),
+    )
