@@ -12,8 +12,10 @@ import tensorflow as tf
 
 from tests.refusals import refused
 from tfdist import data, native
+from tfdist.cluster.shares import Shares
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 from tfdist.training.global_batches import CountedDataset
+from tfdist.training.replica import batch_rows
 
 pytestmark = pytest.mark.quick
 
@@ -145,6 +147,20 @@ def test_shares_of_workers_are_the_global_batches(folders: dict[str, str], parts
     assert {len(share) for share in shares} == {len(whole)}
     for step, batch in enumerate(whole):
         assert [i for share in shares for i in share[step][1]] == batch
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 3), (1, 2, 7)])
+def test_uneven_shares_are_cut_alike_by_the_reader_and_by_a_step(
+    folders: dict[str, str], weights: tuple[int, ...]
+) -> None:
+    shares = Shares(weights)
+    for worker in range(len(weights)):
+        own = list(read(folders, "generic", "numpy", tail="keep").share(worker, 1, shares))
+        for (_, _, ((count, (x, y)),)), batch in zip(own, read(folders, "generic", "numpy", tail="keep"), strict=True):
+            rows, (part_of_x, part_of_y) = batch_rows.part_of(batch, worker, shares)
+            assert int(count) == int(rows) == np.diff(shares.bounds(len(batch[1])))[worker]
+            assert y.numpy().tolist() == part_of_y.numpy().tolist()
+            assert x["x"].numpy().tolist() == part_of_x["x"].numpy().tolist()
 
 
 @pytest.mark.parametrize(

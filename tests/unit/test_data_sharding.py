@@ -1,5 +1,6 @@
 """Batches and their parts: every worker gets as many steps, all parts together are the batch, whatever their number."""
 
+import itertools
 import json
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import refused
-from tfdist.data.order.batch_numbers import WHOLE, BatchChunks, Share
-from tfdist.data.order.batch_parts import TAILS, Batches, part
+from tfdist.cluster.shares import Share, Shares
+from tfdist.data.order.batch_numbers import WHOLE, BatchChunks
+from tfdist.data.order.batch_parts import TAILS, Batches
 from tfdist.data.order.epoch_orders import Full
 from tfdist.data.order.reading_position import Identity, Position
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -34,7 +36,7 @@ def test_parts_of_all_batches_are_every_position_once(
     for step in range(batches.steps):
         begin, end = batches.bounds(step)
         assert end - begin == size or tail == "keep"
-        pieces = [part(end - begin, index, parts) for index in range(parts)]
+        pieces = list(itertools.pairwise(Shares.equal(parts).bounds(end - begin)))
         assert max(b - a for a, b in pieces) - min(b - a for a, b in pieces) <= 1
         seen += [begin + row for first, last in pieces for row in range(first, last)]
     kept = [position for position in seen if position < examples]
@@ -114,7 +116,7 @@ def test_numpy_numbers_in_a_state_are_taken() -> None:
 @given(
     examples=st.integers(1, 200),
     size=st.integers(1, 30),
-    workers=st.integers(1, 8),
+    weights=st.lists(st.integers(1, 4), min_size=1, max_size=12),
     replicas=st.integers(1, 3),
     tail=st.sampled_from(TAILS),
     start=st.integers(0, 60),
@@ -122,11 +124,11 @@ def test_numpy_numbers_in_a_state_are_taken() -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_workers_together_read_the_batches_of_one_each_example_once(
-    examples: int, size: int, workers: int, replicas: int, tail: str, start: int, together: int
+    examples: int, size: int, weights: list[int], replicas: int, tail: str, start: int, together: int
 ) -> None:
     start = min(start, examples)
     order = Full(examples)
-    parts = workers * replicas
+    shares_of_all = Shares(tuple(weights) * replicas)
 
     def epoch_of(share: Share) -> list[list[list[tuple[int, float]]]]:
         """For each step, for each part, the examples with their weights."""
@@ -142,7 +144,7 @@ def test_workers_together_read_the_batches_of_one_each_example_once(
         return found
 
     whole = [pieces[0] for pieces in epoch_of(WHOLE)]
-    shares = [epoch_of(Share(worker * replicas, replicas, parts)) for worker in range(workers)]
+    shares = [epoch_of(Share(0, replicas, shares_of_all).of_process(worker)) for worker in range(len(weights))]
     assert {len(share) for share in shares} == {len(whole)}, "equal steps"
     for step, batch in enumerate(whole):
         assert [row for share in shares for piece in share[step] for row in piece] == batch

@@ -19,7 +19,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.reduction import replica_sums
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.replica import current_step, whole_inputs
+from tfdist.training.replica import batch_rows, current_step
 
 __all__ = ["GradientNoiseScale"]
 
@@ -173,8 +173,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if batch is None:
             self._batches = iter(self._data)
             batch = next(self._batches, None)
-        batch = None if batch is None else whole_inputs.wrapped(batch, getattr(self._strategy, "whole_inputs", ()))
-        rows = 0 if batch is None else int(current_step.rows_of(batch))
+        batch = None if batch is None else batch_rows.with_whole(batch, getattr(self._strategy, "whole_inputs", ()))
+        rows = 0 if batch is None else int(batch_rows.rows_of(batch))
         if rows < self.batch_size:
             raise ConfigError(
                 f"a batch of data has {rows} examples; GradientNoiseScale(batch_size={self.batch_size}) needs as many "
@@ -182,7 +182,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 name="data",
                 received=rows,
             )
-        return current_step.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
+        return batch_rows.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
 
     def _on_replicas(self, batch: Any) -> tf.Tensor:
         return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
@@ -199,7 +199,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         with stateless_scope.CapturedUpdates([]):
             for part in range(first, first + mine):
                 gradients = self._gradients(
-                    current_step.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables
+                    batch_rows.slice_rows(batch, part * rows, (part + 1) * rows), rows, variables
                 )
                 squares += _squared_norm(gradients)
                 sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
@@ -209,7 +209,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
         """Return the gradients of a small batch, as if it were trained on alone."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(part))
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(part))
         alone = current_step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
         with alone, tf.GradientTape() as tape:
             loss = self.model.compute_loss(x, y, self.model(x, training=True), weights, training=True)

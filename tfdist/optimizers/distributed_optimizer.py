@@ -25,7 +25,7 @@ from tfdist.gradients.reduction.compressed_reducer import Compression
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.optimizers.saved_state import SavedState
 from tfdist.training import loss_scale
-from tfdist.training.replica import current_step
+from tfdist.training.replica import batch_rows, current_step
 from tfdist.training.replica import replica_optimizers as training
 from tfdist.training.strategy_mixin import KerasTraining
 
@@ -387,7 +387,7 @@ def _examples() -> tf.Tensor:
     if current is not None:
         return tf.cast(current.global_rows, tf.int64)
     data = keras_model.data_of_calling_step()
-    return tf.constant(1, tf.int64) if data is None else tf.cast(current_step.rows_of(data), tf.int64)
+    return tf.constant(1, tf.int64) if data is None else tf.cast(batch_rows.rows_of(data), tf.int64)
 
 
 def _require_own_strategy() -> None:

@@ -15,12 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
 from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
 from tfdist.training.input_layout import Layout
-from tfdist.training.replica import current_step, unlike_rows, whole_inputs
+from tfdist.training.replica import batch_rows
 
 END_SECONDS = 10.0  # for an element that is being made when a call ends
 
@@ -55,13 +56,13 @@ class CountedDataset(Protocol):
     def steps(self) -> int:
         """Number of batches in the iteration that begins next."""
 
-    def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
+    def share(self, first: int, count: int, parts: int | Shares) -> tf.data.Dataset:
         """Return the part of every global batch that a worker's replicas take.
 
         Args:
             first: the worker's first part.
             count: how many parts it takes.
-            parts: how many there are, one per replica.
+            parts: how many there are, one per replica, or their shares.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
@@ -107,7 +108,7 @@ class Input:
 
     Attributes:
         layout: of every batch.
-        position: which of how many parts of a batch this worker has.
+        share: the rows of a batch that this worker takes.
     """
 
     def __init__(
@@ -115,9 +116,8 @@ class Input:
         dataset: tf.data.Dataset,
         *,
         batches: int | None,
-        local_replicas: int,
+        share: Share,
         workers: Workers,
-        position: tuple[int, int] | None = None,
         expect: Callable[[int], None] = lambda _: None,
         gives_places: bool = False,
         whole: Sequence[str] = (),
@@ -126,12 +126,13 @@ class Input:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
         own = workers.count > 1 and policy in _OWN
-        part, parts = self.position = (workers.index, workers.count) if position is None else position
-        if own and parts != workers.count:
+        self.share = share
+        if own and share.process_count != workers.count:
             raise UnsupportedError(
                 f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
-                f"data of its own, and {workers.count} workers have {parts} part(s) of a batch among them: those that "
-                "compute with the same examples would have different ones. Give all workers the same dataset.",
+                f"data of its own, and {workers.count} workers have {share.process_count} part(s) of a batch among "
+                "them: workers that compute with the same examples would have different ones. Give all workers the "
+                "same dataset.",
                 name="auto_shard_policy",
                 received=policy.name,
             )
@@ -154,11 +155,11 @@ class Input:
                     name="whole_inputs",
                     received=tuple(whole),
                 )
-            elements, self.layout = _share(self._reading, local_replicas, part, parts)
+            elements, self.layout = _shared_reading(self._reading, share)
             self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
-            elements, self.layout = _slices(dataset, self.source, local_replicas, workers, part, parts, whole)
+            elements, self.layout = _slices(dataset, self.source, share, workers, whole)
         self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
@@ -205,13 +206,13 @@ class Input:
     def _failure(self, text: str) -> Exception | None:
         """Return what a directory of examples raised, or the error of unlike rows, if TensorFlow's error quotes it."""
         found = next((error for reading in self._readings if (error := reading.failure(text))), None)
-        return unlike_rows.found_in(text) if found is None else found
+        return batch_rows.refusal_in(text) if found is None else found
 
 
 def in_parts(
-    dataset: tf.data.Dataset, workers: Workers, slices: Sequence[int], parts: int, whole: Sequence[str]
+    dataset: tf.data.Dataset, workers: Workers, share: Share, replicas: Sequence[int], whole: Sequence[str]
 ) -> tf.data.Dataset:
-    """Return a dataset of this worker's replicas' parts of each batch, for a custom training loop."""
+    """A dataset of each batch's parts for this worker's replicas, for a custom training loop."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if workers.count > 1 and policy in _OWN:
         raise _no_whole_inputs(policy, whole)
@@ -219,11 +220,11 @@ def in_parts(
     @_as_it_is
     def cut(*given: Any) -> tf.data.Dataset:
         data = given if type(dataset.element_spec) is tuple else given[0]
-        data = whole_inputs.wrapped(data, whole)
-        unlike_rows.require_none(data)
-        rows = current_step.rows_of(data)
-        found = [current_step.slice_rows(data, rows * one // parts, rows * (one + 1) // parts) for one in slices]
-        datasets = [tf.data.Dataset.from_tensors(whole_inputs.plain(part)) for part in found]
+        data = batch_rows.with_whole(data, whole)
+        batch_rows.require_alike(data)
+        bounds = batch_rows.bounds_of(data, share)
+        found = [batch_rows.slice_rows(data, bounds[one], bounds[one + 1]) for one in replicas]
+        datasets = [tf.data.Dataset.from_tensors(batch_rows.plain(part)) for part in found]
         return functools.reduce(lambda before, after: before.concatenate(after), datasets)
 
     return dataset.flat_map(cut)
@@ -239,7 +240,7 @@ def with_like_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     @_as_it_is
     def compared(*given: Any) -> Any:
         data = given if type(dataset.element_spec) is tuple else given[0]
-        unlike_rows.require_none(data)
+        batch_rows.require_alike(data)
         return data
 
     return dataset.map(compared)
@@ -272,9 +273,8 @@ def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: A
     return mapped, layouts[-1]
 
 
-def _share(reading: CountedDataset, local_replicas: int, part: int, parts: int) -> tuple[tf.data.Dataset, Layout]:
-    """Return the dataset of this worker's elements, of which nothing else is read, and their layout."""
-    own = reading.share(part * local_replicas, local_replicas, parts * local_replicas)
+def _shared_reading(reading: CountedDataset, share: Share) -> tuple[tf.data.Dataset, Layout]:
+    own = reading.share(share.first, share.count, share.shares)
     return _mapped(own, lambda mark, rows, slices: Element(slices, rows, mark))
 
 
@@ -296,31 +296,28 @@ def _own_batches(batches: int | None, workers: Workers) -> int | None:
 def _slices(
     dataset: tf.data.Dataset,
     source: Source,
-    local_replicas: int,
+    share: Share,
     workers: Workers,
-    mine: int,
-    parts: int,
     whole: Sequence[str],
 ) -> tuple[tf.data.Dataset, Layout]:
-    """Return the dataset of this worker's elements, and their layout; of a batch in ``parts`` it has part ``mine``."""
-    replicas = local_replicas * parts
+    """The dataset of this worker's elements, and their layout."""
 
     def read(data: Any) -> Any:
-        return whole_inputs.wrapped(tf_data.none_for_optionals(data), whole)
+        return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)
 
-    def cut(data: Any, first: int, of: int) -> Element:
-        if of > 1:
-            unlike_rows.require_none(data)
-        slices = current_step.parts_of(data, first, local_replicas, of)
-        return Element(tuple(slices), current_step.rows_of(data), tf.constant(0, tf.int64))
+    def cut(data: Any, share: Share) -> Element:
+        if len(share.shares.weights) > 1:
+            batch_rows.require_alike(data)
+        slices = batch_rows.parts_of(data, share)
+        return Element(tuple(slices), batch_rows.rows_of(data), tf.constant(0, tf.int64))
 
     def alone(*given: Any) -> Element:
         data = given if type(dataset.element_spec) is tuple else given[0]
-        return cut(read(data), mine * local_replicas, replicas)
+        return cut(read(data), share)
 
     def shared(index: tf.Tensor, data: Any) -> Element:
         data = read(data)
-        element = cut(data, mine * local_replicas, replicas)
+        element = cut(data, share)
         # The first batch tells whether workers read the same data; the others are not worth the time.
         first = tf.equal(index, 0)
         return element._replace(fingerprint=tf.cond(first, lambda: fingerprint(data), lambda: tf.constant(0, tf.int64)))
@@ -328,7 +325,7 @@ def _slices(
     def own(index: tf.Tensor, data: Any) -> tf.data.Dataset:
         del index
         data = tf_data.none_for_optionals(data)
-        given = [cut(data, part * local_replicas, replicas) for part in range(parts)]
+        given = [cut(data, share.of_process(process)) for process in range(share.process_count)]
         given = [element._replace(rows=tf.add_n([rows for rows, _ in element.slices])) for element in given]
         elements = tf.data.Dataset.from_tensors(given[0])
         for element in given[1:]:

@@ -26,13 +26,12 @@ from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.input_layout import Layout, flat
 from tfdist.training.replica import (
+    batch_rows,
     current_step,
     replica_layers,
     replica_metrics,
     replica_optimizers,
     replica_step,
-    unlike_rows,
-    whole_inputs,
     xla_step,
 )
 
@@ -305,7 +304,7 @@ class _Replicated:
         """Return a whole batch, of which each replica will compute its part, as tensors."""
         data = batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
-            unlike_rows.require_none(data)
+            batch_rows.require_alike(data)
         return data
 
     def can_run_several(self, layout: Layout) -> bool:
@@ -372,15 +371,13 @@ class _Replicated:
 
     def _on_own_data(self, data: Any) -> Any:
         """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
-        data = whole_inputs.wrapped(data, self._strategy.whole_inputs)
-        return self._run_on_replica(data, current_step.rows_of(data), None)
+        data = batch_rows.with_whole(data, self._strategy.whole_inputs)
+        return self._run_on_replica(data, batch_rows.rows_of(data), None)
 
     def _on_own_part(self, data: Any) -> Any:
         """Run on this replica's part of a batch that every replica was given whole."""
-        rows, part = current_step.part_of(
-            data, tf_strategies.replica_index(), tf_strategies.replica_count(self._strategy)
-        )
-        return self._run_on_replica(part, rows, current_step.rows_of(data))
+        rows, part = batch_rows.part_of(data, tf_strategies.replica_index(), self._strategy.share.shares)
+        return self._run_on_replica(part, rows, batch_rows.rows_of(data))
 
 
 class _OfSize(_Replicated):
@@ -397,14 +394,14 @@ class _OfSize(_Replicated):
         with self.workers.waiting("a step"):
             if isinstance(element, Batch):
                 _, data = element.layout.slices(element.tensors)[0]
-                unlike_rows.require_none(data)  # micro-batches are cut from a batch that is in one part, too
+                batch_rows.require_alike(data)  # micro-batches are cut from a batch that is in one part, too
                 count, key = int(element.rows), element.layout.key
             else:
                 require_whole(whole)
                 data = batch_of(element, self._strategy)
-                unlike_rows.require_none(data)
-                count, key = int(current_step.rows_of(data)), "whole"
-                _, data = current_step.part_of(data, *self._strategy.position)
+                batch_rows.require_alike(data)
+                count, key = int(batch_rows.rows_of(data)), "whole"
+                ((_, data),) = batch_rows.parts_of(data, self._strategy.share)
             leaves = flat((data,))
             key = f"{key} of {count}: {[tf.type_spec_from_value(leaf) for leaf in leaves]}"
             if key not in self._traced:
@@ -443,19 +440,19 @@ def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, 
     if isinstance(element, Batch):
         return element.layout.slices(element.tensors)
     data = batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
-    return [(current_step.rows_of(data), data)]
+    return [(batch_rows.rows_of(data), data)]
 
 
 def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
     """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
     if isinstance(element, Batch):
         return int(element.rows)
-    return int(current_step.rows_of(batch_of(element, strategy))) if whole else 0
+    return int(batch_rows.rows_of(batch_of(element, strategy))) if whole else 0
 
 
 def batch_of(element: Any, strategy: Any) -> Any:
     """Return a single batch as tensors, with `Whole` inputs where the strategy names some."""
-    return whole_inputs.wrapped(tensors(element), strategy.whole_inputs)
+    return batch_rows.with_whole(tensors(element), strategy.whole_inputs)
 
 
 def tensors(element: Any) -> Any:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat import random_states
 from tfdist.compat.keras import keras_frames as keras_calls
@@ -138,10 +139,8 @@ class KerasTraining:
             self._refuse_keras("experimental_distribute_dataset")
             is_cut = tf_strategies.replica_count(self) > 1
             if self.whole_inputs and is_cut:
-                index, count = self._position
                 replicas = tf_strategies.slices_of_replicas(self.extended)  # type: ignore[attr-defined]
-                slices = [index * self._slices + one for one in replicas]
-                parts = in_parts(dataset, self._workers, slices, count * self._slices, self.whole_inputs)
+                parts = in_parts(dataset, self._workers, self.share, replicas, self.whole_inputs)
                 return super().distribute_datasets_from_function(lambda context: parts, options)  # type: ignore[misc]
             dataset = with_like_rows(dataset) if is_cut else dataset
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
@@ -150,9 +149,8 @@ class KerasTraining:
         distributed = Input(
             dataset,
             batches=batches,
-            local_replicas=self._slices,
+            share=self.share,
             workers=self._workers,
-            position=self._position,
             expect=lambda batches: keras_model.expect_batches(epoch_iterator, batches),
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
             whole=self.whole_inputs,
@@ -211,9 +209,10 @@ class KerasTraining:
         """Look at a model that is built, before its optimizer is."""
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
-        return self._position
+    def share(self) -> Share:
+        """The rows of every global batch that the replicas of this process take."""
+        part, parts = self._position
+        return Share(part * self._slices, self._slices, Shares.equal(parts * self._slices))
 
     def ready(self, model: Any) -> None:
         """Look at a model that is about to train, test or predict."""

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
@@ -178,7 +179,7 @@ def signs_of_life() -> dict[str, Any]:
 
     signature = (tf.TensorSpec((BATCH, 4)), tf.TensorSpec((BATCH, 1)))
     data = tf.data.Dataset.from_generator(rows, output_signature=signature)
-    given = Input(data, batches=2, local_replicas=1, workers=Workers())
+    given = Input(data, batches=2, share=Shares.equal(1).all, workers=Workers())
     counts = [tf.TensorSpec([], tf.int32), *given.layout.signature]
     step = tf.function(lambda examples, *batch: {"examples": examples}, input_signature=counts).get_concrete_function()
     execution = Execution(step, Last(), renew=told.set, on_trace=lambda: None)

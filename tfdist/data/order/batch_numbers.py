@@ -6,34 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.order.batch_parts import Batches, part
+from tfdist.cluster.shares import Share, Shares
+from tfdist.data.order.batch_parts import Batches
 from tfdist.data.order.epoch_orders import Ids, Order
 
-
-@dataclass(frozen=True)
-class Share:
-    """Whose part of every global batch is read: ``count`` of ``parts`` equal parts, from ``first`` on."""
-
-    first: int
-    count: int
-    parts: int
-
-    def slices(self, rows: int) -> list[tuple[int, int, int]]:
-        """Return for each part its number of examples and the rows to take: one, of a neighbour, where it has none."""
-        found = []
-        for index in range(self.first, self.first + self.count):
-            begin, end = part(rows, index, self.parts)
-            first = min(begin, max(rows - 1, 0))
-            found.append((end - begin, first, max(end, first + 1)))
-        return found
-
-    def rows(self, rows: int) -> tuple[int, int]:
-        """Return the first row of a batch that is read, and the one behind the last."""
-        slices = self.slices(rows)
-        return min(first for _, first, _ in slices), max(end for _, _, end in slices)
-
-
-WHOLE = Share(0, 1, 1)
+WHOLE = Shares.equal(1).all
 
 
 @dataclass(frozen=True)

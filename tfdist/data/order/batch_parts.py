@@ -1,4 +1,4 @@
-"""The positions of each global batch and of each worker's part: arithmetic that all workers agree on.
+"""The positions of each global batch: arithmetic that all workers agree on.
 
 Example:
     >>> cut = Batches(examples=10, global_batch_size=4, tail="keep")
@@ -40,13 +40,3 @@ class Batches:
     def consumed(self, steps: int) -> int:
         """Return how many examples of the epoch are consumed after a number of batches."""
         return min(self.start + steps * self.global_batch_size, self.examples)
-
-
-def part(rows: int, index: int, parts: int) -> tuple[int, int]:
-    """Return where one of several contiguous parts of a batch begins and ends; sizes differ by at most one.
-
-    Example:
-        >>> [part(10, index, 3) for index in range(3)]
-        [(0, 3), (3, 6), (6, 10)]
-    """
-    return rows * index // parts, rows * (index + 1) // parts

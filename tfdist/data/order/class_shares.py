@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.order.batch_parts import part
 from tfdist.data.order.epoch_orders import TABLE, Ids, Permutation, mixed, round_keys
 from tfdist.errors import ConfigError
 
@@ -83,17 +82,20 @@ class Weighted:
         """Return the examples at these positions."""
         positions = np.asarray(positions, np.int64)
         kind, turn = np.empty_like(positions), np.empty_like(positions)
-        window = ((positions + 1) * self._windows - 1) // self.examples  # the inverse of `part`
+        window = ((positions + 1) * self._windows - 1) // self.examples  # the inverse of `_begin`
         for number in np.unique(window):
             here = window == number
-            begin, _ = part(self.examples, int(number), self._windows)
+            begin = self._begin(int(number))
             kinds, turns = self._window(seed, epoch, int(number))
             kind[here], turn[here] = kinds[positions[here] - begin], turns[positions[here] - begin]
         return self._classes.taken(seed, kind, turn)
 
+    def _begin(self, window: int) -> int:
+        return self.examples * window // self._windows
+
     def _laid_out(self, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
         """Return the class at each position of a window, and which of the class's turns it is."""
-        begin, end = part(self.examples, window, self._windows)
+        begin, end = self._begin(window), self._begin(window + 1)
         before, after = (self._met(seed, epoch * self.examples + at) for at in (begin, end))
         counts = after - before
         kinds = np.repeat(np.arange(len(counts)), counts)[_spread(end - begin, "spread", seed, epoch, window)]

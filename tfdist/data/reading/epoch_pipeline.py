@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.shares import Share
 from tfdist.data.order import batch_parts, epoch_orders
-from tfdist.data.order.batch_numbers import WHOLE, BatchChunks, Share
+from tfdist.data.order.batch_numbers import WHOLE, BatchChunks
 from tfdist.data.order.reading_position import Identity, Position
 from tfdist.data.reading import feature_tensors, malloc_tuning, tensor_columns, undecodable
 from tfdist.data.reading.example_cache import DecodedCache

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import tf_data as tf_data
-from tfdist.data.order.batch_numbers import Share
 from tfdist.data.order.reading_position import Position
 from tfdist.data.reading.epoch_pipeline import Pipeline
 from tfdist.data.reading.examples import Examples
@@ -137,18 +137,19 @@ class Reading(tf_data.Failing):
         """
         self._position.lead_to(position_of(self._pipeline, state))
 
-    def share(self, first: int, count: int, parts: int) -> tf.data.Dataset:
+    def share(self, first: int, count: int, parts: int | Shares) -> tf.data.Dataset:
         """Return the part of every global batch that a worker's replicas take.
 
         Args:
             first: the worker's first part.
             count: how many parts it takes.
-            parts: how many there are, one per replica.
+            parts: how many there are, one per replica, or their `tfdist.cluster.shares.Shares`.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
         """
-        return _without_tuning(self._pipeline.epochs(self._position, Share(first, count, parts)))
+        shares = Shares.equal(parts) if isinstance(parts, int) else parts
+        return _without_tuning(self._pipeline.epochs(self._position, Share(first, count, shares)))
 
     def begin(self) -> None:
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""

@@ -12,8 +12,8 @@ from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
+from tfdist.training.replica import batch_rows
 from tfdist.training.replica import current_step as step
-from tfdist.training.replica import whole_inputs
 from tfdist.training.replica.judging import Verdict
 
 
@@ -119,7 +119,7 @@ class MicroBatch:
         self.weight = self.counted * example_weight
         self._begin_step = begin_step
         x, self.y, self.sample_weight = keras.utils.unpack_x_y_sample_weight(
-            whole_inputs.plain(step.slice_rows(data, begin, end))
+            batch_rows.plain(batch_rows.slice_rows(data, begin, end))
         )
         self.inputs = graphs.standardized(division.graph, x)
         self._common = [sparse_rows.hands_on_common(one) for one in self.inputs]

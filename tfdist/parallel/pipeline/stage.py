@@ -29,7 +29,7 @@ from tfdist.parallel.pipeline.stage_gradients import Accumulated, behind, made_i
 from tfdist.parallel.pipeline.stage_run import Found
 from tfdist.planner.schedules.schedule_table import Schedule, Work
 from tfdist.planner.schedules.schedule_timeline import in_one_order
-from tfdist.training.replica import current_step, replica_metrics, replica_step, results, whole_inputs
+from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step, results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class StageStep:
             )
         outputs = self._known_to_all(found, microbatches)
         rows = self._rows(global_rows)
-        return current_step.slice_rows(
+        return batch_rows.slice_rows(
             graphs.packed(self._division.graph, outputs), tf.constant(0), tf.constant(tf.int32.max if rows else 0)
         )
 
@@ -292,7 +292,7 @@ class StageStep:
         specs = microbatches[0].flow.specs
         outputs = [tf.zeros([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
         if any(number is not None for number in microbatches[0].flow.masks):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(data))
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(data))
             inputs = graphs.standardized(self._division.graph, x)
             whole = Flow(self._model, self._division, inputs, training=training)
             outputs = counts.with_masks(outputs, whole, inputs)
@@ -424,7 +424,7 @@ class StageStep:
                 total = keras_model.loss_tracker(self._model).total
                 total.assign_add(tf.cast(added, total.dtype))
         if self._pipe.is_last:
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(whole_inputs.plain(data))
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(data))
             y_pred = graphs.packed(self._division.graph, _outputs(found, microbatches))
             self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         totals.restore()
@@ -454,7 +454,7 @@ class StageStep:
 
 def _example_weight(data: Any, global_rows: int) -> float:
     """Return the weight of an example in the mean of losses over batches: Keras counts rows of the first input."""
-    whole = whole_inputs.first(data)
+    whole = batch_rows.whole_first_input(data)
     return 1.0 if whole is None else int(whole.value.shape[0]) / global_rows
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.training.checks import tried_step
 from tfdist.training.checks.tried_step import Assignment, Key, Run, TriedStep
-from tfdist.training.replica import current_step, judging
+from tfdist.training.replica import batch_rows, judging
 from tfdist.training.replica.judging import Rules, StateRule, Verdict
 
 # largest relative differences that are rounding: of gradients, which are sums of many products, and of all else
@@ -51,11 +51,11 @@ class Runs:
 
 
 def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> list[Parts]:
-    count = int(current_step.rows_of(data))
+    count = int(batch_rows.rows_of(data))
 
     def parts(cut: int) -> Parts:
         bounds = ((0, cut), (cut, count))
-        rows = [current_step.slice_rows(data, tf.constant(begin), tf.constant(end)) for begin, end in bounds]
+        rows = [batch_rows.slice_rows(data, tf.constant(begin), tf.constant(end)) for begin, end in bounds]
         meets = tried.asked.meets
         runs = tried.of_parts(rows, rules, is_fed=is_fed) if meets else [tried(one, is_fed=is_fed) for one in rows]
         return [((end - begin) / count, run) for (begin, end), run in zip(bounds, runs, strict=True)]

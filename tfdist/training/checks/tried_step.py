@@ -24,7 +24,7 @@ from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
 from tfdist.training.input_layout import flat
-from tfdist.training.replica import current_step, replica_metrics, replica_step, whole_inputs
+from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
 from tfdist.training.replica.judging import Dependence, Rules, Verdict
 
 # of random numbers, over which a step's values are averaged
@@ -132,7 +132,7 @@ class TriedStep:
         def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
             count = len(self._specs)
             each = [given[place * count : (place + 1) * count] for place in range(len(parts))]
-            total = tf.add_n([current_step.rows_of(self._packed(tensors)) for tensors in each])
+            total = tf.add_n([batch_rows.rows_of(self._packed(tensors)) for tensors in each])
             run = functools.partial(self._compute, draw, is_fed, total=total, rules=rules)
             with keras_layers.without_chance(keras_model.layers(self._model)):
                 found = traced_together([functools.partial(run, tensors) for tensors in each])
@@ -181,7 +181,7 @@ class TriedStep:
         states: list[tf.Tensor] = []
         changes: list[tuple[Any, Any]] = []
         data = self._packed(given)
-        rows = current_step.rows_of(data)
+        rows = batch_rows.rows_of(data)
 
         def note(kind: str, number: int, name: str, value: Any, can_gather: bool) -> None:
             key = (kind, number)
@@ -225,7 +225,7 @@ class TriedStep:
         self, asked: Asked, values: dict[Key, tuple[str, Any]], changes: list[tuple[Any, Any]], given: Sequence[Any]
     ) -> None:
         """Note what the graph shows of values, and of the changes of states."""
-        rows = [one for one in given if not isinstance(one, whole_inputs.Whole)]
+        rows = [one for one in given if not isinstance(one, batch_rows.Whole)]
         found = row_sums.shown([value for _, value in values.values()], rows)
         asked.shown = dict(zip(values, found, strict=True))
         for assignment, (value, source) in zip(asked.assignments, changes, strict=True):
@@ -316,13 +316,13 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
     if not present or not wanted:
         return None
     each = -(-wanted // len(present))
-    some = [current_step.slice_rows(data, tf.constant(0), tf.constant(min(rows, each))) for rows, data in present]
-    return current_step.slice_rows(joined(*some), tf.constant(0), tf.constant(wanted))
+    some = [batch_rows.slice_rows(data, tf.constant(0), tf.constant(min(rows, each))) for rows, data in present]
+    return batch_rows.slice_rows(joined(*some), tf.constant(0), tf.constant(wanted))
 
 
 def joined(*nests: Any) -> Any:
     """Return the rows of several nests; of what has no rows, the first."""
-    return tf.nest.map_structure(whole_inputs.joined, *nests, expand_composites=False)
+    return tf.nest.map_structure(batch_rows.joined, *nests, expand_composites=False)
 
 
 def _ones(metric: keras.Metric) -> Any:

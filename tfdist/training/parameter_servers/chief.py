@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import stateless_scope
@@ -32,7 +33,7 @@ from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
 from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
 from tfdist.training.parameter_servers.staleness import Bound, Distribution
 from tfdist.training.parameter_servers.update import Update
-from tfdist.training.replica import current_step, replica_metrics, unlike_rows, whole_inputs
+from tfdist.training.replica import batch_rows, replica_metrics
 
 _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -443,9 +444,9 @@ def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
         return element
     data = models.batch_of(element, strategy)
     if parts > 1:
-        unlike_rows.require_none(data)
-    slices = tuple(current_step.parts_of(data, 0, parts, parts))
-    return Batch(flat(slices), current_step.rows_of(data), Layout.of(slices))
+        batch_rows.require_alike(data)
+    slices = tuple(batch_rows.parts_of(data, Shares.equal(parts).all))
+    return Batch(flat(slices), batch_rows.rows_of(data), Layout.of(slices))
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
@@ -454,7 +455,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
         return present
-    leaves = [whole_inputs.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    leaves = [batch_rows.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
     return [(0, batch.rows, leaves)]
 
 
@@ -465,8 +466,8 @@ def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
         return [(0, rows, leaves)]
     if parts > 1:
         for _, data in batch.layout.slices(batch.tensors):
-            unlike_rows.require_none(data)
-    cut = current_step.parts_of(leaves, 0, parts, parts)
+            batch_rows.require_alike(data)
+    cut = batch_rows.parts_of(leaves, Shares.equal(parts).all)
     return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
 
 

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
 from tfdist.training.replica.judging import Rules, Verdict
-from tfdist.training.replica.whole_inputs import Whole
 
 _current = threading.local()
 
@@ -198,66 +196,3 @@ def cannot_add_up(what: str) -> UnsupportedError:
 def not_logged_as_itself(name: str) -> UnsupportedError:
     """Return the error where XLA compiles a step that logs more of a metric than its result under its name."""
     return cannot_add_up(f"the result of the metric {name!r}, logged under another name,")
-
-
-def rows_of(data: Any) -> tf.Tensor:
-    """Return the number of examples in a batch: the leading dimension of the first tensor that has one and is cut."""
-    for leaf in tf.nest.flatten(data, expand_composites=False):
-        if leaf is None or isinstance(leaf, Whole):
-            continue
-        if isinstance(leaf, tf.RaggedTensor):
-            return tf.cast(leaf.nrows(), tf.int32)
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.cast(leaf.dense_shape[0], tf.int32)
-        if leaf.shape.rank != 0:
-            return tf.shape(leaf)[0]
-    return tf.constant(1)
-
-
-def slice_rows(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    """Return rows ``begin`` to ``end`` of every tensor in a batch; scalars and what is `Whole` are left as they are."""
-
-    def rows(leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, Whole):
-            return leaf
-        if isinstance(leaf, tf.SparseTensor):
-            shape = tf.unstack(leaf.dense_shape)
-            start = tf.stack([tf.cast(begin, tf.int64)] + [tf.zeros([], tf.int64)] * (len(shape) - 1))
-            part = tf.sparse.slice(leaf, start, tf.stack([tf.cast(end - begin, tf.int64), *shape[1:]]))
-            part.set_shape([None, *leaf.shape[1:]])  # a layer that is built in the step asks for the number of features
-            return part
-        return leaf if leaf.shape.rank == 0 else leaf[begin:end]
-
-    return tf.nest.map_structure(rows, data, expand_composites=False)
-
-
-def part_of(data: Any, part: int | tf.Tensor, parts: int) -> tuple[tf.Tensor, Any]:
-    """Return one of ``parts`` contiguous parts of a batch, see `parts_of`."""
-    return parts_of(data, part, 1, parts)[0]
-
-
-def parts_of(data: Any, first: int | tf.Tensor, count: int, parts: int) -> list[tuple[tf.Tensor, Any]]:
-    """Return ``count`` parts, from ``first`` on, of ``parts`` contiguous ones of a batch; each with its number of rows.
-
-    Sizes differ by at most one. A part without rows is given as one row, a copy of a neighbour's, with the number 0.
-    A batch in one part is not cut, so there its inputs may have unlike numbers of rows.
-    """
-    rows = rows_of(data)
-    if parts == 1:
-        return [(rows, data)]
-    numbers = first + np.arange(count, dtype=np.int32)  # of all at once: each operation takes time to trace
-    begins, ends = rows * numbers // parts, rows * (numbers + 1) // parts
-    firsts = tf.minimum(begins, tf.maximum(rows - 1, 0))
-    slices = zip(tf.split(firsts, count), tf.split(tf.maximum(ends, firsts + 1), count), strict=True)
-    return list(zip(tf.unstack(ends - begins, count), (_between(data, *both) for both in slices), strict=True))
-
-
-def _between(data: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    """Return rows of a batch as `slice_rows` does, from vectors of one element."""
-
-    def rows(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-            return tf.strided_slice(leaf, begin, end)
-        return slice_rows(leaf, begin[0], end[0])
-
-    return tf.nest.map_structure(rows, data, expand_composites=False)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.training.replica import (
     across,
+    batch_rows,
     current_step,
     replica_layers,
     replica_losses,
@@ -22,7 +23,6 @@ from tfdist.training.replica import (
     replica_optimizers,
     results,
     states,
-    whole_inputs,
     xla_step,
 )
 
@@ -48,12 +48,12 @@ class ReplicaStep:
     def __call__(self, data: Any, sink: current_step.Sink, **shares: Any) -> Any:
         """Return what the sink makes of the user's step."""
         adapt(self._model, self._unseeded)
-        given, data = data, whole_inputs.plain(data)
+        given, data = data, batch_rows.plain(data)
         with (
             current_step.Step(weighs_loss=self._weighs_loss, sink=sink, **shares) as current,
             across.exchanging(current),
         ):
-            current.counts_by_whole = whole_inputs.first(given) is not None
+            current.counts_by_whole = batch_rows.whole_first_input(given) is not None
             if tf.executing_eagerly():
                 current.meeting = functools.partial(keras_model.added_losses_kept, self._model)
             sink.begin(current, asks=not keras_model.logs_by_itself(self._model, self._user_step))
@@ -94,10 +94,10 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.
     """
     keras_model.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)
-    data = whole_inputs.plain(data)
+    data = batch_rows.plain(data)
     with current:
         outputs = xla_step.program(lambda: model.predict_step(data)) if model.jit_compile else model.predict_step(data)
-        return current_step.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))
+        return batch_rows.slice_rows(outputs, tf.constant(0), tf.where(current.rows > 0, tf.int32.max, 0))
 
 
 def adapt(model: keras.Model, unseeded: Any) -> None:

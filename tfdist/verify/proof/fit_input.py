@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.training.global_batches import Input, Source
-from tfdist.training.replica import whole_inputs
+from tfdist.training.replica import batch_rows
 
 __all__ = ["Written", "batches", "difference", "reversed_rows"]
 
@@ -39,7 +39,7 @@ class Written:
         """Return the elements, each of which is written when it is read."""
         if self.part is not None:  # of an evaluation inside of `fit`
             return elements
-        self.part, self.spec = given.position[0], whole_inputs.plain_spec(given.layout.spec[0][1])
+        self.part, self.spec = given.share.first, batch_rows.plain_spec(given.layout.spec[0][1])
         self.is_own = given.source is Source.OWN
         return elements.enumerate().map(self._write)
 
@@ -66,8 +66,8 @@ def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, 
     for step in range(min(count, max(map(len, files), default=0))):
         slices = [one for of_part in files if step < len(of_part) for one in _slices(of_part[step], spec)]
         present = [data for rows, data in slices if rows] or [data for _, data in slices[:1]]
-        wrapped = [whole_inputs.wrapped(data, whole) for data in present]
-        found.append(whole_inputs.plain(tf.nest.map_structure(whole_inputs.joined, *wrapped, expand_composites=False)))
+        wrapped = [batch_rows.with_whole(data, whole) for data in present]
+        found.append(batch_rows.plain(tf.nest.map_structure(batch_rows.joined, *wrapped, expand_composites=False)))
     return found
 
 
@@ -100,7 +100,7 @@ def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
     """Return a batch with its examples in the reverse order."""
 
     def turned(leaf: Any) -> Any:
-        if leaf is None or isinstance(leaf, whole_inputs.Whole) or leaf.shape.rank == 0:
+        if leaf is None or isinstance(leaf, batch_rows.Whole) or leaf.shape.rank == 0:
             return leaf
         if isinstance(leaf, tf.SparseTensor):
             first = leaf.dense_shape[0] - 1 - leaf.indices[:, :1]
@@ -108,8 +108,8 @@ def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
             return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
         return tf.gather(leaf, tf.range(_rows(leaf) - 1, -1, -1))
 
-    given = whole_inputs.wrapped(batch, whole)
-    return whole_inputs.plain(tf.nest.map_structure(turned, given, expand_composites=False))
+    given = batch_rows.with_whole(batch, whole)
+    return batch_rows.plain(tf.nest.map_structure(turned, given, expand_composites=False))
 
 
 def difference(one: Any, other: Any) -> tuple[str, str]:

@@ -1,0 +1,101 @@
+"""The rows of a global batch that each replica has: one positive weight per replica, and exact arithmetic.
+
+Everything that cuts a batch asks `Shares`, so workers, the input pipeline and the reader agree on every row.
+
+Example:
+    >>> Shares.equal(3).bounds(10), Shares((3, 1)).bounds(10)
+    ((0, 3, 6, 10), (0, 7, 10))
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+
+# A graph multiplies rows by a sum of weights in int32, so a batch may have 2^17 - 1 rows.
+_LARGEST_TOTAL = 2**14
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One weight per replica; replica r has the rows from ``n * before(r) // total`` on, contiguous and in order.
+
+    Weights are reduced by their greatest common divisor, so (2, 2) is (1, 1).
+    """
+
+    weights: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ConfigError("shares have no weights; give one per replica.", name="weights", received=())
+        for weight in self.weights:
+            validation.integer("a weight of a replica", weight, minimum=1)
+        divisor = math.gcd(*self.weights)
+        object.__setattr__(self, "weights", tuple(weight // divisor for weight in self.weights))
+        if self.edges[-1] > _LARGEST_TOTAL:
+            raise ConfigError(
+                f"the weights of replicas add up to {self.edges[-1]}; at most {_LARGEST_TOTAL} is possible. Round them "
+                "to smaller numbers.",
+                name="weights",
+                received=self.edges[-1],
+            )
+
+    @classmethod
+    def equal(cls, replicas: int) -> Self:
+        """The default: parts whose sizes differ by at most one row."""
+        return cls((1,) * replicas)
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """The sum of the weights before each replica, and of all."""
+        return (0, *itertools.accumulate(self.weights))
+
+    @property
+    def all(self) -> "Share":
+        """Every part, taken by one process."""
+        return Share(0, len(self.weights), self)
+
+    def bounds(self, rows: int) -> tuple[int, ...]:
+        """The first row of each part of a batch of so many rows, and the number of rows."""
+        return tuple(rows * edge // self.edges[-1] for edge in self.edges)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The consecutive parts of every global batch that one process takes: ``count`` parts from ``first`` on."""
+
+    first: int
+    count: int
+    shares: Shares
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The sums of weights that bound these parts, see `Shares.edges`."""
+        return self.shares.edges[self.first : self.first + self.count + 1]
+
+    @property
+    def process_count(self) -> int:
+        """The number of processes that take all parts, each as many as this one."""
+        return len(self.shares.weights) // self.count
+
+    def of_process(self, process: int) -> "Share":
+        """The share of a process that takes as many parts as this one."""
+        return replace(self, first=process * self.count)
+
+    def slices(self, rows: int) -> list[tuple[int, int, int]]:
+        """The size of each part and the rows to take: one row, a neighbour's, where the part has none."""
+        found = []
+        bounds = self.shares.bounds(rows)[self.first : self.first + self.count + 1]
+        for begin, end in itertools.pairwise(bounds):
+            first = min(begin, max(rows - 1, 0))
+            found.append((end - begin, first, max(end, first + 1)))
+        return found
+
+    def rows(self, rows: int) -> tuple[int, int]:
+        """The first row of a batch that is read, and the one behind the last."""
+        slices = self.slices(rows)
+        return min(first for _, first, _ in slices), max(end for _, _, end in slices)
