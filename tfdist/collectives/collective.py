@@ -29,12 +29,25 @@ class Collective(Protocol):
         hosts: for each rank the number of the host that it is on; equal numbers are one host.
         matches_by_count: whether operations meet by how often their key was used. Then a function that fails on one
             member, and leaves operations out, has to be followed by `abort`: its next ones would meet older ones.
+        keeps_program_order: whether the operations of a graph run in the order in which they were traced.
     """
 
     size: int
     rank: int
     hosts: tuple[int, ...]
     matches_by_count: bool
+    keeps_program_order: bool
+
+    def among(self, members: Sequence[int], group_key: int | None = None) -> "Collective | None":
+        """Return the collective of some of the members, or None where this one is not among them; all call it.
+
+        Args:
+            members: their ranks, in rising order.
+            group_key: a number for the group that nothing else uses, the same on all members; None draws one, where
+                the backend needs it.
+        Raises:
+            UnsupportedError: the backend makes no groups.
+        """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return the sums, minima or maxima over the members, element by element.
@@ -118,6 +131,9 @@ class Collective(Protocol):
             key: the sender's.
             source: the sender's rank.
         """
+
+    def waits_for(self) -> str:
+        """Return, from any thread, what this member waits for; empty if for nothing, or if the backend cannot tell."""
 
     def abort(self, reason: str) -> None:
         """End this process's waits with an error; nothing travels in it afterwards.

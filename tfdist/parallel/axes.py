@@ -38,9 +38,7 @@ class Axes:
         self._collectives = dict(collectives)
         self._waiting = waiting
         self._inside = frozenset(inside)
-        self.late = late or Late(
-            may_wait=not any(getattr(one.collective, "keeps_program_order", False) for one in collectives.values())
-        )
+        self.late = late or Late(may_wait=not any(one.collective.keeps_program_order for one in collectives.values()))
 
     def along(self, axis: str) -> TracedCollective:
         """Return the collective of the members along an axis."""

@@ -4,10 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.backends.local_collective import LocalCollective
-from tfdist.collectives.backends.tensorflow_collective import TensorFlowCollective
 from tfdist.collectives.collective import Collective
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.errors import UnsupportedError
 
 __all__ = ["along", "among", "of_replicas"]
 
@@ -24,20 +22,13 @@ def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective
     return found
 
 
-def among(collective: Collective, members: Sequence[int]) -> Collective | None:
+def among(collective: Collective, members: Sequence[int], group_key: int | None = None) -> Collective | None:
     """Return the collective of some members, or None where this one is none of them; all of them call it."""
     if list(members) == list(range(collective.size)):
         return collective
     if len(members) == 1:
         return LocalCollective() if collective.rank in members else None
-    make = getattr(collective, "among", None)
-    if make is None:
-        raise UnsupportedError(
-            f"{type(collective).__name__} makes no groups of some of its members. Choose native or TensorFlow's "
-            "collectives."
-        )
-    found: Collective | None = make(members)
-    return found
+    return collective.among(members, group_key)
 
 
 def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str]) -> list[Collective]:
@@ -50,8 +41,5 @@ def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str])
         # one number for a group, of which this process may have several members
         key = tf_strategies.new_group_key(within_worker=False)
         for place, one in enumerate(replicas):
-            if isinstance(one, TensorFlowCollective) and 1 < len(group) < one.size:
-                found[place] = one.among(group, key) or found[place]
-            else:
-                found[place] = among(one, group) or found[place]
+            found[place] = among(one, group, key) or found[place]
     return [one for one in found if one is not None]  # each is in one of the groups

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tfdist import cluster as clusters
 from tfdist.cluster.mesh import Mesh
@@ -13,6 +13,7 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import ConfigError
 from tfdist.parallel import mesh_groups
 from tfdist.parallel.axes import Axes
@@ -91,8 +92,9 @@ def join(
         loss_reduction=loss_reduction,
     )
     workers: Workers = strategy.workers
-    every = [workers.collective] if count == 1 else list(strategy.extended.collectives)
-    return MeshJob(workers, _devices(None, count), every, strategy.extended.bucket_bytes, strategy)
+    given = services(strategy)
+    every = [workers.collective] if count == 1 else [cast(Collective, one) for one in given.collectives]
+    return MeshJob(workers, _devices(None, count), every, given.bucket_bytes, strategy)
 
 
 def _devices(given: Sequence[str] | None, count: int) -> list[str]:

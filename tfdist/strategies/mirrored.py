@@ -11,6 +11,7 @@ from tfdist.collectives import buckets
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import native_replicas, threads
 from tfdist.training.strategy_mixin import KerasTraining
@@ -71,12 +72,14 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         threads.ensure_inter_op(threads.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
         extended = tf_strategies.MirroredReplicas(self, resolved(devices))
-        extended.bucket_bytes = bucket_bytes
-        extended.collectives = of_replicas(extended.worker_devices)
-        extended.rows = native_replicas.of_rows(extended.collectives, bucket_bytes)
+        reached = of_replicas(extended.worker_devices)
         native = native_replicas.of_devices(engine, extended.worker_devices)
-        if native:
-            extended.collectives, extended.between = native, native_replicas.traced(native, bucket_bytes)
+        extended.services = ReplicaServices(
+            collectives=native or reached,
+            traced=native_replicas.traced(native, bucket_bytes),
+            rows=native_replicas.of_rows(reached, bucket_bytes),
+            bucket_bytes=bucket_bytes,
+        )
         tf.distribute.Strategy.__init__(self, extended)
 
 

@@ -21,6 +21,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import mesh_groups
 from tfdist.parallel.compute import adapting, sequence_parallel, vocabulary
@@ -136,18 +137,22 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
         numbers = [self._mesh.coordinates(one.rank)[self._batch] for one in self._axes]
         extended = ModelParallelReplicas(
             self,
-            between=[one.along(self._batch) for one in self._axes],
             examples=numbers,
             everybody=everybody,
             late=self._axes[0].late,
-            shardings_of=self._shardings_of,
-            parts_of_initial=InitialParts(everybody, self._workers.waiting),
             devices=job.devices,
             collective=TracedCollective(
                 mesh_groups.along(self._workers.collective, processes, [self._batch]), bucket_bytes=job.bucket_bytes
             ),
             waiting=self._workers.waiting,
-            traced=agreement.Signatures(self._workers).require_alike,
+            services=ReplicaServices(
+                traced=[one.along(self._batch) for one in self._axes],
+                bucket_bytes=job.bucket_bytes,
+                after_trace=agreement.Signatures(self._workers).require_alike,
+                weights=WeightParts(
+                    shardings_of=self._shardings_of, initial=InitialParts(everybody, self._workers.waiting)
+                ),
+            ),
         )
         tf.distribute.Strategy.__init__(self, extended)
 

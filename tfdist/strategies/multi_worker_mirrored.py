@@ -1,5 +1,6 @@
 """Synchronous data parallelism over several processes and hosts."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.selection import collective_backends
+from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import coordination_service as tf_coordination
@@ -22,6 +24,8 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import FullyShardedReplicas
 from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
+from tfdist.compat.tensorflow.steps import replica_services
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel.initial import InitialParts
@@ -152,43 +156,49 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
         else:
             own = native_replicas.of_devices(engine, extended.worker_devices)
-        extended.collectives = own or of_replicas(extended.worker_devices, cluster if several else None)
+        reached = own or of_replicas(extended.worker_devices, cluster if several else None)
         with self._workers.waiting("the measurement of bucket_bytes"):
-            extended.bucket_bytes = buckets.chosen_bytes(bucket_bytes, workers)
-        if own or (several and _is_one_cpu(extended.worker_devices)):
-            extended.between = native_replicas.traced(extended.collectives, extended.bucket_bytes)
-            if several:
-                extended.traced = agreement.Signatures(self._workers).require_alike
-        else:
-            extended.rows = native_replicas.of_rows(extended.collectives, extended.bucket_bytes)
-        extended.agree = functools.partial(agreement.require_alike_variable, self._workers)
-        self._sharding = self._sharded(shard_optimizer, extended)
+            chosen = buckets.chosen_bytes(bucket_bytes, workers)
+        reduces = bool(own) or (several and _is_one_cpu(extended.worker_devices))
+        traced = native_replicas.traced(reached, chosen) if reduces else []
+        services = ReplicaServices(
+            collectives=reached,
+            traced=traced,
+            rows=() if reduces else native_replicas.of_rows(reached, chosen),
+            bucket_bytes=chosen,
+            after_trace=agreement.Signatures(self._workers).require_alike if reduces and several else lambda: None,
+            compare_variable=functools.partial(agreement.require_alike_variable, self._workers),
+        )
+        if shard_optimizer is not None:
+            (one,) = traced or native_replicas.traced([self._workers.collective], chosen)
+            services = self._sharded(shard_optimizer, services, one)
+        extended.services = services
         if several:
             agree_on_seed(self._workers)
 
-    def _sharded(self, stage: int | None, extended: Any) -> OptimizerSharding | None:
-        if stage is None:
-            return None
-        alone = native_replicas.traced([self._workers.collective], extended.bucket_bytes)
-        traced = [*extended.between, *alone][0]
+    def _sharded(self, stage: int, services: ReplicaServices, traced: TracedCollective) -> ReplicaServices:
+        """Return the services with those of a stage of sharding."""
         sharding = OptimizerSharding(stage, self._workers, traced)
-        if stage == 3 and self._workers.count > 1:
-            gathers = Gathers(
-                extended.bucket_bytes, may_gather_again=not getattr(traced.collective, "keeps_program_order", False)
-            )
-            extended.gathers = gathers
-            extended.parts_of_initial = InitialParts(traced, self._workers.waiting, extended.agree)
-            extended.shardings_of = lambda path, shape, dtype, trainable: (
-                [StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
-                if trainable and dtype.is_floating and shape and all(shape)
-                else None
-            )
-        return sharding
+        if stage < 3 or self._workers.count == 1:
+            return dataclasses.replace(services, sharding=sharding)
+        gathers = Gathers(services.bucket_bytes, may_gather_again=not traced.collective.keeps_program_order)
+
+        def shardings_of(path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool) -> Any:
+            if not (trainable and dtype.is_floating and shape and all(shape)):
+                return None
+            return [StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
+
+        parts = WeightParts(
+            shardings_of=shardings_of,
+            initial=InitialParts(traced, self._workers.waiting, services.compare_variable),
+            gathers=gathers,
+        )
+        return dataclasses.replace(services, sharding=sharding, weights=parts)
 
     @property
     def cuts_weights(self) -> bool:
         """Whether each worker has a part of every weight."""
-        return self._sharding is not None and self._sharding.stage == 3 and self._workers.count > 1
+        return replica_services.services(self).weights is not None
 
     def ready(self, model: Any) -> None:
         """Give the weights of a model names that are the same on all workers."""

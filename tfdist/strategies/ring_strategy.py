@@ -14,6 +14,7 @@ from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import ring_extended as tf_ring
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import native_replicas
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
@@ -106,17 +107,20 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         )
         with self._workers.waiting("the measurement of bucket_bytes"):
             chosen = buckets.chosen_bytes(bucket_bytes, collective)
-        self._signatures = agreement.Signatures(self._workers)
         tf_strategies.claim_collective_keys(self, within_worker=True)
+        near = of_replicas(devices)
         extended = tf_ring.RingReplicas(
             self,
             devices=devices,
             collective=TracedCollective(collective, bucket_bytes=chosen),
             waiting=self._workers.waiting,
-            traced=self._signatures.require_alike,
+            services=ReplicaServices(
+                collectives=near,
+                rows=native_replicas.of_rows(near, chosen),
+                bucket_bytes=chosen,
+                after_trace=agreement.Signatures(self._workers).require_alike,
+            ),
         )
-        extended.collectives = of_replicas(devices)
-        extended.rows = native_replicas.of_rows(extended.collectives, chosen)
         tf.distribute.Strategy.__init__(self, extended)
         if several:
             agree_on_seed(self._workers)

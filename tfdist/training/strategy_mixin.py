@@ -16,7 +16,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.gradients.sharding import slot_saving
+from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.training import call_ends, process_end, worker_callbacks
 from tfdist.training import replicated_model as models
@@ -32,7 +32,6 @@ class KerasTraining:
     """
 
     _workers: Workers
-    _sharding: OptimizerSharding | None = None
     #: sees what the replicas of this process are given, step by step; `tfdist verify SCRIPT` sets it
     tee: Tee | None = None
 
@@ -90,7 +89,7 @@ class KerasTraining:
     @property
     def sharding(self) -> OptimizerSharding | None:
         """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
-        return self._sharding
+        return sharded_slots.of_strategy(self)
 
     def whole_value(self, variable: keras.Variable) -> Any:
         """Return the value of an optimizer's variable as one device has it, an array; every worker must call it.
@@ -178,8 +177,9 @@ class KerasTraining:
         An optimizer is told that its slots are sharded, if they are.
         """
         optimizer = keras_optimizer.creating_variable()
-        if optimizer is not None and self._sharding is not None:
-            self._sharding.adopt(optimizer)
+        sharding = None if optimizer is None else self.sharding
+        if sharding is not None:
+            sharding.adopt(optimizer)
         compiling = keras_model.compiling_model()
         if compiling is None:
             return

@@ -11,6 +11,7 @@ from multi_worker_cases import RANK, STRATEGY, X, Y, model
 
 import tfdist.strategies
 from tfdist import errors
+from tfdist.compat.tensorflow.steps.replica_services import services
 
 REDUCTIONS = (
     *("CollectiveReduceV2", "HorovodGroupedAllreduce", "HorovodAllreduce", "TfdistAllReduce"),
@@ -94,7 +95,7 @@ def measured_buckets() -> dict[str, Any]:
     try:
         tfdist.strategies.create(os.environ["TFDIST_STRATEGY"], bucket_bytes="large")
     except errors.ConfigError as error:
-        return {"mebibytes": strategy.extended.bucket_bytes >> 20, "refused": refusal_fields.fields(error)}
+        return {"mebibytes": services(strategy).bucket_bytes >> 20, "refused": refusal_fields.fields(error)}
     return {}
 
 

@@ -11,6 +11,7 @@ import tfdist.strategies
 from tfdist import errors
 from tfdist.collectives.replicas import in_process
 from tfdist.collectives.replicas.two_levels import TwoLevelCollective
+from tfdist.compat.tensorflow.steps.replica_services import services
 
 
 def _mirrored(collectives: str | None) -> tfdist.strategies.MirroredStrategy:
@@ -102,7 +103,7 @@ def wrong_of_two_levels() -> list[str]:
     def step() -> Any:
         def one() -> list[tf.Tensor]:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            own = strategy.extended.collectives[int(tf.get_static_value(replica)) % 2]
+            own = services(strategy).collectives[int(tf.get_static_value(replica)) % 2]
             found = [
                 result
                 for dtype in ("float32", "bfloat16", "int64", "bool")
@@ -118,7 +119,7 @@ def wrong_of_two_levels() -> list[str]:
     for replica, expected in wanted.items():
         for (what, _, right), results in zip(expected, every, strict=True):
             collective_cases.check(wrong, f"replica {replica}: {what}", results[replica], right)
-    first = strategy.extended.collectives[0]
+    first = services(strategy).collectives[0]
     assert isinstance(first, TwoLevelCollective)
     if (first.size, first.rank, first.hosts) != (4, 2 * strategy.workers.index, (0, 0, 0, 0)):
         wrong.append(f"{first.size} {first.rank} {first.hosts}")
@@ -148,7 +149,7 @@ def chosen(collectives: str | None, variable: str | None) -> str:
         os.environ["TFDIST_COLLECTIVES"] = variable
     try:
         strategy = _mirrored(collectives)
-        return type(strategy.extended.collectives[0]).__name__
+        return type(services(strategy).collectives[0]).__name__
     except errors.ConfigError as error:
         return str(error)
     finally:

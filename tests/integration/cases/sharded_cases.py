@@ -23,13 +23,14 @@ from tests.integration.cases.optimizers_of_ones_own import Counts, OwnApply, Unk
 from tfdist import errors
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes import sharded_variable
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.gradients.sharding import slot_saving
 from tfdist.optimizers import LARS, DistributedOptimizer
 
 STRATEGY = tfdist.strategies.from_environment()
 RANK, COUNT = STRATEGY.workers.index, STRATEGY.workers.count
 if STRATEGY.cuts_weights:  # small as they are here, all weights would be there at once
-    STRATEGY.extended.gathers.least_window_bytes = 1
+    services(STRATEGY).weights.gathers.least_window_bytes = 1
 # three batches, and with fewer rows a last one that is smaller, for which a step is traced once more
 ROWS, UNEVEN, BATCH = 24, 22, 8
 X = np.random.RandomState(0).normal(size=(ROWS, 5)).astype(np.float32)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
 from tfdist.compat.horovod import horovod_ops as horovod_ops
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, UnsupportedError
 
 __all__ = ["HorovodCollective"]
 
@@ -29,6 +29,7 @@ class HorovodCollective:
         [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
     """
 
+    keeps_program_order = False
     matches_by_count = True  # by name, whichever step of a member it is in
 
     def __init__(
@@ -191,6 +192,12 @@ class HorovodCollective:
             if self._under_way is None:
                 return run()
             return self._under_way.noted(in_flight.described(kind, given), self._device, given, run)
+
+    def among(self, members: Sequence[int], group_key: int | None = None) -> None:
+        """Refuse: Horovod must know its groups when it starts; see `Collective.among`."""
+        raise UnsupportedError(
+            "Horovod's collectives make no groups of some of their members. Choose native or TensorFlow's collectives."
+        )
 
     def waits_for(self) -> str:
         """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""

@@ -21,6 +21,11 @@ class LocalCollective:
     rank = 0
     hosts: tuple[int, ...] = (0,)
     matches_by_count = False
+    keeps_program_order = False
+
+    def among(self, members: Sequence[int], group_key: int | None = None) -> "LocalCollective | None":
+        """Return itself, if it is among the members; see `Collective.among`."""
+        return self if self.rank in members else None
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
         """Return the tensors; see `Collective.all_reduce`."""
@@ -62,6 +67,10 @@ class LocalCollective:
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Refuse: there is nobody else."""
         collective.require_other("source", source, self)
+
+    def waits_for(self) -> str:
+        """Return nothing: there is no other member."""
+        return ""
 
     def abort(self, reason: str) -> None:
         """Do nothing: nobody waits."""

@@ -73,6 +73,7 @@ class NativeCollective:
         self.rank = base.require_rank("rank", rank, self.size)
         self.hosts = tuple(hosts)
         self.matches_by_count = number > 0  # operations of replicas whose step fails are taken back
+        self.keeps_program_order = False
         self.device = device
         self._number = number
         self._members = list(members)
@@ -86,8 +87,8 @@ class NativeCollective:
         """Return the same, with a resource that its operations begin in order by, and a lane."""
         return self._like(order=order, lane=lane)
 
-    def among(self, members: Sequence[int]) -> "NativeCollective | None":
-        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`; it costs nothing."""
+    def among(self, members: Sequence[int], group_key: int | None = None) -> "NativeCollective | None":
+        """Return the collective of some of the members, which costs nothing; see `Collective.among`."""
         if self.rank not in members:
             return None
         return self._like(

@@ -74,7 +74,7 @@ class TensorFlowCollective:
             )
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "TensorFlowCollective | None":
-        """The collective of some of the members, or None where this is none of them; all draw the same numbers."""
+        """Return the collective of some of the members, which all draw the same numbers; see `Collective.among`."""
         group_key = tf_strategies.new_group_key(within_worker=False) if group_key is None else group_key
         if self.rank not in members:
             return None

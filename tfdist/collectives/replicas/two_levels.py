@@ -25,6 +25,7 @@ class TwoLevelCollective:
     """
 
     matches_by_count = False
+    keeps_program_order = False
 
     def __init__(self, local: NativeCollective, between: Collective, *, hosts: Sequence[int], index: int) -> None:
         self.size = local.size * len(hosts)
@@ -35,8 +36,8 @@ class TwoLevelCollective:
         self._index = index
         self._leads = local.rank == 0
 
-    def among(self, members: Sequence[int]) -> Collective | None:
-        """Return the collective of some of the members, see `tfdist.parallel.mesh_groups`."""
+    def among(self, members: Sequence[int], group_key: int | None = None) -> Collective | None:
+        """Return the collective of some of the members; see `Collective.among`."""
         if self.rank not in members:
             return None
         near = [rank % self._local.size for rank in members if rank // self._local.size == self._index]
@@ -101,6 +102,10 @@ class TwoLevelCollective:
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
         """Return what a replica of the same process has sent; see `Collective.receive`."""
         return self._local.receive(spec, key=key, source=self._near("source", source))
+
+    def waits_for(self) -> str:
+        """Return what the replicas of this process wait for; see `Collective.waits_for`."""
+        return self._local.waits_for()
 
     def abort(self, reason: str) -> None:
         """End the waits of the replicas of this process, and of the other processes for it."""

@@ -45,7 +45,7 @@ class Workers:
                 timeout_seconds=timeout_seconds,
                 abort=self.collective.abort,
                 explain=self.collective.explain,
-                waits_for=getattr(self.collective, "waits_for", None),  # not every engine knows
+                waits_for=self.collective.waits_for,
                 ends_with_a_step=self.collective.matches_by_count,
             )
         )

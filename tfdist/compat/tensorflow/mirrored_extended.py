@@ -17,7 +17,7 @@ Private names, read in TensorFlow 2.21.0:
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import new_variables, numeric_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.compat.tensorflow.steps.replica_services import HasServices, services
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -109,34 +110,17 @@ def _optimizer_outside_replicas() -> bool:
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
 
 
-class ReduceInReplicas:
-    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions.
-
-    Attributes:
-        collectives: a `tfdist.collectives.collective.Collective` for each replica of this process, in their order,
-            where there are several that TensorFlow's collectives reach.
-        between: what reduces inside of each replica of this process, a
-            `tfdist.collectives.traced.TracedCollective` for each; empty: TensorFlow's own reductions.
-        rows: the same for rows of tables beside TensorFlow's own reductions. Those bind an operation of a function to
-            the number of rows that it gathers first, until the function returns: in a loop another would be an error.
-        bucket_bytes: how many bytes are reduced together; TensorFlow leaves it at "all in one" unless told.
-        traced: called after a replica's function was traced.
-    """
-
-    collectives: Sequence[Any] = ()
-    between: Sequence[Any] = ()
-    rows: Sequence[Any] = ()
-    bucket_bytes: int = 0
-    traced: Callable[[], None] | None = None
+class ReduceInReplicas(HasServices):
+    """Mix-in for TensorFlow's extended strategies: collectives inside replicas, also inside conditions."""
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas, in their order, inside one of them; all of them call it."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():  # replicas of this process run one after the other
             return replica_contexts.own_all_gather(replica_context, tensor)
-        if self.between:  # its operations are in no order, so each needs a key of its own
-            return self.between[replica_context._replica_id].all_gather(tensor, label)
-        return self.collectives[replica_context._replica_id].all_gather(tensor, key=label)
+        if self.services.traced:  # its operations are in no order, so each needs a key of its own
+            return self.services.traced[replica_context._replica_id].all_gather(tensor, label)
+        return self.services.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the sum over replicas of rows, whose number may differ between steps; see `all_gather_in_replica`.
@@ -146,23 +130,23 @@ class ReduceInReplicas:
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
             return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
-        if self.between:
-            return self.between[replica_context._replica_id].all_reduce([tensor], [label])[0]
-        return self.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
+        if self.services.traced:
+            return self.services.traced[replica_context._replica_id].all_reduce([tensor], [label])[0]
+        return self.services.collectives[replica_context._replica_id].all_reduce([tensor], key=label)[0]
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica, one of each replica, in their order; all of them call it."""
         replica_context = tf.distribute.get_replica_context()
         mine = replica_context._replica_id
-        if not tf.executing_eagerly() and self.between:
-            return self.between[mine].all_to_all(tensor, label)
-        if not tf.executing_eagerly() and self.collectives:
-            return self.collectives[mine].all_to_all(tensor, key=label)
+        if not tf.executing_eagerly() and self.services.traced:
+            return self.services.traced[mine].all_to_all(tensor, label)
+        if not tf.executing_eagerly() and self.services.collectives:
+            return self.services.collectives[mine].all_to_all(tensor, key=label)
         return self.all_gather_in_replica(tensor, label)[replica_index() :: replica_count(replica_context.strategy)]
 
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
-        """Return a nest reduced by `between`, inside of a replica."""
-        one = self.between[tf.distribute.get_replica_context()._replica_id]
+        """Return a nest reduced by the services' `traced`, inside of a replica."""
+        one = self.services.traced[tf.distribute.get_replica_context()._replica_id]
 
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
             return list(one.all_reduce(sent, labels, keep_duplicate_indices=keep))
@@ -171,24 +155,24 @@ class ReduceInReplicas:
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         results = super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
-        if self.traced is not None and not tf.executing_eagerly():
-            self.traced()
+        if not tf.executing_eagerly():
+            self.services.after_trace()
         return results
 
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by TensorFlow's own packs, which it fills from the last value to the first."""
 
         def sums(flat: list[Any]) -> list[Any]:
-            return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.bucket_bytes)))[::-1]
+            return list(reduce(reduce_op, owned(flat[::-1]), packed(options, self.services.bucket_bytes)))[::-1]
 
         return sparse_sums.reduced(value, lambda flat: self._rows_apart(flat, sums))
 
     def _rows_apart(self, flat: list[Any], sums: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Return sums over replicas, of rows of tables by `rows` and of the others by a function."""
+        """Return sums over replicas: of rows of tables by the services' `rows`, of the others by a function."""
         of_rows = [isinstance(value, tf.IndexedSlices) for value in flat]
-        if not any(of_rows) or not self.rows or tf.executing_eagerly():
+        if not any(of_rows) or not self.services.rows or tf.executing_eagerly():
             return sums(flat)
-        one = self.rows[tf.distribute.get_replica_context()._replica_id]
+        one = self.services.rows[tf.distribute.get_replica_context()._replica_id]
         gathered = iter(one.all_reduce([value for value, is_rows in zip(flat, of_rows, strict=True) if is_rows]))
         dense = [value for value, is_rows in zip(flat, of_rows, strict=True) if not is_rows]
         summed = iter(sums(dense) if dense else [])
@@ -235,19 +219,13 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
         return self._collective_ops if inside else self._cross_device_ops
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if self.between and not tf.executing_eagerly():
+        if self.services.traced and not tf.executing_eagerly():
             return self._reduced_between(reduce_op, value, options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
 
 
 class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
-    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives.
-
-    Attributes:
-        agree: called with path, shape and dtype of a variable before the chief's value of it is asked for.
-    """
-
-    agree: Callable[[str, Sequence[int], tf.DType], None] | None = None
+    """`CollectiveAllReduceExtended` with any number of CPU replicas per worker, and reductions by collectives."""
 
     def __init__(self, container_strategy: Any, *, replicas_per_worker: int | None, **kwargs: Any) -> None:
         self._replicas_per_worker = replicas_per_worker
@@ -281,11 +259,11 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
             kwargs["initial_value"] = value
         create = super()._get_variable_creator_initial_value
         if replica_id == 0:
-            return new_variables.chief_value(create, device, kwargs, self.agree)
+            return new_variables.chief_value(create, device, kwargs, self.services.compare_variable)
         return create(replica_id, device, primary_var, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if self.between and not tf.executing_eagerly():
+        if self.services.traced and not tf.executing_eagerly():
             return self._reduced_between(reduce_op, value, options)
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
@@ -405,7 +383,7 @@ def replicas_here() -> int:
 
 def bucket_bytes_here() -> int:
     """Return how many bytes the strategy in scope reduces together; 0 where it does not say."""
-    return int(getattr(tf.distribute.get_strategy().extended, "bucket_bytes", 0))
+    return services(tf.distribute.get_strategy()).bucket_bytes
 
 
 def rows_of_all_replicas(strategy: tf.distribute.Strategy, nest: Any) -> Any:

@@ -36,7 +36,7 @@ def chief_value(
     create: Callable[..., Callable[[], tf.Tensor]],
     device: Any,
     given: dict[str, Any],
-    agree: Callable[[str, Sequence[int], tf.DType], None] | None,
+    compare: Callable[[str, Sequence[int], tf.DType], None],
 ) -> Any:
     """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
 
@@ -49,8 +49,8 @@ def chief_value(
             own = first_value(given["initial_value"], given.get("dtype"))
             carrier = _carrier(own.dtype)
             carried = tf.cast(own, carrier)
-        if agree is not None and tf.executing_eagerly():
-            agree(path, own.shape.as_list(), own.dtype)
+        if tf.executing_eagerly():
+            compare(path, own.shape.as_list(), own.dtype)
         received = create(0, device, None, **{**given, "initial_value": carried, "dtype": carrier})()
         with tf.device(device):
             return tf.cast(received, own.dtype)

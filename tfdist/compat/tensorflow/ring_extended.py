@@ -25,6 +25,7 @@ from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow.mirrored_extended import ReduceInReplicas, one_of_each, replica_index
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
 from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -43,12 +44,11 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         devices: Sequence[str],
         collective: Any,
         waiting: Callable[[str], AbstractContextManager[None]],
-        traced: Callable[[], None],
+        services: ReplicaServices,
     ) -> None:
         self._collective = collective
         self._waiting = waiting
-        self.traced = traced
-        self.bucket_bytes = collective.bucket_bytes
+        self.services = services
         super().__init__(container_strategy, devices=list(devices))
 
     # Who there is.
@@ -137,7 +137,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         if self._collective.size == 1:
             return local
         replica = tf.distribute.get_replica_context()._replica_id
-        return self.collectives[replica].all_gather(between() if replica == 0 else local[:0], key=f"{label} of all")
+        rows = between() if replica == 0 else local[:0]
+        return self.services.collectives[replica].all_gather(rows, key=f"{label} of all")
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica; with several replicas in a process they are taken of those of all."""
@@ -172,7 +173,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
             mine = [index for index, value in enumerate(flat) if value.dtype == dtype]
             mine.reverse()  # TensorFlow fills its packs from the last value to the first
             sent = owned([as_rows(flat[index]) for index in mine])
-            reduced = self._rows_apart(sent, lambda dense: reduce(_SUM, dense, packed(options, self.bucket_bytes)))
+            packs = packed(options, self.services.bucket_bytes)
+            reduced = self._rows_apart(sent, functools.partial(reduce, _SUM, options=packs))
             for index, total in zip(mine, reduced, strict=True):
                 sums[index] = of_rows(total, flat[index])
         return sums

@@ -19,6 +19,7 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
@@ -94,7 +95,13 @@ class OptimizerSharding:
 
 def of(optimizer: Any) -> OptimizerSharding | None:
     """Return how an optimizer is sharded, by the strategy in whose scope it was created; None if it is not."""
-    return getattr(keras_optimizer.created_under(optimizer), "sharding", None)
+    return of_strategy(keras_optimizer.created_under(optimizer))
+
+
+def of_strategy(strategy: Any) -> OptimizerSharding | None:
+    """Return what a strategy shards of its optimizers; None if nothing."""
+    found = services(strategy).sharding
+    return found if isinstance(found, OptimizerSharding) else None
 
 
 def reduced(

@@ -23,6 +23,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding.sharded_slots import UPDATES
 from tfdist.monitor.process_clock import step_clock
@@ -186,8 +187,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             self._workers.waiting,
             late=Late(may_wait=False),  # parts of the model are functions, in which nothing can be replaced
         )
-        if shard_optimizer and others.size > 1:
-            self._sharding = StageSlots(self._workers, replicas)
+        slots = StageSlots(self._workers, replicas) if shard_optimizer and others.size > 1 else None
         self._pipe = Pipe(
             workers=self._workers,
             everybody=everybody,
@@ -208,15 +208,21 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             self,
             staged=self._staged,
             shards_slots_of=lambda optimizer: UPDATES in vars(optimizer) if optimizer is not None else False,
-            between=[replicas],
             examples=[others.rank],
             everybody=everybody,
             late=self._axes.late,
-            parts_of_initial=InitialParts(everybody, self._workers.waiting),
             devices=self._job.devices,
             collective=replicas,
             waiting=self._workers.waiting,
-            traced=agreement.Signatures(self._workers).require_alike,
+            services=ReplicaServices(
+                traced=[replicas],
+                bucket_bytes=chosen,
+                after_trace=agreement.Signatures(self._workers).require_alike,
+                weights=WeightParts(
+                    shardings_of=lambda *_: None, initial=InitialParts(everybody, self._workers.waiting)
+                ),
+                sharding=slots,
+            ),
         )
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -233,7 +239,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def cuts_weights(self) -> bool:
         """Whether weights may lie on other processes, or on other devices of this one."""
-        return self._mesh.size_of(PIPELINE) > 1 or self._sharding is not None or self._copies > 1
+        return self._mesh.size_of(PIPELINE) > 1 or self.sharding is not None or self._copies > 1
 
     @property
     def _copies(self) -> int:
@@ -383,7 +389,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             is_first_replica=self._pipe.replica == 0,
             shape=shape,
             path=path,
-            replicas=None if self._sharding is None else self._sharding.traced,
+            replicas=None if self.sharding is None else self.sharding.traced,
             within=Sharding(self._axes, layout, shape, path) if any(layout) else None,
         )
 

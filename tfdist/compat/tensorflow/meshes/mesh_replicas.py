@@ -16,43 +16,31 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
-from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
-from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
+from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, innermost
 from tfdist.compat.tensorflow.mirrored_extended import MultiWorkerReplicas, ReduceInReplicas, one_of_each
 from tfdist.compat.tensorflow.new_variables import first_value, shape_of_new_variable
 from tfdist.compat.tensorflow.ring_extended import RingReplicas
+from tfdist.compat.tensorflow.steps.replica_services import HasServices
 from tfdist.errors import UnsupportedError
 
 
-class HoldsParts:
-    """Lets this process have parts of weights, of which Keras sees the wholes.
-
-    Attributes:
-        shardings_of: returns how a new weight lies, for each replica of this process, given path, shape, dtype and
-            whether it is trainable; None: whole.
-        parts_of_initial: returns the replicas' parts of the first process's initial value, given a callable that
-            returns a whole one, the initializer of Keras' behind it or None, the dtype and the shardings.
-    """
-
-    shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None] = staticmethod(
-        lambda *_: None
-    )
-    parts_of_initial: Callable[..., Sequence[tf.Tensor]]
+class HoldsParts(HasServices):
+    """Lets this process hold parts of weights, of which Keras sees the wholes; see `WeightParts`."""
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         create = super()._create_variable  # type: ignore[misc]
         shape, dtype = shape_of_new_variable(kwargs["initial_value"], kwargs.get("shape"), kwargs.get("dtype"))
-        reference, shardings = kwargs.get("colocate_with"), None
+        reference, shardings, weights = kwargs.get("colocate_with"), None, self.services.weights
         if isinstance(reference, ShardedVariable):
             kwargs["colocate_with"] = reference.shard
             shardings = reference.shardings if shape == reference.shape else None
-        elif shape is not None and _is_weight(kwargs):
+        elif weights is not None and shape is not None and _is_weight(kwargs):
             path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
-            shardings = self.shardings_of(path, tuple(shape.as_list()), dtype, kwargs.get("trainable") is not False)
-        if shardings is None:
+            shardings = weights.shardings_of(path, tuple(shape.as_list()), dtype, kwargs.get("trainable") is not False)
+        if weights is None or shardings is None:
             return create(next_creator, **kwargs)
         known = keras_variables.being_made()
-        make = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, shardings)
+        make = functools.partial(weights.initial, kwargs["initial_value"], known and known[1], dtype, shardings)
         shard = create(next_creator, **{**kwargs, "initial_value": _Part(make, 0, {}), "shape": None})
         return ShardedVariable(shard, shardings, self._container_strategy())  # type: ignore[attr-defined]
 
@@ -78,17 +66,11 @@ class HoldsParts:
 
 
 class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
-    """`MultiWorkerReplicas` of one replica in each process, which has a part of every weight.
-
-    Attributes:
-        gathers: what a step gathers, see `gathering.Gathers`; None until there are collectives.
-    """
-
-    gathers: Gathers | None = None
+    """`MultiWorkerReplicas` of one replica in each process, which has a part of every weight."""
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        is_traced = self.gathers is not None and not tf.executing_eagerly()
-        with self.gathers.step() if is_traced else contextlib.nullcontext():  # type: ignore[union-attr]
+        weights = self.services.weights
+        with contextlib.nullcontext() if weights is None or tf.executing_eagerly() else weights.gathers.step():
             return super()._call_for_each_replica(fn, args, kwargs)
 
 
@@ -116,25 +98,19 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
         self,
         container_strategy: Any,
         *,
-        between: Sequence[Any],
         examples: Sequence[int],
         everybody: Any,
         late: Late,
-        shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Sharding] | None],
-        parts_of_initial: Callable[..., Sequence[tf.Tensor]],
         **options: Any,
     ) -> None:
-        self.between = between
         self._examples = list(examples)
         self._everybody = everybody
         self._late = late
-        self.shardings_of = shardings_of
-        self.parts_of_initial = parts_of_initial
         super().__init__(container_strategy, **options)
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return int(self.between[0].size)
+        return int(self.services.traced[0].size)
 
     def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
         return Place.of(self._examples[replica_id], replica_id)

@@ -156,7 +156,7 @@ class PipelineReplicas(ModelParallelReplicas):
         self._shards_slots_of = shards_slots_of
         # in the order in which they were made, which is the same on all processes
         self._variables: list[weakref.ref[StagedVariable]] = []
-        super().__init__(container_strategy, shardings_of=lambda *_: None, **options)
+        super().__init__(container_strategy, **options)
 
     def settle(self) -> None:
         """Make the variables whose stages are known, in the order in which they were described."""
@@ -176,12 +176,13 @@ class PipelineReplicas(ModelParallelReplicas):
         elif shape is not None and shape.rank and _is_weight(kwargs):
             path = keras_variables.path_of_new_variable(kwargs.get("name") or "variable")
             sharding = self._staged(path, tuple(shape.as_list()), dtype)
-        if sharding is None:
+        weights = self.services.weights
+        if weights is None or sharding is None:
             if isinstance(reference, StagedVariable):
                 kwargs["colocate_with"] = innermost(reference)
             return super()._create_variable(next_creator, **kwargs)
         known = keras_variables.being_made()
-        parts = functools.partial(self.parts_of_initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
+        parts = functools.partial(weights.initial, kwargs["initial_value"], known and known[1], dtype, [sharding])
         value = _Part(parts, 0, {})
         make = functools.partial(self._make, next_creator, {**kwargs, "initial_value": value, "shape": None}, sharding)
         made = StagedVariable(make, sharding, self._container_strategy(), kwargs, dtype)

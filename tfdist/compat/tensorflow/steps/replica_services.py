@@ -1,0 +1,109 @@
+"""`ReplicaServices`: all that a strategy gives the replicas of a process for a step, in one typed value.
+
+A strategy builds it once and puts it on its extended object, the one place that both TensorFlow's code and a replica's
+step reach. `services` reads it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+
+class Collective(Protocol):
+    """A `tfdist.collectives.collective.Collective`, as far as a step uses it."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str) -> list[tf.Tensor]:
+        """Return the sums over the members."""
+
+    def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return the rows of all members."""
+
+    def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
+        """Return this member's part of the rows of every member."""
+
+
+class Traced(Protocol):
+    """A `tfdist.collectives.traced.TracedCollective`, as far as a step uses it."""
+
+    size: int
+
+    def all_reduce(
+        self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
+    ) -> list[Any]:
+        """Return the sums over the members, in the order given."""
+
+    def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return the rows of all members."""
+
+    def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
+        """Return this member's part of the rows of every member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightParts:
+    """How a process holds parts of weights.
+
+    Attributes:
+        shardings_of: the sharding of a new weight on each replica of this process, given its path, shape, dtype and
+            whether it is trainable; None for a whole weight.
+        initial: the parts of the first process's initial value, given a callable that returns the whole value, Keras'
+            initializer behind it or None, the dtype, and the shardings.
+        gathers: a `Gathers`, where a step gathers whole weights.
+    """
+
+    shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Any] | None]
+    initial: Callable[..., Sequence[tf.Tensor]]
+    gathers: Any = None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_comparison(path: str, shape: Sequence[int], dtype: tf.DType) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaServices:
+    """What the replicas of a process use in a step. The defaults are those of a strategy that is not tfdist's.
+
+    Attributes:
+        collectives: for each replica of this process, its member of the collective of all replicas that TensorFlow's
+            collectives reach.
+        traced: for each replica, the collective that reduces inside the replica; empty: TensorFlow's own reductions.
+        rows: the same for rows of tables beside TensorFlow's own reductions. Those bind an operation of a function to
+            the number of rows that it gathers first, until the function returns: another number in a loop fails.
+        bucket_bytes: bytes that are reduced together; 0: all in one.
+        after_trace: called after a replica's function was traced.
+        compare_variable: compares the path, shape and dtype of a new variable between workers, before the chief's
+            value of it is asked for.
+        weights: how this process holds parts of weights; None: weights are whole.
+        sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
+    """
+
+    collectives: Sequence[Collective] = ()
+    traced: Sequence[Traced] = ()
+    rows: Sequence[Traced] = ()
+    bucket_bytes: int = 0
+    after_trace: Callable[[], None] = _nothing
+    compare_variable: Callable[[str, Sequence[int], tf.DType], None] = _no_comparison
+    weights: WeightParts | None = None
+    sharding: object | None = None
+
+
+_NONE = ReplicaServices()
+
+
+class HasServices:
+    """The part of an extended strategy that holds the services; empty until the strategy sets them."""
+
+    services: ReplicaServices = _NONE
+
+
+def services(strategy: tf.distribute.Strategy) -> ReplicaServices:
+    """Return the services of a strategy; the empty ones where the strategy is not tfdist's."""
+    extended = strategy.extended
+    return extended.services if isinstance(extended, HasServices) else _NONE
