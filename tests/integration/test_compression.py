@@ -45,8 +45,7 @@ from tfdist.compression.codec_exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
 from tfdist.gradients.reduction import codec_plan, measured_network
-from tfdist.gradients.reduction.codec_memory import Memory
-from tfdist.gradients.reduction.codec_plan import Plan
+from tfdist.gradients.reduction.codec_plan import Memory, Plan
 from tfdist.gradients.reduction.compressed_reducer import is_compressed
 from tfdist.optimizers import DistributedOptimizer
 from tfdist.planner.planner_link import Link

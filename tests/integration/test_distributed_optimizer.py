@@ -13,7 +13,7 @@ from tests.integration.cases.error_feedback import ErrorFeedback
 from tests.refusals import refused
 from tfdist.callbacks import LossScaleLogger
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
-from tfdist.gradients.reduction import adasum
+from tfdist.gradients.reduction import reducer
 from tfdist.optimizers import LARS, DistributedOptimizer
 from tfdist.training.parameter_servers import remote_part
 from tfdist.training.replica import current_step
@@ -240,16 +240,16 @@ def test_adasum_is_that_of_its_paper(workers: int) -> None:
     draw = np.random.default_rng(workers)
     gradients = [draw.normal(size=(4, 3)) for _ in range(workers)]
     gradients[-1] *= draw.integers(2)  # a replica without examples has nothing
-    ours = adasum.combined([tf.constant(one) for one in gradients]).numpy()
+    ours = reducer.adasum([tf.constant(one) for one in gradients]).numpy()
     np.testing.assert_allclose(ours, numpy_adasum(gradients), rtol=1e-12)
 
 
 def test_adasum_of_a_number_that_is_no_power_of_two() -> None:
     """Equal gradients give that gradient and orthogonal ones their sum, for any number."""
     for workers in range(1, 8):
-        equal = adasum.combined([tf.constant([3.0, -4.0])] * workers).numpy()
+        equal = reducer.adasum([tf.constant([3.0, -4.0])] * workers).numpy()
         np.testing.assert_allclose(equal, [3.0, -4.0], rtol=1e-6)
-        apart = adasum.combined(list(tf.eye(workers))).numpy()
+        apart = reducer.adasum(list(tf.eye(workers))).numpy()
         np.testing.assert_allclose(apart, np.ones(workers), rtol=1e-6)
 
 

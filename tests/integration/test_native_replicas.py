@@ -49,10 +49,17 @@ def processes(forking: Forks) -> Iterator[WorkerPool]:
         yield workers
 
 
-def call(pool: WorkerPool, function: str, **arguments: Any) -> Any:
-    (reply,) = pool.call(f"native_replica_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+def call(pool: WorkerPool, function: str, *, cases: str = "native_replica_cases", **arguments: Any) -> Any:
+    (reply,) = pool.call(f"{cases}:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
     assert reply.status == "returned", f"{reply.status}: {reply.message}\n{reply.detail}"
     return reply.value
+
+
+def test_a_gradient_goes_straight_to_the_native_collective(pool: WorkerPool) -> None:
+    entered = call(pool, "files", cases="gradient_walk", collectives="native")
+    assert "collectives/backends/native_collective.py" in entered
+    assert "gradients/reduction/replica_sums.py" not in entered, "TensorFlow's reductions are not asked"
+    assert len(entered) <= 17, entered
 
 
 def test_a_replica_that_fails_ends_the_step_and_the_next_is_as_if_nothing_had_been(pool: WorkerPool) -> None:

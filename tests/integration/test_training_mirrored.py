@@ -141,6 +141,13 @@ def test_reducers_give_the_gradients_of_one_device(pool: WorkerPool) -> None:
     assert reply.value == [], reply
 
 
+def test_a_gradient_enters_few_files_between_the_tape_and_the_update(pool: WorkerPool) -> None:
+    entered = call(pool, "files", cases="gradient_walk", collectives="tensorflow")
+    assert "gradients/reduction/reducer.py" in entered
+    assert not any(one.startswith("gradients/sharding/") for one in entered), "nothing is sharded"
+    assert len(entered) <= 12, entered
+
+
 def test_a_step_is_traced_once(pool: WorkerPool) -> None:
     assert call(pool, "states_in_memory", epochs=2) == {"traces": 3}  # for each replica, and tried for means and sums
 

@@ -2,8 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -42,33 +41,6 @@ def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list
         bucket.append(index)
         filling[tensor.dtype] = (bucket, held + size)
     return buckets
-
-
-def as_made(gradients: Sequence[Any]) -> list[int]:
-    """Return the indices of gradients in the order in which they are made; eagerly, from the last to the first.
-
-    A tape makes the operations of a backward pass one after the other, and a graph keeps them so. That is the reverse
-    of the order in which variables are used, which need not be the one in which they were created.
-
-    Example:
-        >>> as_made([tf.zeros([1]), tf.zeros([1])])
-        [1, 0]
-    """
-    positions: dict[Any, dict[tf.Operation, int]] = {}
-
-    def made(index: int) -> int:
-        parts = gradients[index]
-        parts = (parts.values, parts.indices) if isinstance(parts, tf.IndexedSlices) else (parts,)
-        return max(position(part.op) for part in parts)
-
-    def position(operation: tf.Operation) -> int:
-        graph = operation.graph
-        if graph not in positions:
-            positions[graph] = {one: number for number, one in enumerate(graph.get_operations())}
-        return positions[graph][operation]
-
-    last_first = list(reversed(range(len(gradients))))
-    return last_first if tf.executing_eagerly() else sorted(last_first, key=made)
 
 
 def require_bytes(name: str, value: int | str) -> None:

@@ -40,7 +40,7 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 @keras.saving.register_keras_serializable("tfdist")
-class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
+class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesItself):
     """Any Keras optimizer, with choices of what happens between the gradients and its update.
 
     With all defaults the numbers are those of ``inner``: in a tfdist scope every optimizer is right without this one.
@@ -94,9 +94,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     Distributed Training with Adaptive Summation", 2020 (Adasum). Horovod's optimizer of this name sums the workers'
     means with ``op=Sum``; here a sum is over examples. docs/precision.md says what travels under each strategy.
     """
-
-    #: tells a tfdist scope not to reduce what this optimizer is given
-    reduces_by_itself = True
 
     def __init__(
         self,
@@ -253,25 +250,24 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         gradients = reducer.present(grads, variables, self)
         weighted = reducer.weighted(gradients, training.weight(self, gradients))
         if self._accumulates_parts:
-            weighted = self._together(weighted, grads, variables)
+            weighted = self._together(weighted, variables)
 
         def update(parts: list[reducer.Gradient], examples: tf.Tensor) -> None:
             # each is this replica's part of the mean over all examples
             remembered = [tf.convert_to_tensor(variable) for variable in self.reducer_variables]
             if remembered:  # what is remembered must not depend on a scale that changes
                 parts = [one.mapped(self._unscaled) for one in parts]
-            reduced = parts if self._accumulates_parts else self._together(parts, grads, variables)
+            reduced = parts if self._accumulates_parts else self._together(parts, variables)
             if self.reduction == "sum":
                 reduced = [one.mapped(lambda value: value * tf.cast(examples, value.dtype)) for one in reduced]
             if not remembered:
                 reduced = [one.mapped(self._unscaled) for one in reduced]
-            self._update(reducer.in_their_places([one.value for one in reduced], grads), variables, remembered)
+            self._update(reducer.in_their_places(reduced, len(grads)), variables, remembered)
 
         if self.accumulate_steps == 1 or not gradients:
             update(weighted, _examples())
         else:
-            present = [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
-            self._accumulate(weighted, present, _examples(), update)
+            self._accumulate(weighted, [variables[one.index] for one in weighted], _examples(), update)
 
     def _accumulate(
         self, gradients: list[reducer.Gradient], variables: list[Any], examples: tf.Tensor, update: Any
@@ -298,12 +294,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         own = sharded_slots.of(self)
         return self.accumulate_steps > 1 and own is not None and own.accumulates_parts(self.reduction_choices)
 
-    def _together(self, gradients: list[reducer.Gradient], grads: list[Any], variables: Any) -> list[reducer.Gradient]:
+    def _together(self, gradients: list[reducer.Gradient], variables: list[Any]) -> list[reducer.Gradient]:
         """Return the gradients of the global batch, or this worker's parts of them."""
-        present = training.with_gradients(grads, variables, self)
-        # what is remembered is without the scale, and so are gradients then
-        scale = None if self.reducer_variables else loss_scale.variable_of(self)
-        return sharded_slots.reduced(self, gradients, present, self._reducer, scale=scale)
+
+        def scale() -> Any:  # a memory has no scale, so gradients that meet one are unscaled before
+            return None if self.reducer_variables else loss_scale.variable_of(self)
+
+        return training.reduced(self, gradients, variables, self._reducer, scale)
 
     def _unscaled(self, value: tf.Tensor) -> tf.Tensor:
         if self.loss_scale is None:

@@ -17,6 +17,7 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, TfdistError, UnsupportedError
+from tfdist.gradients.reduction.reducer import ReducesItself
 from tfdist.gradients.sharding import sharded_slots
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process_clock import step_clock
@@ -248,7 +249,7 @@ class _Steps:
         if not self._training or (self._epoch is not None and self._epoch() is epoch):
             return
         self._epoch = weakref.ref(epoch)
-        choosing = [one for one in keras_model.optimizers(self._model) if hasattr(one, "renew_reduction")]
+        choosing = [one for one in keras_model.optimizers(self._model) if isinstance(one, ReducesItself)]
         renewed = [one.renew_reduction(self._run.workers, self._seconds) for one in choosing]
         if any(renewed):
             self._run.forget()

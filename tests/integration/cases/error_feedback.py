@@ -7,14 +7,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.gradients.reduction.reducer import Choices, Gradient, GradientReducer
+from tfdist.gradients.reduction.reducer import Around, Choices, Gradient, GradientReducer
 from tfdist.optimizers import DistributedOptimizer
 
 #: what is handed on are multiples of it
 STEP = 2.0**-6
 
 
-class Coarse:
+class Coarse(Around):
     """Hands on gradients in steps of `STEP`, and remembers the rest.
 
     Args:
@@ -22,7 +22,7 @@ class Coarse:
     """
 
     def __init__(self, inner: GradientReducer) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._rests: list[keras.Variable] = []
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdist.strategies
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.gradients.reduction import adasum, reducer
+from tfdist.gradients.reduction import reducer
 from tfdist.gradients.reduction.reducer import Choices, Gradient
 from tfdist.training.parameter_servers import gradient_push, transport
 
@@ -62,8 +62,8 @@ def collectives(among: Sequence[tuple[str, str | None]] = CHOICES) -> list[str]:
             index, values = tf_strategies.replica_index(), []
             for weights, given in jobs:
                 weight = None if weights is None else tf.constant(weights[index], tf.float64)
-                chain = reducer.Weighted(weight, reducer.OverReplicas(choices))
-                reduce = functools.partial(_reduced, chain, of_examples(given[index], zero))
+                weighted = reducer.weighted(of_examples(given[index], zero), weight)
+                reduce = functools.partial(_reduced, reducer.OverReplicas(choices), weighted)
                 # also in a condition, as an accumulation and a loss scale have it
                 in_condition = weights is None and len(given[index]) == 1
                 values.append(tf.cond(zero < 1, reduce, reduce) if in_condition else reduce())
@@ -201,7 +201,7 @@ def _difference(
         parts = [_dense(one) * weight for one, weight in zip(own, weights, strict=True)]
         wanted = sum(parts)
         if choices.kind == "adasum" and len(own) > 1:
-            wanted = adasum.combined([tf.constant(len(own) * part) for part in parts]).numpy()
+            wanted = reducer.adasum([tf.constant(len(own) * part) for part in parts]).numpy()
         largest = max(1e-30, *(float(np.abs(part).max()) * len(own) for part in parts))
         half = "float16" if own[0].value.dtype == tf.float16 else None
         tolerance = TOLERANCES[choices.wire_dtype or half] * largest
@@ -260,7 +260,7 @@ def _through_servers(choices: Choices, weights: Any, given: Any, variables: dict
         weight = None if weights is None else tf.constant(weights[part], tf.float64)
         # without a wire dtype servers add up halves as float32
         half = tf.float16 if choices.wire_dtype else tf.float32
-        _reduced(reducer.Weighted(weight, reducer.composed(choices, exchange)), of_examples(gradients, zero), half)
+        _reduced(reducer.composed(choices, exchange), reducer.weighted(of_examples(gradients, zero), weight), half)
         own.append(exchange.tensors)
     return [
         transport.sum_of(kind, variables[one.path], own) for kind, one in zip(exchange.kinds, given[0], strict=True)

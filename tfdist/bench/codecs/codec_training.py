@@ -65,7 +65,7 @@ class _Unreduced(DistributedOptimizer):
         return reducer.Choices(compression=lambda inner: _AsTheyAre())
 
 
-class _AsTheyAre(reducer.Stateless):
+class _AsTheyAre(reducer.GradientReducer):
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
         """Return them."""
         return gradients

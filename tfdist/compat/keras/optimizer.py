@@ -84,26 +84,6 @@ def clips(optimizer: Optimizer | None) -> bool:
     return any(getattr(one, name, None) is not None for one in chain(optimizer) for name in limits)
 
 
-def keeps_duplicate_indices(optimizer: Optimizer) -> bool:
-    """Return whether rows of one index in a sparse gradient must reach an optimizer apart, as one device has them.
-
-    Keras looks at each row by itself wherever it does more with a gradient than to add it: it squares a row, takes its
-    size, its root or its norm, before it adds up the rows of an index. That is all the same to SGD alone, with momentum
-    or without, if nothing clips. Of an optimizer that is not known, a subclass of SGD too, nobody can say.
-
-    Example:
-        >>> from keras.optimizers import SGD, Adam
-        >>> [keeps_duplicate_indices(one) for one in (SGD(momentum=0.9), SGD(clipnorm=1.0), Adam())]
-        [False, True, True]
-    """
-    return clips(optimizer) or not all(_only_adds(one) for one in chain(optimizer))
-
-
-def _only_adds(optimizer: Optimizer) -> bool:
-    kind = type(optimizer)
-    return kind in (SGD, LossScaleOptimizer, MultiOptimizer) or "reduces_by_itself" in vars(kind)
-
-
 def of_whole_variables(optimizer: Optimizer) -> str | None:
     """Return the name of an optimizer, or of one that it hands gradients on to, if it may look at a whole variable.
 

@@ -39,7 +39,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import new_variables, numeric_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
-from tfdist.compat.tensorflow.steps.replica_services import HasServices, services
+from tfdist.compat.tensorflow.steps.replica_services import HasServices, Traced, services
 from tfdist.errors import UnsupportedError
 
 # A collective is named by (group key, instance key). TensorFlow numbers groups from the same start in every strategy,
@@ -379,6 +379,13 @@ def replicas_here() -> int:
     """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
     replica_context = tf.distribute.get_replica_context()
     return 1 if replica_context is None else replica_count(replica_context.strategy)
+
+
+def traced_here() -> Traced | None:
+    """Return the collective that reduces inside the replica being traced; None: TensorFlow's own reductions do."""
+    replica_context = tf.distribute.get_replica_context()
+    traced = services(replica_context.strategy).traced
+    return traced[replica_context._replica_id] if traced and not tf.executing_eagerly() else None
 
 
 def bucket_bytes_here() -> int:

@@ -15,9 +15,8 @@ from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codec_exchange import carried
 from tfdist.compression.messages import Context
 from tfdist.gradients.reduction import replica_sums
-from tfdist.gradients.reduction.codec_memory import Memory
-from tfdist.gradients.reduction.codec_plan import Plan
-from tfdist.gradients.reduction.reducer import Gradient, GradientReducer, choices_of
+from tfdist.gradients.reduction.codec_plan import Memory, Plan
+from tfdist.gradients.reduction.reducer import Around, Gradient, GradientReducer, choices_of
 
 # Of how many members a gradient is judged: what is remembered must not depend on how many there are.
 _MEMBERS = 2
@@ -33,7 +32,6 @@ class _Unit:
         self.indices = list(gradients)
         self.places = [one.place for one in gradients.values()]
         self.label = "compressed " + " and ".join(one.path for one in gradients.values())
-        self.turn = max(one.turn for one in gradients.values())
         self._shapes = [value.shape for value in values.values()]
         self.value = joined(list(values.values()))
 
@@ -48,7 +46,7 @@ class _Unit:
     def check(self) -> Gradient:
         """Return zero, or no number where any of it is not finite: codecs may make finite numbers of those."""
         finite = tf.reduce_all(tf.math.is_finite(self.value))
-        return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite", turn=self.turn)
+        return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def codec_of(optimizer: Any) -> Codec | None:
     return compression.codec if isinstance(compression, Compression) else None
 
 
-class Compressed:
+class Compressed(Around):
     """Compresses gradients of two axes or more that it makes small enough; hands the others on as they are.
 
     What each replica remembers is a variable of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are
@@ -84,8 +82,8 @@ class Compressed:
     def __init__(
         self, codec: Codec, inner: GradientReducer, *, seed: int = 0, learning_rate: Callable[[], Any] | None = None
     ) -> None:
+        super().__init__(inner)
         self._codec = codec
-        self._inner = inner
         self._seed = seed
         self._learning_rate = learning_rate if codec.needs_learning_rate else None
         self._plan = Plan(codec)
@@ -145,9 +143,12 @@ class Compressed:
         compressed = {index for unit in units for index in unit.indices}
         others = [index for index in range(len(gradients)) if index not in compressed]
         checked = [unit for unit in units if unit.codec.accuracy not in ("lossless", "rounded")]
-        arrived = self._inner.reduce([*(gradients[index] for index in others), *(unit.check() for unit in checked)])
-        values = {index: one.value for index, one in zip(others, arrived, strict=False)}
-        checks = dict(zip(map(id, checked), arrived[len(others) :], strict=True))
+        sent: list[tuple[int, Any, Gradient]] = [(index, None, gradients[index]) for index in others]
+        sent += [(max(unit.indices), unit, unit.check()) for unit in checked]
+        sent.sort(key=lambda one: one[0])  # a check leaves as soon as its unit is there
+        arrived = self._inner.reduce([one for _, _, one in sent])
+        values = {index: one.value for (index, unit, _), one in zip(sent, arrived, strict=True) if unit is None}
+        checks = {id(unit): one for (_, unit, _), one in zip(sent, arrived, strict=True) if unit is not None}
         for unit, total in zip(units, self._exchanged(units) if units else [], strict=True):
             if id(unit) in checks:
                 total = total + tf.cast(checks[id(unit)].value, total.dtype)
@@ -155,11 +156,10 @@ class Compressed:
         return [replace(one, value=_in_dtype_of(one, values[index])) for index, one in enumerate(gradients)]
 
     def _units(self, gradients: list[Gradient]) -> list[_Unit]:
-        """Return what is compressed, as it is compressed: what is made first comes first."""
+        """Return what is compressed together, in the order of the last gradient of each."""
         groups: dict[int, dict[int, tf.Tensor]] = {}
         codecs: dict[int, Codec] = {}
-        for index in sorted(range(len(gradients)), key=lambda index: gradients[index].turn):
-            one = gradients[index]
+        for index, one in enumerate(gradients):
             codec = self._plan.of(one.place) if one.place in self._specs and one.place not in self._never else None
             if codec is not None and not _has_rows(one):
                 codecs[id(codec)] = codec
@@ -170,7 +170,7 @@ class Compressed:
             codec = codecs[key]
             parts = grouped(codec, dense, size)
             units += [_Unit(codec, {i: gradients[i] for i in part}, {i: dense[i] for i in part}) for part in parts]
-        return units
+        return sorted(units, key=lambda unit: max(unit.indices))
 
     def _dense(self, gradient: Gradient) -> Gradient:
         """Return a gradient without rows where they have a momentum too."""
@@ -194,7 +194,7 @@ class Compressed:
         size = tf_strategies.replicas_here()
         contexts = self._contexts(units, size)
         given = [(unit, self._state(unit), context) for unit, context in zip(units, contexts, strict=True)]
-        carrier = _Carrier(self._inner, units)
+        carrier = _Carrier(self._inner)
 
         def compressed() -> list[Any]:
             exchanges = [unit.codec.exchange(unit.value, state, context) for unit, state, context in given]
@@ -253,16 +253,12 @@ class Compressed:
 class _Carrier:
     """What carries the tensors of a replica's exchanges."""
 
-    def __init__(self, inner: GradientReducer, units: Sequence[_Unit]) -> None:
+    def __init__(self, inner: GradientReducer) -> None:
         self._inner = inner
-        self._turns = {unit.label: unit.turn for unit in units}
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
         """Return the sums over replicas, in buckets."""
-        gradients = [
-            Gradient(tensor, label, turn=self._turns[label.rsplit(", ", 1)[0]])
-            for tensor, label in zip(tensors, labels, strict=True)
-        ]
+        gradients = [Gradient(tensor, label) for tensor, label in zip(tensors, labels, strict=True)]
         return [one.value for one in self._inner.reduce(gradients)]
 
     def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:

@@ -1,31 +1,30 @@
-"""From a replica's gradients to those of the global batch: the one way, under every strategy.
+"""The chain from a replica's gradients to those of the global batch, the same under every strategy.
 
-Reducers stand around one another, each a step of the way out and of the way back. This is their order, from the
-optimizer, on the outside, to where replicas meet, on the inside:
+From the optimizer, on the outside, to the exchange between replicas, on the inside:
 
-    Weighted        each gradient times the replica's share of the examples, unless its loss was
-    (accumulation)  `DistributedOptimizer` adds up micro-batches here, and goes on where an accumulation is complete
-    Adasum          combines the gradients that come back from all replicas
-    Compressed      `Choices.compression`: hands on less than it is given, and remembers what it has left out
-    WireDtype       rounds to the dtype that travels, and back
-    the exchange    `AllReduce`, `AllGather` or `handover.ToServers`
+    weighted        each gradient times the replica's share of the examples, unless its loss was
+    accumulated     `DistributedOptimizer` adds up micro-batches here, and goes on when an accumulation is complete
+    combined        `Adasum`: combines the gradients that come back from all replicas
+    compressed      `Choices.compression`: hands on less than it is given, and remembers what it has left out
+    cast            `WireDtype`: rounds to the dtype that travels, and back
+    exchanged       `AllReduce`, `AllGather`, `shard_exchange.ReduceScatter` or `gradient_push.ToServers`
 
-`composed` puts them in this order, and nothing else does. `OverReplicas` is what an optimizer has of it.
+`present` puts the gradients in the order in which they leave, once; `composed` stacks the last four. `OverReplicas` is
+the chain that an optimizer uses.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives import buckets
 from tfdist.collectives.workers import agreement
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.gradients.reduction import adasum, replica_sums
+from tfdist.gradients.reduction import norms, replica_sums
 from tfdist.monitor.recording import graph_stamps
 from tfdist.monitor.recording.rows import Column
 
@@ -39,70 +38,65 @@ class Gradient:
 
     Attributes:
         value: a tensor or `tf.IndexedSlices`.
-        path: of the variable, with Keras' counters as `agreement.relative_paths` has them: equal on every worker.
-        keep_duplicate_indices: whether rows of one index in `tf.IndexedSlices` must not be added up on the way, see
-            `keras_optimizer.keeps_duplicate_indices`.
-        place: of the variable among those that the optimizer was built for, whose specs `GradientReducer.variables` was
-            given; for reducers that remember something.
-        turn: of the gradients of a step, the how manieth the backward pass has made, see `buckets.as_made`.
+        path: of the variable, with Keras' counters as in `agreement.relative_paths`: equal on every worker.
+        keep_duplicate_indices: whether rows of one index in `tf.IndexedSlices` must not be added up on the way; see
+            `keeps_duplicate_indices`.
+        place: index of the variable among those that the optimizer was built for, whose specs
+            `GradientReducer.variables` was given; for reducers with a memory.
+        index: index among the gradients that the optimizer was given in this call.
     """
 
     value: Any
     path: str
     keep_duplicate_indices: bool = True
     place: int = 0
-    turn: int = 0
+    index: int = 0
 
     def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Gradient":
         """Return this gradient with a function of its values."""
         return replace(self, value=replica_sums.mapped(function, self.value))
 
 
-class GradientReducer(Protocol):
-    """What makes gradients of the global batch of those of a replica; called by all replicas, in the same order.
+class GradientReducer:
+    """Turns a replica's gradients into those of the global batch; all replicas call it, in the same order.
 
-    One that remembers something makes `keras.Variable`s for it, and reads and assigns them in `reduce`. Each replica
-    has values of its own. Gradients come to it without a loss scale, and a step that is skipped for a gradient that is
-    not finite puts back what was remembered before. A replica that is alone reduces nothing, and changes nothing.
+    This base is one without a memory. One with a memory makes `keras.Variable`s, and reads and assigns them in
+    `reduce`; each replica has values of its own. Gradients come to it without a loss scale, and a step that is skipped
+    for a gradient that is not finite restores the memory.
     """
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
-        """Make and return what is remembered from one step to the next; called once, in the strategy's scope.
-
-        Args:
-            specs: of the gradients that there may be, in the order of `Gradient.place`.
-        """
+        """Make and return the memory, given the specs by `Gradient.place`; called once, in the strategy's scope."""
+        return []
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return these variables, with what another number of replicas makes of them, for backups and saved models.
+        """Return these variables, with the rule for another number of replicas, for backups and saved models.
 
         Before `variables` was called, the same states without variables.
         """
+        return []
+
+    def renew(self, workers: Any, trained_seconds: float) -> bool:
+        """Choose again what is chosen by measurement, between two epochs; True if the step must be traced again."""
+        return False
+
+    def alone(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Return what a replica without others applies in place of the sums."""
+        return gradients
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
         """Return the gradients of the global batch, in the same order, equal bit for bit on every replica."""
+        raise NotImplementedError
 
 
-class Stateless:
-    """The part of a reducer that remembers nothing."""
-
-    def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
-        """Return none."""
-        return []
-
-    def sharded_state(self) -> list[ShardedState]:
-        """Return none."""
-        return []
-
-
-class _Around:
-    """The part of a reducer around another, when that alone may remember something."""
+class Around(GradientReducer):
+    """A reducer around another, which alone may have a memory."""
 
     def __init__(self, inner: GradientReducer) -> None:
         self._inner = inner
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
-        """Return those of the inner reducer."""
+        """Make and return those of the inner reducer."""
         return self._inner.variables(specs)
 
     def sharded_state(self) -> list[ShardedState]:
@@ -110,9 +104,12 @@ class _Around:
         return self._inner.sharded_state()
 
     def renew(self, workers: Any, trained_seconds: float) -> bool:
-        """Let the inner reducer choose again what it leaves to be chosen, see `Compressed.renew`."""
-        renew = getattr(self._inner, "renew", None)
-        return False if renew is None else bool(renew(workers, trained_seconds))
+        """Let the inner reducer choose again."""
+        return self._inner.renew(workers, trained_seconds)
+
+    def alone(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Return what the inner reducer applies."""
+        return self._inner.alone(gradients)
 
 
 @dataclass(frozen=True)
@@ -122,22 +119,36 @@ class Choices:
     Attributes:
         kind: one of `KINDS`; a sum is the mean times the number of examples, by which the optimizer multiplies.
         wire_dtype: what gradients are rounded to while they travel, or None.
-        compression: takes the reducer that brings replicas together, and returns one around it that hands on less than
-            it is given; or None.
+        compression: returns a reducer around the one that exchanges, which hands on less than it is given; or None.
     """
 
     kind: str = "mean"
     wire_dtype: str | None = None
-    compression: "Callable[[GradientReducer], GradientReducer] | None" = None
+    compression: Callable[[GradientReducer], GradientReducer] | None = None
+
+
+class ReducesItself:
+    """The part of an optimizer that reduces the gradients it is given; a tfdist scope leaves that to the optimizer."""
+
+    name: str
+
+    @property
+    def reduction_choices(self) -> Choices:
+        """What it asks of the reduction of gradients."""
+        return Choices()
+
+    def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
+        """Choose again how gradients travel; see `GradientReducer.renew`."""
+        return False
 
 
 def choices_of(optimizer: Any) -> Choices:
     """Return what an optimizer asks of the reduction."""
-    return getattr(optimizer, "reduction_choices", Choices())
+    return optimizer.reduction_choices if isinstance(optimizer, ReducesItself) else Choices()
 
 
-def composed(choices: Choices, exchange: "GradientReducer") -> "GradientReducer":
-    """Return what stands between the weights of replicas and an exchange.
+def composed(choices: Choices, exchange: GradientReducer) -> GradientReducer:
+    """Return the chain in front of an exchange.
 
     Example:
         >>> one = Gradient(tf.constant([1.0]), "dense/kernel")
@@ -150,34 +161,96 @@ def composed(choices: Choices, exchange: "GradientReducer") -> "GradientReducer"
 
 
 def present(gradients: Sequence[Any], variables: Sequence[Any] | None, optimizer: Any) -> list[Gradient]:
-    """Return the gradients that are there, of those that an optimizer was given."""
+    """Return the gradients that are not None, in the order in which the backward pass makes them."""
     paths = agreement.relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
     paths = paths if len(paths) == len(gradients) else ["a variable"] * len(gradients)
-    keep = keras_optimizer.keeps_duplicate_indices(optimizer)
+    keep = keeps_duplicate_indices(optimizer)
     places = list(range(len(gradients)))
     if variables is not None and choices_of(optimizer).compression is not None:
         places = [keras_optimizer.index_of(optimizer, variable) for variable in variables]
     there = [index for index, value in enumerate(gradients) if value is not None]
     graph_stamps.mark(Column.GRADIENTS, [gradients[index] for index in there])
-    turns = {there[index]: turn for turn, index in enumerate(buckets.as_made([gradients[index] for index in there]))}
-    return [Gradient(gradients[i], paths[i], keep, places[i], turns[i]) for i in there]
+    order = [there[index] for index in as_made([gradients[index] for index in there])]
+    return [Gradient(gradients[i], paths[i], keep, places[i], i) for i in order]
 
 
-def in_their_places(values: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Return a value where there was a gradient, and None where there was none.
+def as_made(gradients: Sequence[Any]) -> list[int]:
+    """Return the indices of gradients in the order in which they are made; eagerly, from the last to the first.
+
+    A tape makes the operations of a backward pass one after the other, and a graph keeps that order. It is the reverse
+    of the order in which variables are used, which may differ from the order in which they were created.
 
     Example:
-        >>> in_their_places([1, 2], ["a", None, "b"])
+        >>> as_made([tf.zeros([1]), tf.zeros([1])])
+        [1, 0]
+    """
+    positions: dict[Any, dict[tf.Operation, int]] = {}
+
+    def made(index: int) -> int:
+        parts = gradients[index]
+        parts = (parts.values, parts.indices) if isinstance(parts, tf.IndexedSlices) else (parts,)
+        return max(position(part.op) for part in parts)
+
+    def position(operation: tf.Operation) -> int:
+        graph = operation.graph
+        if graph not in positions:
+            positions[graph] = {one: number for number, one in enumerate(graph.get_operations())}
+        return positions[graph][operation]
+
+    last_first = list(reversed(range(len(gradients))))
+    return last_first if tf.executing_eagerly() else sorted(last_first, key=made)
+
+
+def keeps_duplicate_indices(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Return whether rows of one index in a sparse gradient must reach an optimizer apart, as one device has them.
+
+    Keras looks at each row by itself wherever it does more with a gradient than add it: it squares a row, or takes its
+    size, root or norm, before it adds up the rows of an index. Only SGD without clipping, with or without momentum, is
+    known to get the same result from rows that were added up before.
+
+    Example:
+        >>> from keras.optimizers import SGD, Adam
+        >>> [keeps_duplicate_indices(one) for one in (SGD(momentum=0.9), SGD(clipnorm=1.0), Adam())]
+        [False, True, True]
+    """
+    return keras_optimizer.clips(optimizer) or not all(map(_only_adds, keras_optimizer.chain(optimizer)))
+
+
+def _only_adds(optimizer: keras.optimizers.Optimizer) -> bool:
+    kind = type(optimizer)
+    known = (keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
+    return kind in known or ReducesItself in kind.__bases__  # a subclass may do anything
+
+
+def in_their_places(reduced: Sequence[Gradient], count: int) -> list[Any]:
+    """Return the values by `Gradient.index`, and None where there was no gradient.
+
+    Example:
+        >>> in_their_places([Gradient(2, "b", index=2), Gradient(1, "a", index=0)], 3)
         [1, None, 2]
     """
-    left = iter(values)
-    return [None if gradient is None else next(left) for gradient in gradients]
+    values: list[Any] = [None] * count
+    for one in reduced:
+        values[one.index] = one.value
+    return values
 
 
-class OverReplicas(_Around):
+def stamped(arrived: list[Gradient], scale: Callable[[], Any]) -> list[Gradient]:
+    """Return reduced gradients; where steps are recorded, note when they came, and their norm without a loss scale."""
+    values = [one.value for one in arrived]
+    graph_stamps.mark(Column.REDUCED, values)
+    stamps = graph_stamps.current()
+    if stamps is not None and values:
+        present = scale()
+        present = None if present is None else tf.convert_to_tensor(present)
+        stamps.gradient_norm(norms.all_squares, values, scale=present)
+    return arrived
+
+
+class OverReplicas(Around):
     """The reducer over the replicas of the strategy in whose replica it is called.
 
-    One replica has the gradients of the global batch. So has what is outside of any replica: that is for all of them.
+    A single replica has the gradients of the global batch already, and so has code outside of any replica.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -187,31 +260,18 @@ class OverReplicas(_Around):
         """Return the sums over replicas, or what the optimizer has chosen in their place."""
         if tf_strategies.replicas_here() > 1:
             return self._inner.reduce(gradients)
-        alone = getattr(self._inner, "alone", None)
-        return gradients if alone is None else list(alone(gradients))
-
-
-class Weighted(_Around):
-    """Weighs each gradient before it meets the others."""
-
-    def __init__(self, weight: tf.Tensor | None, inner: GradientReducer) -> None:
-        super().__init__(inner)
-        self._weight = weight
-
-    def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sum over replicas of weight times gradient."""
-        return self._inner.reduce(weighted(gradients, self._weight))
+        return self._inner.alone(gradients)
 
 
 def weighted(gradients: list[Gradient], weight: tf.Tensor | None) -> list[Gradient]:
-    """Return each gradient times a weight, and exactly zero where that is; as they are without one."""
+    """Return each gradient times a weight, and exactly zero where the weight is; unchanged without a weight."""
     if weight is None:
         return gradients
     return [replace(gradient, value=replica_sums.weighted(gradient.value, weight)) for gradient in gradients]
 
 
-class WireDtype(_Around):
-    """Rounds what leaves a replica to a smaller dtype, and gives what comes back the dtype that it had.
+class WireDtype(Around):
+    """Rounds what leaves a replica to a smaller dtype, and restores the dtype of what comes back.
 
     Sums of parts of a mean are no larger than the largest gradient, so float16 does not overflow on the way.
     """
@@ -232,7 +292,7 @@ class WireDtype(_Around):
         return _as(self._dtype, gradient)
 
 
-class Adasum(_Around):
+class Adasum(Around):
     """Combines the replicas' gradients by adaptive summation, each scaled by its share relative to an even share."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
@@ -241,28 +301,65 @@ class Adasum(_Around):
         dense = [replace(gradient, value=tf.convert_to_tensor(gradient.value)) for gradient in gradients]
         even = [gradient.mapped(lambda value: value * tf.cast(replicas, value.dtype)) for gradient in dense]
         stacked = self._inner.reduce(even)
-        return [replace(one, value=adasum.combined(tf.unstack(one.value, num=replicas))) for one in stacked]
+        return [replace(one, value=adasum(tf.unstack(one.value, num=replicas))) for one in stacked]
 
 
-class AllReduce(Stateless):
+def adasum(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return Adasum of gradients of one variable: neighbours, then pairs of pairs; an odd one goes up as it is.
+
+    Of two, with <a, b> over the whole variable:
+
+        a (1 - <a, b> / 2|a|^2) + b (1 - <a, b> / 2|b|^2)
+
+    which is a + b if they are orthogonal and their mean if they are equal.
+
+    Example:
+        >>> a = tf.constant([3.0, 0.0])
+        >>> [adasum([a, b]).numpy().tolist() for b in (a, tf.constant([0.0, 1.0]))]
+        [[3.0, 0.0], [3.0, 1.0]]
+
+    Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020. The paper has a power of two
+    of workers.
+    """
+    level = list(gradients)
+    while len(level) > 1:
+        odd = level[len(level) - len(level) % 2 :]
+        level = [_pair(a, b) for a, b in zip(level[::2], level[1::2], strict=False)] + odd
+    return level[0]
+
+
+def _pair(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    wide = [tf.reshape(tf.cast(one, tf.float64), [-1]) for one in (a, b)]
+    dot = tf.tensordot(*wide, axes=1)
+
+    def factor(own: tf.Tensor) -> tf.Tensor:
+        return tf.cast(1.0 - tf.math.divide_no_nan(dot, 2.0 * tf.tensordot(own, own, axes=1)), a.dtype)
+
+    return a * factor(wide[0]) + b * factor(wide[1])
+
+
+class AllReduce(GradientReducer):
     """The exchange that adds up over all replicas, by the strategy's collectives."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums; of `tf.IndexedSlices`, the rows of all replicas. What was made first leaves first."""
+        """Return the sums; of `tf.IndexedSlices`, the rows of all replicas. The first leave first."""
         sums = list(gradients)
-        order = sorted(range(len(gradients)), key=lambda i: gradients[i].turn)
         for keep in dict.fromkeys(gradient.keep_duplicate_indices for gradient in gradients):
-            places = [i for i in order if gradients[i].keep_duplicate_indices is keep]
+            places = [i for i, one in enumerate(gradients) if one.keep_duplicate_indices is keep]
             values, labels = [gradients[i].value for i in places], [_label(gradients[i]) for i in places]
-            arrived = replica_sums.sum_over_replicas(
-                values, labels=labels, keep_duplicate_indices=keep, is_differentiable=False
-            )
+            own = tf_strategies.traced_here()
+            if own is None or any(isinstance(value, tf.IndexedSlices) for value in values):
+                arrived = replica_sums.sum_over_replicas(
+                    values, labels=labels, keep_duplicate_indices=keep, is_differentiable=False
+                )
+            else:  # straight to the collective, without TensorFlow's reductions
+                arrived = own.all_reduce(values, labels)
             for place, value in zip(places, arrived, strict=True):
                 sums[place] = replace(gradients[place], value=value)
         return sums
 
 
-class AllGather(Stateless):
+class AllGather(GradientReducer):
     """The exchange that gathers the gradients of all replicas, dense and stacked, those of one dtype together."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:

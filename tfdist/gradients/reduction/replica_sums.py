@@ -24,9 +24,8 @@ def sum_over_replicas(
     To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
     together, in buckets that fill in the order given.
     """
-    replica_context = tf.distribute.get_replica_context()
-    own = replica_contexts.own_all_reduce(replica_context)
-    reduce = own if is_differentiable else tf_strategies.all_reduce_of(replica_context)
+    all_reduce_of = replica_contexts.own_all_reduce if is_differentiable else tf_strategies.all_reduce_of
+    reduce = all_reduce_of(tf.distribute.get_replica_context())
     names = list(labels) or [""] * len(tensors)
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):

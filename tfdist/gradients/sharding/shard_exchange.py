@@ -19,7 +19,7 @@ from tfdist.gradients.reduction import reducer
 from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch
 
 
-class ReduceScatter(reducer.Stateless):
+class ReduceScatter(reducer.GradientReducer):
     """The exchange that leaves on each worker the sum of its part, see `reducer.GradientReducer`.
 
     Rows of tables, and gradients of variables that are not divided, are added up on all workers, of which each keeps
@@ -36,8 +36,7 @@ class ReduceScatter(reducer.Stateless):
         divided = [i for i, one in enumerate(gradients) if isinstance(parts[i], Stretch) and _is_dense(one)]
         others = [i for i in range(len(gradients)) if i not in set(divided)]
         sums = list(gradients)
-        order = sorted(divided, key=lambda i: gradients[i].turn)
-        dense = {i: tf.convert_to_tensor(gradients[i].value) for i in order}
+        dense = {i: tf.convert_to_tensor(gradients[i].value) for i in divided}
         under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
         for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
             wholes = [dense[i] for i in bucket]

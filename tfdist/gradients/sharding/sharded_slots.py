@@ -25,8 +25,6 @@ from tfdist.gradients.reduction import norms, reducer
 from tfdist.gradients.sharding import shard_exchange, slot_saving
 from tfdist.gradients.sharding.sharded_updates import Updates
 from tfdist.gradients.sharding.variable_parts import Everywhere, Part
-from tfdist.monitor.recording import graph_stamps
-from tfdist.monitor.recording.rows import Column
 
 #: of an optimizer, its `Updates`
 UPDATES = "tfdist_updates"
@@ -80,12 +78,13 @@ class OptimizerSharding:
 
     def reduced(
         self,
+        optimizer: Any,
         gradients: list[reducer.Gradient],
-        parts: Sequence[Part],
+        variables: Sequence[Any],
         over_replicas: reducer.OverReplicas,
-        choices: reducer.Choices,
     ) -> list[reducer.Gradient]:
-        """Return this worker's parts of the gradients of the global batch, see `exchange.reduced`."""
+        """Return this worker's parts of the gradients of the global batch, given the chain for whole gradients."""
+        parts, choices = parts_of(optimizer, variables), reducer.choices_of(optimizer)
         return shard_exchange.reduced(self.traced, gradients, parts, over_replicas, choices)
 
     def gathered(self, optimizers: Sequence[Any]) -> AbstractContextManager[None]:
@@ -102,29 +101,6 @@ def of_strategy(strategy: Any) -> OptimizerSharding | None:
     """Return what a strategy shards of its optimizers; None if nothing."""
     found = services(strategy).sharding
     return found if isinstance(found, OptimizerSharding) else None
-
-
-def reduced(
-    optimizer: Any,
-    gradients: list[reducer.Gradient],
-    variables: Sequence[Any],
-    over_replicas: reducer.OverReplicas,
-    *,
-    scale: Any = None,
-) -> list[reducer.Gradient]:
-    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
-    sharding = of(optimizer)
-    if sharding is None:
-        arrived = over_replicas.reduce(gradients)
-    else:
-        parts = parts_of(optimizer, variables)
-        arrived = sharding.reduced(gradients, parts, over_replicas, reducer.choices_of(optimizer))
-    graph_stamps.mark(Column.REDUCED, [one.value for one in arrived])
-    stamps = graph_stamps.current()
-    if stamps is not None and arrived:
-        scale = None if scale is None else tf.convert_to_tensor(scale)
-        stamps.gradient_norm(norms.all_squares, [one.value for one in arrived], scale=scale)
-    return arrived
 
 
 def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:

@@ -61,7 +61,7 @@ class Call:
     scale: Any
 
 
-class ToServers(reducer.Stateless):
+class ToServers(reducer.GradientReducer):
     """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds up parts."""
 
     def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
@@ -135,19 +135,21 @@ class ToChief:
         if self._graph is not None and self._graph is not tf.compat.v1.get_default_graph():
             raise _in_a_function_of_its_own(optimizer)
         variables = list(variables) if variables is not None else keras_optimizer.known_variables(optimizer)
-        given = reducer.present(gradients, variables, optimizer)
-        there = [variable for variable, gradient in zip(variables, gradients, strict=True) if gradient is not None]
+        # the chief reads what lies on the servers in the order of the variables
+        given = sorted(reducer.present(gradients, variables, optimizer), key=lambda one: one.index)
+        there = [variables[one.index] for one in given]
         in_parts = keras_optimizer.takes_gradients_as_they_come(optimizer)
         servers = ToServers(there, in_parts=in_parts, codec=compressed_reducer.codec_of(optimizer))
         out = reducer.composed(replace(reducer.choices_of(optimizer), compression=None), servers)
-        part = reducer.Weighted(replica_optimizers.weight(optimizer, given), out).reduce(given)
+        part = out.reduce(reducer.weighted(given, replica_optimizers.weight(optimizer, given)))
         self.gradients.extend(servers.tensors)
-        self._note_call(optimizer, variables, reducer.in_their_places(servers.kinds, gradients))
+        kinds = dict(zip([one.index for one in given], servers.kinds, strict=True))
+        self._note_call(optimizer, variables, [kinds.get(index) for index in range(len(gradients))])
         changing = [*variables, *keras_optimizer.variables_of_updates(optimizer)]
         if len(self.calls) <= self._plan.updates:
             self._scope.stand_in_for(changing, step_variables.create)
             with self._scope.updating():
-                values = reducer.in_their_places([one.value for one in part], gradients)
+                values = reducer.in_their_places(part, len(gradients))
                 type(optimizer).apply(optimizer, values, variables)
         self._scope.changed(changing, len(self.calls))
 

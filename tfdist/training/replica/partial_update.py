@@ -62,7 +62,7 @@ class Parts:
             global_clipnorm=optimizer.global_clipnorm,
         )
         # Keras adds up rows of one index where it clips by the norm of all; elsewhere they stay apart
-        if optimizer.clipnorm or getattr(optimizer, "reduces_by_itself", False):
+        if optimizer.clipnorm or isinstance(optimizer, reducer.ReducesItself):
             return clipped
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 

@@ -5,7 +5,9 @@ they enter `apply`, so everything behind it works on the gradient of the global 
 condition (loss scaling, accumulation, moving averages) can be decided differently by two replicas.
 """
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.reduction import reducer, replica_sums
 from tfdist.gradients.sharding import sharded_slots
@@ -39,10 +42,10 @@ def adapt(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         )
     require_scope(optimizer, strategy)
     for inner in keras_optimizer.wrapped(optimizer):  # is handed gradients that are reduced already
-        if getattr(inner, "reduces_by_itself", False):
+        if isinstance(inner, reducer.ReducesItself):
             raise ConfigError(
-                f"the optimizer {optimizer.name!r} wraps {inner.name!r}, which reduces gradients by itself: its own "
-                "options stand around every other optimizer. Pass what it shall do to DistributedOptimizer, such as "
+                f"the optimizer {optimizer.name!r} wraps {inner.name!r}, which reduces gradients itself: it must be "
+                "the outermost optimizer. Pass what the other is for to DistributedOptimizer, such as "
                 'loss_scale="dynamic".',
                 name=optimizer.name,
                 received=inner.name,
@@ -87,7 +90,7 @@ def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
 
 
 def _warn_of_tables(optimizer: Any, grads: list[Any], variables: Any) -> None:
-    if keras_optimizer.keeps_duplicate_indices(optimizer):
+    if reducer.keeps_duplicate_indices(optimizer):
         for gradient, table in zip(grads, variables or (), strict=False):
             if isinstance(gradient, tf.IndexedSlices):
                 _warn_of_table(table.path, type(optimizer).__name__)
@@ -104,25 +107,48 @@ def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
     In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
     """
     variables = None if variables is None else list(variables)
-    own = sharded_slots.of(optimizer)
-    if own is None:
-        build(optimizer, variables)
-    with partial_update.updated(optimizer, variables) if own is None else own.updating(optimizer, variables):
+    own = services(keras_optimizer.created_under(optimizer))
+    sharding = sharded_slots.of(optimizer) if own.sharding is not None else None
+    if sharding is not None:
+        with sharding.updating(optimizer, variables):
+            if not isinstance(optimizer, reducer.ReducesItself):
+                build(optimizer, variables)  # which decides what part each worker updates
+            _reduce_and_apply(optimizer, grads, variables)
+        return
+    build(optimizer, variables)
+    with partial_update.updated(optimizer, variables) if own.weights is not None else contextlib.nullcontext():
         _reduce_and_apply(optimizer, grads, variables)
 
 
 def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
-    if not getattr(optimizer, "reduces_by_itself", False):
-        if sharded_slots.of(optimizer) is not None:
-            build(optimizer, variables)  # which decides what is whose
+    if not isinstance(optimizer, reducer.ReducesItself):
         gradients = reducer.present(grads, variables, optimizer)
-        over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
         weighted = reducer.weighted(gradients, weight(optimizer, gradients))
-        present = with_gradients(grads, variables, optimizer)
-        scale = loss_scale.variable_of(optimizer)
-        reduced = sharded_slots.reduced(optimizer, weighted, present, over_replicas, scale=scale)
-        grads = reducer.in_their_places([gradient.value for gradient in reduced], grads)
+        over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
+        scale = functools.partial(_scale_of, optimizer)
+        grads = reducer.in_their_places(reduced(optimizer, weighted, variables, over_replicas, scale), len(grads))
     type(optimizer).apply(optimizer, grads, variables)
+
+
+def _scale_of(optimizer: Any) -> Any:
+    return loss_scale.variable_of(optimizer)
+
+
+def reduced(
+    optimizer: Any,
+    gradients: list[reducer.Gradient],
+    variables: Any,
+    over_replicas: reducer.OverReplicas,
+    scale: Callable[[], Any],
+) -> list[reducer.Gradient]:
+    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
+    if services(keras_optimizer.created_under(optimizer)).sharding is None:
+        return reducer.stamped(over_replicas.reduce(gradients), scale)
+    known = keras_optimizer.known_variables(optimizer) if variables is None else variables
+    there = [known[one.index] for one in gradients]
+    sharding = sharded_slots.of(optimizer)
+    assert sharding is not None
+    return reducer.stamped(sharding.reduced(optimizer, gradients, there, over_replicas), scale)
 
 
 def build(optimizer: Any, variables: Any) -> None:
@@ -138,12 +164,6 @@ def build(optimizer: Any, variables: Any) -> None:
         for one in keras_optimizer.chain(optimizer):
             for variable in one.variables:
                 tf_strategies.equalise_copies(keras_variables.value_of(variable))
-
-
-def with_gradients(grads: list[Any], variables: Any, optimizer: Any) -> list[Any]:
-    """Return the variables whose gradients are there."""
-    known = keras_optimizer.known_variables(optimizer) if variables is None else list(variables)
-    return [variable for variable, grad in zip(known, grads, strict=False) if grad is not None]
 
 
 def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | None:
