@@ -13,7 +13,6 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.sharding import sharded_slots
-from tfdist.gradients.sharding import slot_callbacks as sharded_callbacks
 from tfdist.gradients.sharding import slot_saving as sharded_saving
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import callback_analysis, loss_scale
@@ -43,7 +42,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_sharded:  # where weights lie in parts too, all save the model together
-        sharded_callbacks.adapt(running.callbacks, writes=workers.is_chief or is_cut)
+        sharded_slots.adapt_callbacks(running.callbacks, writes=workers.is_chief or is_cut)
     if workers.count == 1:
         return
     if is_cut:
@@ -52,7 +51,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
             if isinstance(callback, _SAVE_MODELS):
                 keras_callbacks.let_share_folder(callback)
     if not workers.is_chief:  # what all have parts of all save together
-        together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_callbacks.SAVE_SLOTS if is_sharded else ()))
+        together = (*(_SAVE_MODELS if is_cut else ()), *(sharded_slots.SAVE_SLOTS if is_sharded else ()))
         alone = tuple(kind for kind in _CHIEF_ONLY if kind not in together)
         running.callbacks[:] = [callback for callback in running.callbacks if not isinstance(callback, alone)]
     if training:
@@ -115,7 +114,7 @@ class _Agree(keras.callbacks.Callback):
         chief_restores, chief_finds, chief_epoch = seen[0, 1:]
         if chief_restores:
             if self._is_sharded:
-                sharded_callbacks.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
+                sharded_slots.require_same_backup(seen[:, 2].astype(bool).tolist() if chief_finds else [])
             keras_model.set_initial_epoch(self.model, int(chief_epoch))
             same = [
                 one for one in keras_variables.persistent_variables(self.model) if sharded_saving.part_of(one) is None

@@ -18,6 +18,7 @@ TAKEN, APPLIED = tf.GradientTape.gradient.__code__, keras.optimizers.Optimizer.a
 
 def files(collectives: str) -> list[str]:
     """Trace the step of a small dense model under a mirrored strategy; recording is not part of the way."""
+    tfdist.strategies.use_logical_cpus(2)
     strategy = tfdist.strategies.MirroredStrategy(collectives=collectives)
     with strategy.scope():
         network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), keras.layers.Dense(1)])

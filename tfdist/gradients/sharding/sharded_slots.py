@@ -1,8 +1,8 @@
-"""Sharded data parallelism of one strategy: which optimizers take part, and what each worker has of them.
+"""Sharded data parallelism of one strategy: which optimizers take part, and each worker's part of them.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", 2020. There a partition is of all parameters in a row; here each variable is divided, so that slots keep their
-names and are as even, and what is kept does not depend on buckets.
+Models", 2020. There all parameters in a row are partitioned; here each variable is, so that slots keep their names, and
+the parts do not depend on buckets.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import callback_fields as keras_callbacks
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras import sharded_optimizer as keras_sharded
@@ -40,7 +41,7 @@ class OptimizerSharding:
         self._gathered: dict[int, Any] = {}
 
     def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let an optimizer that is being created in the strategy's scope have slots for parts; twice does nothing."""
+        """Give an optimizer that is being created in the strategy's scope slots for parts; twice does nothing."""
         own = vars(optimizer)
         if "save_own_variables" in own:
             return
@@ -56,12 +57,12 @@ class OptimizerSharding:
         own["sharded_state"] = updates.sharded_state
 
     def accumulates_parts(self, choices: reducer.Choices) -> bool:
-        """Return whether accumulated gradients are this worker's parts, reduced for each micro-batch."""
+        """True if accumulated gradients are this worker's parts, reduced for each micro-batch."""
         if self.stage > 1 and (choices.compression is not None or choices.kind == "adasum"):
             what = "compression" if choices.compression is not None else 'reduction="adasum"'
             raise UnsupportedError(
                 f"accumulate_steps and {what} are given together, which needs whole accumulated gradients on every "
-                f"worker; stage {self.stage} of sharding keeps parts of them alone. Take stage=1.",
+                f"worker; stage {self.stage} of sharding keeps only parts of them. Use stage=1.",
                 name="accumulate_steps",
                 received=what,
             )
@@ -73,7 +74,7 @@ class OptimizerSharding:
         return contextlib.nullcontext()
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
-        """Return the sum over workers of a vector that each of them has."""
+        """Return the sum over workers of a vector."""
         return self.traced.all_reduce([vector], ["numbers of all gradients"])[0]
 
     def reduced(
@@ -88,17 +89,17 @@ class OptimizerSharding:
         return shard_exchange.reduced(self.traced, gradients, parts, over_replicas, choices)
 
     def gathered(self, optimizers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Return a context in which optimizers are saved whole; every worker must enter it, see `saving.gathered`."""
+        """Return a context in which optimizers are saved whole; every worker must enter it."""
         return slot_saving.gathered(self.workers, optimizers, self._gathered)
 
 
 def of(optimizer: Any) -> OptimizerSharding | None:
-    """Return how an optimizer is sharded, by the strategy in whose scope it was created; None if it is not."""
+    """Return the sharding of the strategy in whose scope an optimizer was created; None without one."""
     return of_strategy(keras_optimizer.created_under(optimizer))
 
 
 def of_strategy(strategy: Any) -> OptimizerSharding | None:
-    """Return what a strategy shards of its optimizers; None if nothing."""
+    """Return the sharding of a strategy's optimizers; None without one."""
     found = services(strategy).sharding
     return found if isinstance(found, OptimizerSharding) else None
 
@@ -107,7 +108,7 @@ def parts_of(optimizer: Any, variables: Sequence[Any]) -> list[Part]:
     """Return this worker's parts of variables of an optimizer that is built, or hands gradients on to one that is."""
     known = updates_of(optimizer)
     found = [next(filter(None, (one.part_of(variable) for one in known)), None) for variable in variables]
-    # of a variable that is not known Keras says so
+    # Keras itself refuses an unknown variable
     return [part or Everywhere(tuple(one.shape)) for part, one in zip(found, variables, strict=True)]
 
 
@@ -122,3 +123,36 @@ def updates_of(optimizer: Any) -> list[Updates]:
     """Return the sharded updates of an optimizer, and of those that it hands gradients on to."""
     found = [vars(one).get(UPDATES) for one in keras_optimizer.chain(optimizer)]
     return [one for one in found if one is not None]
+
+
+#: callbacks of which all workers take part in writing, because the slots are written too
+SAVE_SLOTS = (keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint)
+
+
+def adapt_callbacks(callbacks: Sequence[keras.callbacks.Callback], *, writes: bool) -> None:
+    """Let Keras' callbacks that use slots work together with those of the other workers."""
+    for one in callbacks:
+        if isinstance(one, keras.callbacks.SwapEMAWeights):
+            keras_callbacks.let_swap(one, _swap, _settle)
+        if isinstance(one, SAVE_SLOTS) and not writes:
+            keras_callbacks.let_take_part(one)
+
+
+def require_same_backup(found: Sequence[bool]) -> None:
+    """Raise if some workers would resume from a backup of Keras' and others not."""
+    if any(found) and not all(found):
+        raise UnsupportedError(
+            f"keras.callbacks.BackupAndRestore finds a backup on worker {list(found).index(True)} and none on worker "
+            f"{list(found).index(False)}; the optimizer is sharded, and each worker reads its part of the slots. Give "
+            "all the same backup_dir, on a disk that they share, or use tfdist.callbacks.BackupAndRestore."
+        )
+
+
+def _swap(optimizer: Any) -> None:
+    for updates in updates_of(optimizer):
+        updates.swap_averages()
+
+
+def _settle(optimizer: Any) -> None:
+    for updates in updates_of(optimizer):
+        updates.average_weights()

@@ -1,6 +1,6 @@
 """The updates of one optimizer whose slots are sharded: each worker updates its parts, and all get the new weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -14,8 +14,70 @@ from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import norms
 from tfdist.gradients.sharding import shard_exchange, slot_saving
-from tfdist.gradients.sharding.variable_part import VariablePart
 from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch, balanced
+
+_OPERATORS = (
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
+    *("__pow__", "__neg__", "__abs__", "__getitem__"),
+)
+
+
+class VariablePart:
+    """Stands for a Keras variable when an optimizer builds slots or updates elements: it has the shape of a part.
+
+    It is read as the part. It keeps an assigned value as a tensor, so the part takes no memory between two steps. It
+    can be assigned in a condition only if it is used up there.
+    """
+
+    def __init__(
+        self, variable: Any, shape: tuple[int, ...], read: Callable[[], tf.Tensor], *, name: str, unique_id: str
+    ) -> None:
+        self.whole = variable
+        self.shape = tuple(shape)
+        self.dtype = tf.as_dtype(variable.dtype)
+        self.path = variable.path
+        self.name = name
+        self.trainable = True
+        self._unique_id = unique_id
+        self._read = read
+        self._value: tf.Tensor | None = None
+
+    def value(self) -> tf.Tensor:
+        return self._read() if self._value is None else self._value
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        del name
+        value = self.value()
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def assign(self, value: Any) -> None:
+        self._value = tf.ensure_shape(tf.convert_to_tensor(value, self.dtype), self.shape)
+
+    def assign_add(self, value: Any) -> None:
+        self.assign(self.value() + value)
+
+    def assign_sub(self, value: Any) -> None:
+        self.assign(self.value() - value)
+
+    def scatter_update(self, rows: tf.IndexedSlices) -> None:
+        self.assign(tf.tensor_scatter_nd_update(self.value(), rows.indices[:, tf.newaxis], rows.values))
+
+    def scatter_add(self, rows: tf.IndexedSlices) -> None:
+        self.assign(tf.tensor_scatter_nd_add(self.value(), rows.indices[:, tf.newaxis], rows.values))
+
+    def scatter_sub(self, rows: tf.IndexedSlices) -> None:
+        self.assign(tf.tensor_scatter_nd_sub(self.value(), rows.indices[:, tf.newaxis], rows.values))
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def apply(self: VariablePart, *others: Any) -> Any:
+        return getattr(self.value(), name)(*others)
+
+    return apply
+
+
+for _name in _OPERATORS:
+    setattr(VariablePart, _name, _operator(_name))
 
 
 class Updates:
