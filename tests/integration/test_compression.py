@@ -35,16 +35,16 @@ from tfdist.compression import (
     Threshold,
     TopK,
     Whole,
+    messages,
     one_way,
     registry,
-    seeds,
 )
 from tfdist.compression.auto_choice import Cost, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.codec_exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total
 from tfdist.errors import ConfigError, ConfigTypeError, TfdistError
-from tfdist.gradients.reduction import codec_plan, measured_network
+from tfdist.gradients.reduction import codec_plan
 from tfdist.gradients.reduction.codec_plan import Memory, Plan
 from tfdist.gradients.reduction.compressed_reducer import is_compressed
 from tfdist.optimizers import DistributedOptimizer
@@ -66,7 +66,7 @@ pytestmark = pytest.mark.quick
 
 @functools.cache  # to draw the seeds takes half as long as what a codec does
 def context_of(rank: int, size: int, step: int) -> Context:
-    return seeds.context(rank, size, step=step)
+    return messages.context_of(rank, size, step=step)
 
 
 def named(codec: Codec) -> str:
@@ -219,7 +219,7 @@ def test_the_formula_counts_what_is_sent(codec: Codec, size: int) -> None:
     shape = (500, 96)
     gradient = normal(*shape).astype("f")
     state = tuple(one.initial for one in codec.init(tf.TensorSpec(shape, tf.float32)))
-    exchange, answer, sent = codec.exchange(tf.constant(gradient), state, seeds.context(0, size)), None, 0.0
+    exchange, answer, sent = codec.exchange(tf.constant(gradient), state, messages.context_of(0, size)), None, 0.0
     while True:
         try:
             request = exchange.send(answer)
@@ -244,7 +244,7 @@ def test_the_formula_counts_what_is_sent(codec: Codec, size: int) -> None:
 def test_the_memory_follows_the_learning_rate_where_its_authors_remember_updates() -> None:
     codec = registry.codec_of("signsgd")
     gradient, memory = tf.ones([32, 32]), tf.fill([32, 32], 2.0)
-    slower = seeds.context(0, 1, slower=tf.constant(0.5))  # the learning rate has doubled
+    slower = messages.context_of(0, 1, slower=tf.constant(0.5))  # the learning rate has doubled
     (end,) = together([codec.exchange(gradient, (memory,), slower)])
     np.testing.assert_allclose(end.total + end.state[0], np.full((32, 32), 2.0))
     (end,) = together([registry.codec_of("onebit").exchange(gradient, (memory,), slower)])
@@ -410,7 +410,7 @@ class Choosing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.link, self.now, self.measured_at = SLOW, 0.0, []
         monkeypatch.setattr(codec_plan, "measured_link", self._measured)
-        monkeypatch.setattr(measured_network, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
+        monkeypatch.setattr(codec_plan, "agreed_costs", lambda collective, codecs: [Cost()] * len(codecs))
         self._plan = Plan(Auto())
         self._memory = Memory(self._plan.options)
         self._memory.make(LARGE, len(LARGE), self._plan.counters(len(LARGE)))

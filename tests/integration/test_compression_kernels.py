@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.compression import QSGD, ErrorFeedback, Natural, OneBit, PowerSGD, SignSGD, TernGrad, TopK  # noqa: E402
 from tfdist.compression import kernels as module  # noqa: E402
-from tfdist.compression.codecs.top_k import largest  # noqa: E402
+from tfdist.compression.codecs.sparse import largest  # noqa: E402
 from tfdist.optimizers import DistributedOptimizer  # noqa: E402
 
 pytestmark = pytest.mark.quick

@@ -13,15 +13,10 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.compression.auto import Auto
     from tfdist.compression.codec import Codec, RowCodec
     from tfdist.compression.codecs.casting import BFloat16, Float16, Whole
-    from tfdist.compression.codecs.dgc import DGC
-    from tfdist.compression.codecs.natural import Natural
     from tfdist.compression.codecs.power_sgd import PowerSGD
-    from tfdist.compression.codecs.qsgd import QSGD
-    from tfdist.compression.codecs.random_k import RandomK
+    from tfdist.compression.codecs.quantized import QSGD, Natural, TernGrad
     from tfdist.compression.codecs.signs import OneBit, SignSGD
-    from tfdist.compression.codecs.terngrad import TernGrad
-    from tfdist.compression.codecs.threshold import Threshold
-    from tfdist.compression.codecs.top_k import TopK
+    from tfdist.compression.codecs.sparse import DGC, RandomK, Threshold, TopK
     from tfdist.compression.error_feedback import ErrorFeedback
     from tfdist.compression.registry import register
 
@@ -29,19 +24,19 @@ _WHERE = {
     "Auto": "auto",
     "BFloat16": "codecs.casting",
     "Codec": "codec",
-    "DGC": "codecs.dgc",
+    "DGC": "codecs.sparse",
     "ErrorFeedback": "error_feedback",
     "Float16": "codecs.casting",
-    "Natural": "codecs.natural",
+    "Natural": "codecs.quantized",
     "OneBit": "codecs.signs",
     "PowerSGD": "codecs.power_sgd",
-    "QSGD": "codecs.qsgd",
-    "RandomK": "codecs.random_k",
+    "QSGD": "codecs.quantized",
+    "RandomK": "codecs.sparse",
     "RowCodec": "codec",
     "SignSGD": "codecs.signs",
-    "TernGrad": "codecs.terngrad",
-    "Threshold": "codecs.threshold",
-    "TopK": "codecs.top_k",
+    "TernGrad": "codecs.quantized",
+    "Threshold": "codecs.sparse",
+    "TopK": "codecs.sparse",
     "Whole": "codecs.casting",
     "register": "registry",
 }

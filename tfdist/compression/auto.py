@@ -9,9 +9,8 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.compression.codec import Accuracy, Codec, require_codec
 from tfdist.compression.codecs.casting import Float16, Whole
-from tfdist.compression.codecs.natural import Natural
 from tfdist.compression.codecs.power_sgd import PowerSGD
-from tfdist.compression.codecs.qsgd import QSGD
+from tfdist.compression.codecs.quantized import QSGD, Natural
 from tfdist.compression.error_feedback import ErrorFeedback
 from tfdist.errors import ConfigError
 

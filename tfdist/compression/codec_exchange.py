@@ -49,8 +49,8 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
 
     Example:
         >>> from tfdist.compression import Whole
-        >>> from tfdist.compression.seeds import context
-        >>> ends = together([Whole().exchange(tf.constant([float(i)]), (), context(i, 2)) for i in (1, 2)])
+        >>> from tfdist.compression.messages import context_of
+        >>> ends = together([Whole().exchange(tf.constant([float(i)]), (), context_of(i, 2)) for i in (1, 2)])
         >>> [end.total.numpy().tolist() for end in ends]
         [[3.0], [3.0]]
     """

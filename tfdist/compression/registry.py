@@ -8,15 +8,10 @@ from tfdist import validation
 from tfdist.compression.auto import Auto, with_memory
 from tfdist.compression.codec import Codec, require_codec
 from tfdist.compression.codecs.casting import BFloat16, Float16, Whole
-from tfdist.compression.codecs.dgc import DGC
-from tfdist.compression.codecs.natural import Natural
 from tfdist.compression.codecs.power_sgd import PowerSGD
-from tfdist.compression.codecs.qsgd import QSGD
-from tfdist.compression.codecs.random_k import RandomK
+from tfdist.compression.codecs.quantized import QSGD, Natural, TernGrad
 from tfdist.compression.codecs.signs import OneBit, SignSGD
-from tfdist.compression.codecs.terngrad import TernGrad
-from tfdist.compression.codecs.threshold import Threshold
-from tfdist.compression.codecs.top_k import TopK
+from tfdist.compression.codecs.sparse import DGC, RandomK, Threshold, TopK
 from tfdist.compression.error_feedback import ErrorFeedback
 from tfdist.errors import ConfigError
 

@@ -13,7 +13,7 @@ from tfdist.bench.codecs.codec_choice import codec_of, load
 from tfdist.bench.workers import training_loops
 from tfdist.bench.workers.bench_models import MODELS
 from tfdist.collectives import buckets
-from tfdist.compression import seeds
+from tfdist.compression import messages
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange, reduced_bytes
 from tfdist.compression.codec_exchange import by_itself, together
@@ -116,7 +116,7 @@ def _first_state(codec: Codec, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) -> Context:
     slower = tf.constant(1.0) if codec.needs_learning_rate else None
-    return seeds.context(rank, size, step=step, seed=_SEED, place=place, slower=slower)
+    return messages.context_of(rank, size, step=step, seed=_SEED, place=place, slower=slower)
 
 
 def _tensor(request: Request) -> tf.Tensor:

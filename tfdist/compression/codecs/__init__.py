@@ -1,1 +1,1 @@
-"""The codecs, one per file."""
+"""The codecs: each file has one way to compress."""

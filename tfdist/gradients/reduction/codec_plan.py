@@ -1,29 +1,35 @@
 """The codec of each gradient, asked for or chosen by `Auto` from measurements, and the memory of codecs."""
 
 import logging
+import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives import buckets
+from tfdist.collectives import buckets, keys
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compression import auto_choice
+from tfdist.compression import auto_choice, messages
 from tfdist.compression.auto import Auto
+from tfdist.compression.auto_choice import Cost
 from tfdist.compression.codec import Codec
+from tfdist.compression.codec_exchange import by_itself
 from tfdist.compression.codecs.casting import Whole
 from tfdist.compression.error_feedback import ErrorFeedback
-from tfdist.gradients.reduction import measured_network
 from tfdist.planner.planner_link import Link
 
 _log = logging.getLogger("tfdist")
 _CHOICE, _LINK = "compression_choice", "compression_link"
 _COUNTERS = "the counters of compression"
 _MANY_BYTES = 1 << 20  # that show the rate of the network: a slow one takes no second for them
+_SIDES = 32, 768  # of the matrices that codecs are tried on
+_TIMES = 5
 
 
 class Memory:
@@ -157,7 +163,7 @@ class Plan:
         options = self.options[:-1] if self.options[-1] is self._last else self.options
         given = auto_choice.Measured(
             options=options,
-            costs=measured_network.agreed_costs(workers.collective, options),
+            costs=agreed_costs(workers.collective, options),
             link=link,
             members=workers.count,
             bucket_bytes=buckets.DEFAULT_BYTES,
@@ -183,3 +189,38 @@ def _saved_link(memory: Memory) -> Link | None:
 
 def _numbers(variable: keras.Variable) -> list[Any]:
     return list(tf_strategies.primary(variable.value).numpy().tolist())
+
+
+def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
+    """Return what each codec computes while all members compute, as the first one finds it; all of them call it."""
+    mine = [_cost(codec, collective.size) for codec in codecs]
+    flat = tf.constant([number for cost in mine for number in (cost.seconds, cost.seconds_per_element)], tf.float64)
+    numbers = collective.broadcast(flat, key=keys.EAGER).numpy().tolist()
+    return [Cost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+@cache
+def _cost(codec: Codec, members: int) -> Cost:
+    """Return what a codec computes of a small and of a large matrix of random numbers."""
+    if isinstance(codec, Whole):
+        return Cost()
+    few, many = ((side * side, _seconds(codec, members, side)) for side in _SIDES)
+    return Cost.of(few, many)
+
+
+def _seconds(codec: Codec, members: int, side: int) -> float:
+    spec = tf.TensorSpec([side, side], tf.float32)
+    state = tuple(one.initial for one in codec.init(spec))
+    matrix = tf.random.stateless_normal(spec.shape, (1, 2))
+
+    @tf.function(autograph=False)
+    def compute(tensor: tf.Tensor) -> list[tf.Tensor]:
+        end = by_itself(codec.exchange(tensor, state, messages.context_of(0, members)), members)
+        return [end.total, *end.state]
+
+    taken = []
+    for _ in range(1 + _TIMES):
+        began = time.perf_counter()
+        compute(matrix)[0].numpy()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives import buckets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compression import seeds
+from tfdist.compression import messages
 from tfdist.compression.codec import Codec, reduced_bytes
 from tfdist.compression.codec_exchange import carried
 from tfdist.compression.messages import Context
@@ -182,7 +182,7 @@ class Compressed(Around):
         variables = self._memory.of(gradient.place, codec)
         value = tf.convert_to_tensor(gradient.value)
         given = tf.cast(value, _wide(value.dtype)), tuple(tf.convert_to_tensor(one) for one in variables)
-        context = seeds.context(0, tf_strategies.replicas_here())
+        context = messages.context_of(0, tf_strategies.replicas_here())
         sent, after = codec.whole(*given, context)
         for variable, state in zip(variables, after, strict=True):
             variable.assign(state)
@@ -234,7 +234,7 @@ class Compressed(Around):
             last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            seeds.context(
+            messages.context_of(
                 rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
             )
             for unit in units
