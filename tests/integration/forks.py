@@ -55,7 +55,7 @@ MODULES = (
     "tfdist.data.sources.memory.array_source",
     "tfdist.data.writing.foreign_tfrecords",
     "tfdist.optimizers.distributed_optimizer",
-    "tfdist.strategies.pipeline",
+    "tfdist.strategies.pipeline_strategy",
 )
 # They change how TensorFlow traces, in all forks; `make test-unpatched` sets the variable and leaves them out.
 PATCHES = ("tests.integration.without_lookups", "tests.integration.without_stacks")

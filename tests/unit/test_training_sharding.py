@@ -11,7 +11,6 @@ from tests.refusals import refused
 from tfdist.checkpoint.state_resizing import resharded
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding import shard_layout
-from tfdist.strategies import shardable
 
 
 @given(count=st.integers(0, 200), size=st.integers(1, 9))
@@ -47,14 +46,14 @@ def test_what_one_worker_has_is_handed_to_whoever_has_it_now() -> None:
 @pytest.mark.parametrize("stage", [0, 4, -1])
 def test_a_stage_that_is_none_is_named(stage: int) -> None:
     with refused(ConfigError, name="stage", received=stage):
-        shardable.require("stage", stage)
+        shard_layout.require_stage("stage", stage)
 
 
 def test_what_cannot_be_sharded_is_refused_with_what_can() -> None:
     for stage in (None, 1, 2, 3):
-        shardable.require("stage", stage)
-        shardable.require_one_cpu(stage, ["/device:CPU:0"])
-    shardable.require_one_cpu(None, ["/device:GPU:0", "/device:GPU:1"])
+        shard_layout.require_stage("stage", stage)
+        shard_layout.require_one_cpu(stage, ["/device:CPU:0"])
+    shard_layout.require_one_cpu(None, ["/device:GPU:0", "/device:GPU:1"])
     for devices in (["/device:CPU:0", "/device:CPU:1"], ["/device:GPU:0"]):
         with refused(UnsupportedError, name="shard_optimizer", received=1, mentions=devices):
-            shardable.require_one_cpu(1, devices)
+            shard_layout.require_one_cpu(1, devices)

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from tfdist.strategies.factory import create, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.model_parallel import ModelParallelStrategy
-    from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy, ShardedDataParallelStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
-    from tfdist.strategies.pipeline.pipeline_strategy import PipelineStrategy
+    from tfdist.strategies.pipeline_strategy import PipelineStrategy
     from tfdist.strategies.ring_strategy import RingStrategy
-    from tfdist.strategies.sharded_data_parallel import ShardedDataParallelStrategy
 
 __all__ = [
     "MirroredStrategy",
@@ -45,9 +44,9 @@ _MODULES = {
     "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
-    "PipelineStrategy": "tfdist.strategies.pipeline.pipeline_strategy",
+    "PipelineStrategy": "tfdist.strategies.pipeline_strategy",
     "RingStrategy": "tfdist.strategies.ring_strategy",
-    "ShardedDataParallelStrategy": "tfdist.strategies.sharded_data_parallel",
+    "ShardedDataParallelStrategy": "tfdist.strategies.multi_worker_mirrored",
     "create": "tfdist.strategies.factory",
     "from_distribution": "tfdist.strategies.distribution_strategy",
     "from_environment": "tfdist.strategies.factory",

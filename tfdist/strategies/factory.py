@@ -13,7 +13,7 @@ from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError
-from tfdist.strategies import distribution_strategy, threads
+from tfdist.strategies import distribution_strategy, local_replicas
 from tfdist.variables import (
     CHUNKS,
     COLLECTIVES,
@@ -162,8 +162,7 @@ def use_logical_cpus(count: int) -> None:
     """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
 
     For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. Where there are
-    no more cores than devices, TensorFlow gets a thread more than devices (`tfdist.strategies.threads`), unless you
-    have said how many.
+    no more cores than devices, TensorFlow gets one more thread than devices, unless the number of threads is set.
 
     Args:
         count: number of devices, at least 1.
@@ -175,7 +174,7 @@ def use_logical_cpus(count: int) -> None:
         >>> strategy = tfdist.strategies.MirroredStrategy()    # doctest: +SKIP
     """
     count = validation.integer("count", count, minimum=1)
-    threads.ensure_inter_op(count)
+    local_replicas.ensure_threads(count)
     (cpu,) = tf.config.list_physical_devices("CPU")
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)

@@ -1,8 +1,11 @@
-"""The devices on which this process has places of a mesh, and what carries tensors between all places."""
+"""Strategies over a mesh: this process's devices, what carries tensors between all places, and their common base."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+
+import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist.cluster.mesh import Mesh
@@ -11,26 +14,34 @@ from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow.steps.replica_services import services
+from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts, services
 from tfdist.errors import ConfigError
+from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel import mesh_groups
 from tfdist.parallel.axes import Axes
-from tfdist.strategies import mirrored, native_replicas, threads
+from tfdist.parallel.initial import InitialParts
+from tfdist.parallel.layouts import Layouts
+from tfdist.strategies import local_replicas
 from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from tfdist.training.strategy_mixin import KerasTraining
+
+_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class MeshJob:
-    """What the processes of a mesh have brought up.
+    """What the processes of a mesh share.
 
     Attributes:
-        workers: the processes, and how they agree.
+        workers: the processes.
         devices: of this process, in the order of its places.
         replicas: for each of them, the collective of all places of the mesh.
         bucket_bytes: how many bytes travel together.
-        strategy: what has brought the processes together, and has to stay; None in one process.
+        strategy: keeps the processes connected as long as it exists; None in one process.
     """
 
     workers: Workers
@@ -38,6 +49,11 @@ class MeshJob:
     replicas: list[Collective]
     bucket_bytes: int
     strategy: Any
+
+    @property
+    def everybody(self) -> TracedCollective:
+        """The collective of all processes."""
+        return TracedCollective(self.workers.collective, bucket_bytes=self.bucket_bytes)
 
     def axes(self, mesh: Mesh, processes: Mesh, *, batch: str) -> list[Axes]:
         """Return the ends of the collectives along each axis, for each replica of this process."""
@@ -57,11 +73,61 @@ class MeshJob:
         return found
 
 
+class MeshStrategy(KerasTraining, tf.distribute.Strategy):
+    """The common part of strategies over a mesh; a subclass sets `_mesh` and `_layouts` first, then calls `_begin`."""
+
+    _mesh: Mesh
+    _layouts: Layouts
+    _job: MeshJob
+    _proposal: str | None = None
+
+    def _begin(
+        self,
+        replicas: type[ModelParallelReplicas],
+        *,
+        examples: Sequence[int],
+        late: Late,
+        collective: TracedCollective,
+        traced: Sequence[TracedCollective],
+        shardings_of: Callable[[str, tuple[int, ...], tf.DType, bool], Sequence[Any] | None] = lambda *_: None,
+        sharding: OptimizerSharding | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the extended object, and with it TensorFlow's strategy."""
+        job = self._job
+        services = ReplicaServices(
+            traced=traced,
+            bucket_bytes=job.bucket_bytes,
+            after_trace=agreement.Signatures(job.workers).require_alike,
+            weights=WeightParts(shardings_of=shardings_of, initial=InitialParts(job.everybody, job.workers.waiting)),
+            sharding=sharding,
+        )
+        extended = replicas(
+            self,
+            examples=examples,
+            everybody=job.everybody,
+            late=late,
+            devices=job.devices,
+            collective=collective,
+            waiting=job.workers.waiting,
+            services=services,
+            **options,
+        )
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def _log_proposal(self, model: Any) -> None:
+        """Say once which layouts "auto" stands for."""
+        proposal = self._layouts.proposal(weight.path for weight in model.weights)
+        if proposal not in (None, self._proposal) and self._workers.is_chief:
+            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
+        self._proposal = proposal
+
+
 def join(
     cluster: clusters.Cluster,
     devices: Sequence[str] | None,
     count: int,
-    engine: str,
+    backend: str,
     *,
     timeout_seconds: float,
     bucket_bytes: int | str,
@@ -70,11 +136,11 @@ def join(
     """Bring the processes of a mesh together; all of them call it at the same time."""
     if cluster.num_workers == 1:
         buckets.require_bytes("bucket_bytes", bucket_bytes)
-        threads.ensure_inter_op(max(count, threads.devices_to_come()))
+        local_replicas.ensure_threads(max(count, local_replicas.devices_to_come()))
         mine = _devices(devices, count)
         own: list[Collective] = [LocalCollective()]
         if count > 1:
-            own = native_replicas.of_devices(engine, mine) or list(of_replicas(mine))
+            own = local_replicas.native_collectives(backend, mine) or list(of_replicas(mine))
         return MeshJob(Workers(), mine, own, buckets.chosen_bytes(bucket_bytes, LocalCollective()), None)
     if devices is not None:
         raise ConfigError(
@@ -87,7 +153,7 @@ def join(
         cluster,
         replicas_per_worker=count,
         timeout_seconds=timeout_seconds,
-        collectives=engine,
+        collectives=backend,
         bucket_bytes=bucket_bytes,
         loss_reduction=loss_reduction,
     )
@@ -100,7 +166,7 @@ def join(
 def _devices(given: Sequence[str] | None, count: int) -> list[str]:
     """Return the devices of this process's places, as TensorFlow spells them."""
     if given is not None:
-        names = mirrored.resolved(given)
+        names = local_replicas.named_devices(given)
         if len(names) != count:
             raise ConfigError(
                 f"devices names {len(names)}, and the mesh has {count} places. Name one for each.",
@@ -108,13 +174,9 @@ def _devices(given: Sequence[str] | None, count: int) -> list[str]:
                 received=given,
             )
         return names
-    present = tf_strategies.local_devices(("GPU",)) or tf_strategies.local_devices(("CPU",))
-    if len(present) < count:
-        raise ConfigError(
-            f"the mesh has {count} places in this process, which has {len(present)} device"
-            f"{'' if len(present) == 1 else 's'}: {', '.join(present)}. Start a process at each place (tfdist run -n), "
-            f"or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({count}).",
-            name="mesh",
-            received=count,
-        )
-    return present[:count]
+    return local_replicas.first_devices(
+        count,
+        needs=f"the mesh has {count} places in this process",
+        name="mesh",
+        instead="Start a process at each place (tfdist run -n)",
+    )

@@ -12,8 +12,7 @@ from tfdist.collectives.backends.tensorflow_collective import of_replicas
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
-from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.strategies import native_replicas, threads
+from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["MirroredStrategy"]
@@ -65,65 +64,28 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         bucket_bytes: int = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
     ) -> None:
-        engine = _engine(collectives)
+        backend = _backend(collectives)
         self.loss_reduction = loss_reduction
         validation.integer("bucket_bytes", bucket_bytes, minimum=1)
         self._workers = Workers()
-        threads.ensure_inter_op(threads.devices_to_come())
+        local_replicas.ensure_threads(local_replicas.devices_to_come())
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        extended = tf_strategies.MirroredReplicas(self, resolved(devices))
+        extended = tf_strategies.MirroredReplicas(self, local_replicas.named_devices(devices))
         reached = of_replicas(extended.worker_devices)
-        native = native_replicas.of_devices(engine, extended.worker_devices)
+        native = local_replicas.native_collectives(backend, extended.worker_devices)
         extended.services = ReplicaServices(
             collectives=native or reached,
-            traced=native_replicas.traced(native, bucket_bytes),
-            rows=native_replicas.of_rows(reached, bucket_bytes),
+            traced=local_replicas.traced(native, bucket_bytes),
+            rows=local_replicas.traced(reached, bucket_bytes, of_rows=True),
             bucket_bytes=bucket_bytes,
         )
         tf.distribute.Strategy.__init__(self, extended)
 
 
-def _engine(given: str | None) -> str:
+def _backend(given: str | None) -> str:
     """Return what was asked for, by an argument or by the variable."""
     if given is not None:
         return validation.one_of("collectives", given, REPLICA_COLLECTIVES)
     every = tuple(dict.fromkeys((*REPLICA_COLLECTIVES, *COLLECTIVES)))
     named = validation.one_of(variables.COLLECTIVES.name, variables.COLLECTIVES.read(os.environ) or every[0], every)
     return named if named in REPLICA_COLLECTIVES else REPLICA_COLLECTIVES[0]
-
-
-def resolved(devices: Sequence[str] | None) -> list[str]:
-    """Return the names of existing devices, as TensorFlow spells them."""
-    present = tf_strategies.local_devices(("CPU", "GPU"))
-    if devices is None:
-        return [name for name in present if ":GPU:" in name] or present
-    if isinstance(devices, str) or not all(isinstance(device, str) for device in devices):
-        raise ConfigTypeError(
-            f"devices is {devices!r}; it must be a list of names, such as ['GPU:0', 'GPU:1'].",
-            name="devices",
-            received=devices,
-        )
-    if not devices:
-        raise ConfigError(
-            "devices is empty; it must name at least one device. Pass None for all of this machine.",
-            name="devices",
-            received=devices,
-        )
-    names = ["/device:" + device.upper().replace("/DEVICE:", "").strip("/").split("/")[-1] for device in devices]
-    missing = [given for given, name in zip(devices, names, strict=True) if name not in present]
-    if missing:
-        raise ConfigError(
-            f"devices names {', '.join(missing)}; this process has {', '.join(present)}. Name devices that exist, or "
-            "split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus(2).",
-            name="devices",
-            received=", ".join(missing),
-        )
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"devices is {list(devices)!r}; each device may be named once.", name="devices", received=list(devices)
-        )
-    if len({name.split(":")[1] for name in names}) > 1:
-        raise ConfigError(
-            f"devices is {list(devices)!r}; all must be of one type, CPU or GPU, to reduce among themselves."
-        )
-    return names

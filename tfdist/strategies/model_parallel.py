@@ -1,6 +1,5 @@
 """Model parallelism: weights in parts over the devices of a mesh, examples shared out along one of its axes."""
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,27 +20,22 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
-from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.parallel import mesh_groups
 from tfdist.parallel.compute import adapting, sequence_parallel, vocabulary
 from tfdist.parallel.compute.activations import Along
-from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.weight_sharding import Sharding
 from tfdist.strategies import mesh_jobs
-from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.variables import MESH
 
 __all__ = ["ModelParallelStrategy"]
 
 
-_log = logging.getLogger("tfdist")
-
-_ENGINES = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
+_BACKENDS = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
 
 
-class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
+class ModelParallelStrategy(mesh_jobs.MeshStrategy):
     """Weights cut along the axes of a mesh of devices; plain Keras `compile` and `fit`, the numbers of one device.
 
     The devices are those of one process, or of several, of each one or more. Every process runs the same script with
@@ -118,43 +112,29 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             self._mesh.require_size(cluster.num_workers, local, cluster.source)
         processes = self._mesh.between_processes(local, divisible=self._batch)
         self._layouts = Layouts(self._mesh, layout_map, batch=self._batch)
-        self._told: str | None = None
-        engine = validation.one_of("collectives", collectives or "auto", _ENGINES)
+        backend = validation.one_of("collectives", collectives or "auto", _BACKENDS)
         self.loss_reduction = loss_reduction
         job = mesh_jobs.join(
             cluster,
             devices,
             local,
-            engine,
+            backend,
             timeout_seconds=timeout_seconds,
             bucket_bytes=bucket_bytes,
             loss_reduction=loss_reduction,
         )
         self._job, self._workers = job, job.workers
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        everybody = TracedCollective(self._workers.collective, bucket_bytes=job.bucket_bytes)
         self._axes = job.axes(self._mesh, processes, batch=self._batch)
-        numbers = [self._mesh.coordinates(one.rank)[self._batch] for one in self._axes]
-        extended = ModelParallelReplicas(
-            self,
-            examples=numbers,
-            everybody=everybody,
+        along = mesh_groups.along(self._workers.collective, processes, [self._batch])
+        self._begin(
+            ModelParallelReplicas,
+            examples=[self._mesh.coordinates(one.rank)[self._batch] for one in self._axes],
             late=self._axes[0].late,
-            devices=job.devices,
-            collective=TracedCollective(
-                mesh_groups.along(self._workers.collective, processes, [self._batch]), bucket_bytes=job.bucket_bytes
-            ),
-            waiting=self._workers.waiting,
-            services=ReplicaServices(
-                traced=[one.along(self._batch) for one in self._axes],
-                bucket_bytes=job.bucket_bytes,
-                after_trace=agreement.Signatures(self._workers).require_alike,
-                weights=WeightParts(
-                    shardings_of=self._shardings_of, initial=InitialParts(everybody, self._workers.waiting)
-                ),
-            ),
+            collective=TracedCollective(along, bucket_bytes=job.bucket_bytes),
+            traced=[one.along(self._batch) for one in self._axes],
+            shardings_of=self._shardings_of,
         )
-        tf.distribute.Strategy.__init__(self, extended)
 
     @property
     def mesh(self) -> Mesh:
@@ -220,17 +200,11 @@ class ModelParallelStrategy(KerasTraining, tf.distribute.Strategy):
             self._layouts.require_all_matched()
             paths = [layer.path or layer.name for layer in sequence_parallel.layers_of(every)]
             self._layouts.outputs.require_all_matched(paths)
-            self._tell_proposal(model)
+            self._log_proposal(model)
 
     def _along(self, axis: str, label: str) -> Along | None:
         replica = 0 if len(self._axes) == 1 else tf_strategies.local_replica(self)
         return None if replica is None else Along(self._axes[replica], axis, label)
-
-    def _tell_proposal(self, model: Any) -> None:
-        proposal = self._layouts.proposal(weight.path for weight in model.weights)
-        if proposal not in (None, self._told) and self._workers.is_chief:
-            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
-        self._told = proposal
 
     def _shardings_of(
         self, path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism over several processes and hosts."""
+"""Synchronous data parallelism over several processes and hosts, whose optimizers may be sharded (ZeRO)."""
 
 import dataclasses
 import functools
@@ -27,13 +27,14 @@ from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
 from tfdist.compat.tensorflow.steps import replica_services
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError
+from tfdist.gradients.sharding import shard_layout
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.zero3_sharding import StretchSharding
-from tfdist.strategies import native_replicas, shardable
+from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
-__all__ = ["MultiWorkerMirroredStrategy"]
+__all__ = ["MultiWorkerMirroredStrategy", "ShardedDataParallelStrategy"]
 
 
 class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirroredStrategy):
@@ -93,7 +94,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         shard_optimizer: int | None = None,
         loss_reduction: str = "detect",
     ) -> None:
-        engine = validation.one_of(
+        backend = validation.one_of(
             "collectives", collectives or variables.COLLECTIVES.read(os.environ) or COLLECTIVES[0], COLLECTIVES
         )
         validation.number("timeout_seconds", timeout_seconds, above=0)
@@ -105,7 +106,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 "alone. Construct it only where cluster.is_worker."
             )
         buckets.require_bytes("bucket_bytes", bucket_bytes)
-        shardable.require("shard_optimizer", shard_optimizer)
+        shard_layout.require_stage("shard_optimizer", shard_optimizer)
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -137,7 +138,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
                 received=cluster.require_addresses()[cluster.worker_index],
                 workers=(cluster.worker_index,),
             ) from error
-        shardable.require_one_cpu(shard_optimizer, extended.worker_devices)
+        shard_layout.require_one_cpu(shard_optimizer, extended.worker_devices)
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         workers: Collective = LocalCollective()
@@ -145,7 +146,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
             workers = collective_backends.between_workers(
-                tensorflows, engine, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
+                tensorflows, backend, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
             )
         self._workers = Workers(
             workers,
@@ -155,22 +156,22 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if several:
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
         else:
-            own = native_replicas.of_devices(engine, extended.worker_devices)
+            own = local_replicas.native_collectives(backend, extended.worker_devices)
         reached = own or of_replicas(extended.worker_devices, cluster if several else None)
         with self._workers.waiting("the measurement of bucket_bytes"):
             chosen = buckets.chosen_bytes(bucket_bytes, workers)
         reduces = bool(own) or (several and _is_one_cpu(extended.worker_devices))
-        traced = native_replicas.traced(reached, chosen) if reduces else []
+        traced = local_replicas.traced(reached, chosen) if reduces else []
         services = ReplicaServices(
             collectives=reached,
             traced=traced,
-            rows=() if reduces else native_replicas.of_rows(reached, chosen),
+            rows=() if reduces else local_replicas.traced(reached, chosen, of_rows=True),
             bucket_bytes=chosen,
             after_trace=agreement.Signatures(self._workers).require_alike if reduces and several else lambda: None,
             compare_variable=functools.partial(agreement.require_alike_variable, self._workers),
         )
         if shard_optimizer is not None:
-            (one,) = traced or native_replicas.traced([self._workers.collective], chosen)
+            (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services
         if several:
@@ -205,6 +206,47 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded_variable.sharding_of(weight)) is not None:
                 sharding.label = path
+
+
+class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
+    """Synchronous data parallelism in which each of p workers holds 1 / p of the optimizer's slots.
+
+    It is `MultiWorkerMirroredStrategy` with ``shard_optimizer=stage``, and gives the same numbers: those of one device.
+    Gradients are reduced to the worker that updates their part, and the new weights are gathered from there, which is
+    as many bytes as an all_reduce. Bytes in each process, of N weights in float32 with Adam, beside activations:
+
+        4 N + 4 N + 8 N              plain: weights, gradients, slots
+        4 N + (4 N + 8 N) / p        stages 1 and 2
+        (4 N + 4 N + 8 N) / p        stage 3, and the weights that are whole at once: those in use and the next ones
+        4 N more, or 4 N / p         what `DistributedOptimizer` accumulates, in stage 1 and in stage 2
+
+    Args:
+        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
+        stage: 1 shards slots. 2 shards gradients that `DistributedOptimizer` accumulates, too: each micro-batch is
+            reduced by itself. 3 shards weights, too: each is gathered when a pass needs it, and freed behind it. None
+            takes the variable ``TFDIST_SHARDING_STAGE``, or else 1.
+        **options: see `MultiWorkerMirroredStrategy`; there is one CPU replica in each process.
+
+    Raises:
+        ConfigError: see `MultiWorkerMirroredStrategy`.
+        UnsupportedError: several replicas in a process, or GPUs. In `fit`, under stage 3: an optimizer that may look at
+            the whole of a weight.
+
+    Example:
+        >>> strategy = ShardedDataParallelStrategy(stage=2)   # doctest: +SKIP
+        >>> with strategy.scope():                            # doctest: +SKIP
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
+
+    Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models", 2020. Its weights are float16 with a copy in float32 among the slots; Keras' mixed policies keep float32
+    weights, so there is no copy.
+    """
+
+    def __init__(self, cluster: "clusters.Cluster | None" = None, *, stage: int | None = None, **options: Any) -> None:
+        stage = variables.SHARDING_STAGE.read(os.environ) or 1 if stage is None else stage
+        super().__init__(cluster, shard_optimizer=stage, **options)
 
 
 def _is_one_cpu(devices: Sequence[str]) -> bool:

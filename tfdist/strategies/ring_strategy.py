@@ -16,7 +16,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import ring_extended as tf_ring
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.strategies import native_replicas
+from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
 __all__ = ["RingStrategy"]
@@ -116,7 +116,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             waiting=self._workers.waiting,
             services=ReplicaServices(
                 collectives=near,
-                rows=native_replicas.of_rows(near, chosen),
+                rows=local_replicas.traced(near, chosen, of_rows=True),
                 bucket_bytes=chosen,
                 after_trace=agreement.Signatures(self._workers).require_alike,
             ),

@@ -7,6 +7,10 @@ That they are those of `numpy.array_split` is what the rule "concatenate" of `ch
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import UnsupportedError
 
 
 def stretch(count: int, index: int, size: int) -> tuple[int, int]:
@@ -37,3 +41,25 @@ def owners(counts: Sequence[int], size: int) -> list[int]:
         chosen[place] = index
         heapq.heappush(loads, (held + counts[place], number + 1, index))
     return chosen
+
+
+def require_stage(name: str, stage: Any) -> None:
+    """Raise unless a value is a stage of sharded data parallelism, or None.
+
+    Example:
+        >>> require_stage("stage", 2)
+    """
+    if stage is not None:
+        validation.integer(name, stage, minimum=1, maximum=3)
+
+
+def require_one_cpu(stage: int | None, devices: Sequence[str]) -> None:
+    """Raise unless a worker has one CPU replica, if optimizers are sharded."""
+    if stage is not None and (len(devices) > 1 or "GPU" in devices[0]):
+        raise UnsupportedError(
+            f"shard_optimizer is {stage}, which needs workers with one CPU replica each, and this one has the replicas "
+            f"{', '.join(devices)}. Start a process for each replica (tfdist run -n), on CPUs, or leave "
+            "shard_optimizer out.",
+            name="shard_optimizer",
+            received=stage,
+        )

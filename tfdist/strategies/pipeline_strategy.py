@@ -23,14 +23,12 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
-from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding.sharded_slots import UPDATES
 from tfdist.monitor.process_clock import step_clock
 from tfdist.parallel import mesh_groups
 from tfdist.parallel.axes import Axes
 from tfdist.parallel.compute import adapting, sequence_parallel
-from tfdist.parallel.initial import InitialParts
 from tfdist.parallel.pipeline import model_blocks
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.slots import StageSlots
@@ -39,16 +37,14 @@ from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE, StageS
 from tfdist.parallel.weight_sharding import Sharding
 from tfdist.planner import schedules
 from tfdist.planner.schedules import Schedule
-from tfdist.strategies import mesh_jobs, threads
-from tfdist.strategies.pipeline import stage_placement
-from tfdist.training.strategy_mixin import KerasTraining
+from tfdist.strategies import local_replicas, mesh_jobs, stage_placement
 
 __all__ = ["PipelineStrategy"]
 
 _log = logging.getLogger("tfdist")
 
 
-class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
+class PipelineStrategy(mesh_jobs.MeshStrategy):
     """A model cut into stages over processes, or over the devices of one; the numbers of one device.
 
     Plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
@@ -124,7 +120,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
     ) -> None:
         stage_placement.require_slots_alone(shard_optimizer)
         cluster = clusters.from_environment() if cluster is None else cluster
-        places = 1 if cluster.num_workers > 1 else replicas_per_worker or threads.devices_to_come()
+        places = 1 if cluster.num_workers > 1 else replicas_per_worker or local_replicas.devices_to_come()
         self._mesh = stage_placement.mesh_of(mesh, stages, chunks, cluster, places)
         devices = stage_placement.devices_of(self._mesh, cluster, replicas_per_worker)
         self._chunks = validation.integer("chunks", chunks, minimum=1)
@@ -133,7 +129,6 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         self._schedule = _made_by(schedule, self._mesh.size_of(PIPELINE), self._chunks)
         found = self._schedule(self._microbatches)
         self._layouts = stage_placement.layouts_of(self._mesh, layout_map, cluster)
-        self._told: str | None = None
         if self._copies > 1 and found.updates_each:
             raise UnsupportedError(
                 f"the schedule {found.name!r} computes with values of weights that it keeps, whole, and the mesh "
@@ -150,13 +145,13 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
                 received=found.name,
             )
         self._told_of_statistics = False
-        engine = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
-        if engine not in ("auto", "native"):
+        backend = validation.one_of("collectives", collectives or "auto", ("auto", "native", "tensorflow", "horovod"))
+        if backend not in ("auto", "native"):
             raise UnsupportedError(
-                f"collectives is {engine!r}; stages send to each other in any order, which the native engine alone "
+                f"collectives is {backend!r}; stages send to each other in any order, which the native engine alone "
                 "carries. Leave collectives out, or choose 'native'.",
                 name="collectives",
-                received=engine,
+                received=backend,
             )
         self._job = mesh_jobs.join(
             cluster,
@@ -170,7 +165,6 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         self.loss_reduction = loss_reduction
         self._workers, chosen = self._job.workers, self._job.bucket_bytes
         tf_strategies.claim_collective_keys(self, within_worker=True)
-        everybody = TracedCollective(self._workers.collective, bucket_bytes=chosen)
         processes = Mesh(((PIPELINE, 1),)) if devices else self._mesh
         ends = {axis: mesh_groups.along(self._workers.collective, processes, [axis]) for axis in processes.names}
         between, others = ends[PIPELINE], ends.get(DATA, LocalCollective())
@@ -190,7 +184,7 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
         slots = StageSlots(self._workers, replicas) if shard_optimizer and others.size > 1 else None
         self._pipe = Pipe(
             workers=self._workers,
-            everybody=everybody,
+            everybody=self._job.everybody,
             traced=along,
             between=between,
             stage=between.rank,
@@ -204,27 +198,16 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             recompute=recompute,
             devices=devices,
         )
-        extended = PipelineReplicas(
-            self,
-            staged=self._staged,
-            shards_slots_of=lambda optimizer: UPDATES in vars(optimizer) if optimizer is not None else False,
+        self._begin(
+            PipelineReplicas,
             examples=[others.rank],
-            everybody=everybody,
             late=self._axes.late,
-            devices=self._job.devices,
             collective=replicas,
-            waiting=self._workers.waiting,
-            services=ReplicaServices(
-                traced=[replicas],
-                bucket_bytes=chosen,
-                after_trace=agreement.Signatures(self._workers).require_alike,
-                weights=WeightParts(
-                    shardings_of=lambda *_: None, initial=InitialParts(everybody, self._workers.waiting)
-                ),
-                sharding=slots,
-            ),
+            traced=[replicas],
+            sharding=slots,
+            staged=self._staged,
+            shards_slots_of=lambda optimizer: optimizer is not None and UPDATES in vars(optimizer),
         )
-        tf.distribute.Strategy.__init__(self, extended)
 
     @property
     def mesh(self) -> Mesh:
@@ -288,16 +271,9 @@ class PipelineStrategy(KerasTraining, tf.distribute.Strategy):
             adapting.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
             if all(layer.built for layer in every):
                 self._layouts.require_all_matched()
-                self._tell_proposal(model)
+                self._log_proposal(model)
         if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
             self._settle(model)
-
-    def _tell_proposal(self, model: Any) -> None:
-        """Say which layouts "auto" stands for."""
-        proposal = self._layouts.proposal(weight.path for weight in model.weights)
-        if proposal not in (None, self._told) and self._workers.is_chief:
-            _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
-        self._told = proposal
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:
         """Return a stage's step.

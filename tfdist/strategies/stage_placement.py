@@ -7,12 +7,11 @@ from typing import Any
 from tfdist import cluster as clusters
 from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
-from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.gradients.sharding import shard_layout
 from tfdist.parallel.layouts import Layouts
 from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE
-from tfdist.strategies import shardable as sharding_stages
-from tfdist.strategies import threads
+from tfdist.strategies import local_replicas
 from tfdist.variables import MESH
 
 _log = logging.getLogger("tfdist")
@@ -56,7 +55,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
                 "each is one device. Leave it out, and start as many processes as the mesh has places."
             )
         # a thread that is alone runs what came last first, the next pass before what the last one has to send
-        threads.ensure_inter_op(1)
+        local_replicas.ensure_threads(1)
         return ()
     if mesh.size > stages:
         raise ConfigError(
@@ -75,22 +74,20 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
         )
     if stages == 1:
         return ()
-    threads.ensure_inter_op(stages)
-    present = tf_strategies.local_devices(("GPU",)) or tf_strategies.local_devices(("CPU",))
-    if len(present) < stages:
-        raise ConfigError(
-            f"the pipeline has {stages} stages, and there is one process ({cluster.source}) with {len(present)} device"
-            f"{'' if len(present) == 1 else 's'}: {', '.join(present)}. Start a process for each stage (tfdist run -n "
-            f"{stages}), or split the CPU before TensorFlow starts: tfdist.strategies.use_logical_cpus({stages}).",
+    local_replicas.ensure_threads(stages)
+    return tuple(
+        local_replicas.first_devices(
+            stages,
+            needs=f"the pipeline has {stages} stages, and there is one process ({cluster.source})",
             name="stages",
-            received=stages,
+            instead=f"Start a process for each stage (tfdist run -n {stages})",
         )
-    return tuple(present[:stages])
+    )
 
 
 def require_slots_alone(stage: int | None) -> None:
     """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have."""
-    sharding_stages.require("shard_optimizer", stage)
+    shard_layout.require_stage("shard_optimizer", stage)
     if stage is not None and stage > 1:
         raise UnsupportedError(
             f"shard_optimizer is {stage}; the replicas of a pipeline's stage shard the slots of their optimizer alone. "
