@@ -176,7 +176,7 @@ docker-test: $(STAMP)
 	$(BIN)/python docker/check_image.py
 
 clean:
-	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) runs build dist *.egg-info packaging/horovod/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
