@@ -6,8 +6,9 @@ Example:
     >>> optimizer = DistributedOptimizer("sgd", compression=PowerSGD(rank=2, start_after=100))
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.compression.auto import Auto
@@ -19,27 +20,6 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.compression.codecs.sparse import DGC, RandomK, Threshold, TopK
     from tfdist.compression.error_feedback import ErrorFeedback
     from tfdist.compression.registry import register
-
-_WHERE = {
-    "Auto": "auto",
-    "BFloat16": "codecs.casting",
-    "Codec": "codec",
-    "DGC": "codecs.sparse",
-    "ErrorFeedback": "error_feedback",
-    "Float16": "codecs.casting",
-    "Natural": "codecs.quantized",
-    "OneBit": "codecs.signs",
-    "PowerSGD": "codecs.power_sgd",
-    "QSGD": "codecs.quantized",
-    "RandomK": "codecs.sparse",
-    "RowCodec": "codec",
-    "SignSGD": "codecs.signs",
-    "TernGrad": "codecs.quantized",
-    "Threshold": "codecs.sparse",
-    "TopK": "codecs.sparse",
-    "Whole": "codecs.casting",
-    "register": "registry",
-}
 
 __all__ = [
     "DGC",
@@ -62,12 +42,4 @@ __all__ = [
     "register",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, __file__)

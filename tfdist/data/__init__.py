@@ -16,8 +16,9 @@ Example:
     10
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.check.repairing import Repair, repair
@@ -34,27 +35,6 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.writing.indexing import index
     from tfdist.storage.block_cache import BlockCache
 
-# name -> where it is; `read` needs TensorFlow, which is not loaded before
-_WHERE = {
-    "Bar": "tfdist.data.reading.inspecting:Bar",
-    "BlockCache": "tfdist.storage.block_cache:BlockCache",
-    "Examples": "tfdist.data.reading.examples:Examples",
-    "Feature": "tfdist.data.format.schema:Feature",
-    "Info": "tfdist.data.reading.inspecting:Info",
-    "Manifest": "tfdist.data.format.data_manifest:Manifest",
-    "Place": "tfdist.data.check.shard_check:Place",
-    "Reading": "tfdist.data.reading.read_dataset:Reading",
-    "Repair": "tfdist.data.check.repairing:Repair",
-    "Report": "tfdist.data.check.verifying:Report",
-    "Schema": "tfdist.data.format.schema:Schema",
-    "index": "tfdist.data.writing.indexing:index",
-    "info": "tfdist.data.reading.inspecting:info",
-    "open": "tfdist.data.reading.examples:open_directory",
-    "read": "tfdist.data.reading.reader:read",
-    "repair": "tfdist.data.check.repairing:repair",
-    "verify": "tfdist.data.check.verifying:verify",
-    "write": "tfdist.data.writing.dataset_writer:write",
-}
 __all__ = [
     "Bar",
     "BlockCache",
@@ -76,13 +56,4 @@ __all__ = [
     "write",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        module, _, attribute = _WHERE[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = exported(__name__, __file__)

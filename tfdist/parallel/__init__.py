@@ -7,8 +7,9 @@ Example:
     (None, None)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.description import WeightPlace, describe, places
@@ -16,19 +17,4 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
 
 __all__ = ["WeightPlace", "describe", "places", "plan"]
 
-_WHERE = {
-    "WeightPlace": "tfdist.parallel.description",
-    "describe": "tfdist.parallel.description",
-    "places": "tfdist.parallel.description",
-    "plan": "tfdist.parallel.partition.plan_model",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, __file__)

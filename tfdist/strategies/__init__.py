@@ -12,8 +12,9 @@ Example:
     ...     model.compile("sgd", "mse")
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:
     from tfdist.strategies.distribution_strategy import from_distribution
@@ -39,26 +40,4 @@ __all__ = [
     "use_logical_cpus",
 ]
 
-_MODULES = {
-    "MirroredStrategy": "tfdist.strategies.mirrored",
-    "ModelParallelStrategy": "tfdist.strategies.model_parallel",
-    "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker_mirrored",
-    "ParameterServerStrategy": "tfdist.strategies.parameter_server",
-    "PipelineStrategy": "tfdist.strategies.pipeline_strategy",
-    "RingStrategy": "tfdist.strategies.ring_strategy",
-    "ShardedDataParallelStrategy": "tfdist.strategies.multi_worker_mirrored",
-    "create": "tfdist.strategies.factory",
-    "from_distribution": "tfdist.strategies.distribution_strategy",
-    "from_environment": "tfdist.strategies.factory",
-    "use_logical_cpus": "tfdist.strategies.factory",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, __file__)

@@ -9,22 +9,13 @@ Example:
     [1.0, None]
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.training.replica.across import reduced_gradients
 
-_WHERE = {"reduced_gradients": "replica.across"}
-
 __all__ = ["reduced_gradients"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, __file__)

@@ -8,8 +8,9 @@ Example:
     1250000000.0
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.parallel.partition.plan_model import stages_by
@@ -22,27 +23,6 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.planner.stage_search import best_stages
     from tfdist.planner.step_time import Prediction, predict
     from tfdist.planner.tensor_layouts import TensorLayouts, layouts
-
-_WHERE = {
-    "DeviceKind": "tfdist.planner.device_kinds",
-    "LayerProfile": "tfdist.planner.layer_profile",
-    "Link": "tfdist.planner.planner_link",
-    "Memory": "tfdist.planner.stage_cost",
-    "Plan": "tfdist.planner.division_plans",
-    "Prediction": "tfdist.planner.step_time",
-    "Profile": "tfdist.planner.layer_profile",
-    "Report": "tfdist.planner.division_plans",
-    "Setting": "tfdist.planner.stage_cost",
-    "Stage": "tfdist.planner.stage_cost",
-    "best_stages": "tfdist.planner.stage_search",
-    "measure": "tfdist.parallel.partition.profile_model",
-    "plans": "tfdist.planner.division_plans",
-    "predict": "tfdist.planner.step_time",
-    "read": "tfdist.planner.layer_profile",
-    "stages_by": "tfdist.parallel.partition.plan_model",
-    "TensorLayouts": "tfdist.planner.tensor_layouts",
-    "layouts": "tfdist.planner.tensor_layouts",
-}
 
 __all__ = [
     "DeviceKind",
@@ -65,13 +45,4 @@ __all__ = [
     "stages_by",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(_WHERE[name])
-    return getattr(module, "profile" if name == "measure" else name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, __file__)

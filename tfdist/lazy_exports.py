@@ -1,0 +1,45 @@
+"""The names of a package that load their modules when they are first used, and old names of packages.
+
+A package imports its names under ``if TYPE_CHECKING:``, for type checkers and the API reference. `exported` reads that
+block too, so each name is listed once.
+"""
+
+import ast
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def exported(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose source is this file."""
+
+    @functools.cache
+    def places() -> dict[str, tuple[str, str]]:
+        blocks = [node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {one.asname or one.name: (str(node.module), one.name) for node in imports for one in node.names}
+
+    def load(name: str) -> Any:
+        if name.startswith("__") or name not in places():
+            known = "" if name.startswith("__") else f"; it has {', '.join(sorted(places()))}"
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{known}")
+        module, attribute = places()[name]
+        return getattr(importlib.import_module(module), attribute)
+
+    return load, lambda: sorted(places())
+
+
+def moved(old: str, new: str) -> Callable[[str], Any]:
+    """Return `__getattr__` of a module that has another name now."""
+
+    def load(name: str) -> Any:
+        module = importlib.import_module(new)
+        if name.startswith("__") or not hasattr(module, name):
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        warnings.warn(f"{old}.{name} is {new}.{name} now.", DeprecationWarning, stacklevel=2)
+        return getattr(module, name)
+
+    return load
