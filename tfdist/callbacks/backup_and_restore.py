@@ -13,7 +13,8 @@ from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigError
 from tfdist.optimizers import scaling
-from tfdist.training import loss_scale, standby_process
+from tfdist.training import loss_scale
+from tfdist.training.replicated_model import stand_by
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.variables import COPIES_DIR, MEMORY_DIR, Variable
 
@@ -122,7 +123,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in fit.callbacks.callbacks if one is not self]
         if any(isinstance(one, (BackupAndRestore, keras.callbacks.BackupAndRestore)) for one in others):
             raise ConfigError("fit has two callbacks that back up and restore; the second would undo the first.")
-        standby_process.stand_by(model, training=True)  # what is found from here on has to be the newest there is
+        stand_by(model, training=True)  # what is found from here on has to be the newest there is
         memory, copies = _in_memory(MEMORY_DIR, self.backup_dir), _in_memory(COPIES_DIR, self.backup_dir)
         session = BackupSession(
             model=model,

@@ -4,6 +4,7 @@ Keras builds these functions in methods that it lets models override (`make_trai
 that calls the strategy is given its own, as attributes of that one object; its class is not touched.
 """
 
+import contextlib
 import functools
 import time
 import weakref
@@ -14,18 +15,21 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.errors import ConfigError, TfdistError, UnsupportedError
+from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction.reducer import ReducesItself
 from tfdist.gradients.sharding import sharded_slots
-from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import chief_saving, standby_process, step_timestamps, worker_callbacks
-from tfdist.training.checks import distribution_guard, step_probe
+from tfdist.training import chief_saving, keras_loop, step_timestamps, worker_callbacks
+from tfdist.training.checks import step_probe
 from tfdist.training.epoch import Batch, Epoch, Place
 from tfdist.training.execution import Execution, Kept, Last, Rows
+from tfdist.training.global_batches import Input
 from tfdist.training.input_layout import Layout, flat
+from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.replica import (
     batch_rows,
     current_step,
@@ -56,13 +60,33 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
     """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
-    distribution_guard.require_none_else(strategy)
+    keras_loop.require_no_other_distribution(strategy)
     replica_layers.require_no_state_of_rows(model)
     strategy.ready(model)
-    standby_process.stand_by(model, training=training)
+    stand_by(model, training=training)
     if training:
         step_clock().training_begins()
     worker_callbacks.adapt(model, workers, training)
+
+
+def stand_by(model: keras.Model, *, training: bool) -> None:
+    """Wait, if this process is in reserve, until it takes the place of another; else do nothing.
+
+    Called when `fit` has prepared everything and before its callbacks begin. Making the step takes longer than all else
+    that is left, so it is made here.
+    """
+
+    def make_step() -> None:
+        fit = keras_epochs.running_fit(model)
+        if not training or fit is None:  # a `fit` of the user's own
+            return
+        function = keras_model.train_function(model)
+        given = keras_model.input_of(fit.epoch_iterator)
+        source = function.source if isinstance(function, Steps) else None
+        if isinstance(source, _ReplicaSteps) and isinstance(given, Input):
+            source.run.trace(given.layout)
+
+    step_clock().stand_by(make_step)
 
 
 def _between(logs: dict[str, Any]) -> dict[str, Any]:
@@ -75,27 +99,8 @@ def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: 
     """Build what is not built, and let the strategy look at the weights that are new."""
     if not keras_model.is_built(model):
         strategy.before_build(model)
-        build(model, iterator, data_batch)
+        keras_loop.build(model, iterator, data_batch)
         strategy.ready(model)
-
-
-def build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build what is not built from shapes and dtypes; no batch is taken from the input."""
-    if keras_model.is_built(model):
-        return
-    replica_layers.require_no_state_of_rows(model)
-    if model.optimizer is not None and not model.optimizer.built:
-        strategy = model.distribute_strategy
-        replica_optimizers.require_scope(model.optimizer, strategy)
-        require_scope(model, strategy)
-    if iterator is not None:
-        data_batch = keras_model.input_of(iterator).element_spec
-    try:
-        keras_model.symbolic_build(model, data_batch)
-    except RuntimeError as error:  # Keras' advice on building models, with our message quoted in it
-        if isinstance(error.__context__, TfdistError):
-            raise error.__context__ from None
-        raise
 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
@@ -104,7 +109,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     training = user_step == model.train_step
     unseeded = keras_model.global_seed_generator()
     if training:
-        require_scope(model, strategy)
+        keras_loop.require_scope(model, strategy)
     for optimizer in keras_model.optimizers(model) if training else ():
         replica_optimizers.adapt(optimizer, strategy)
 
@@ -127,10 +132,12 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
     def collect(logs: Any) -> Any:
         return tf_strategies.first_local_value(logs)
 
-    if own is not None:
-        return _Steps(model, strategy, _OfSize(model, strategy, workers, own, collect), tried, training=training)
-    run = _Replicated(model, strategy, workers, run_on_replica, collect)
-    return _Steps(model, strategy, run, tried, training=training)
+    run = (
+        _Replicated(model, strategy, workers, run_on_replica, collect)
+        if own is None
+        else _OfSize(model, strategy, workers, own, collect)
+    )
+    return Steps(model, _ReplicaSteps(model, strategy, run, tried, training=training))
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
@@ -144,125 +151,95 @@ def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> An
 
     collect = functools.partial(tf_strategies.rows_of_all_replicas, strategy)
     own = strategy.own_step(model, "predict", unseeded)
-    if own is not None:
-        return _Predictions(model, _OfSize(model, strategy, workers, own, collect))
-    return _Predictions(model, _Replicated(model, strategy, workers, run_on_replica, collect, keeps=Rows))
+    run = (
+        _Replicated(model, strategy, workers, run_on_replica, collect, keeps=Rows)
+        if own is None
+        else _OfSize(model, strategy, workers, own, collect)
+    )
+    return Predictions(functools.partial(_rows_of, model, run), contextlib.nullcontext)
 
 
-class _Predictions:
-    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned."""
-
-    def __init__(self, model: keras.Model, run: "_Replicated") -> None:
-        self._model = model
-        self._run = run
-
-    def __call__(self, given: list[Any]) -> Any:
-        clock = step_clock()
-        try:
-            clock.begin(Kind.PREDICT)
-            if isinstance(given[0], Place):
-                outputs = self._from(given[0].epoch, len(given))
-            else:
-                outputs = [self._run(element, whole=True) for element in given]
-        finally:
-            clock.end()
-        if not outputs:
-            raise StopIteration
-        return (
-            outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *outputs)
-        )
-
-    def _from(self, batches: Epoch, left: int) -> list[Any]:
-        """Return the rows of the next batches, fewer where they end."""
-        outputs = []
-        while left:
-            count = 0 if self._model.run_eagerly else batches.free(left)
-            if count > 1 and self._run.can_run_several(batches.layout):
-                rows, examples = self._run.several(batches, count)
-                taken = len(examples)
-            else:
-                count, rows, taken = 1, None, 0
-                step_clock().enter(Phase.INPUT)
-                if (batch := batches.take()) is not None:
-                    rows, taken = self._run(batch, whole=True), 1
-            if taken:
-                outputs.append(rows)
-            if taken < count:
-                break
-            left -= taken
-        return outputs
+def _rows_of(model: keras.Model, run: "_Replicated", given: list[Any]) -> list[Any]:
+    """The rows of each batch, or of the next batches of an epoch; fewer where they end."""
+    if not isinstance(given[0], Place):
+        return [run(element, whole=True) for element in given]
+    batches, left = given[0].epoch, len(given)
+    outputs = []
+    while left:
+        count = 0 if model.run_eagerly else batches.free(left)
+        if count > 1 and run.can_run_several(batches.layout):
+            rows, examples = run.several(batches, count)
+            taken = len(examples)
+        else:
+            count, rows, taken = 1, None, 0
+            step_clock().enter(Phase.INPUT)
+            if (batch := batches.take()) is not None:
+                rows, taken = run(batch, whole=True), 1
+        if taken:
+            outputs.append(rows)
+        if taken < count:
+            break
+        left -= taken
+    return outputs
 
 
-class _Steps:
-    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned."""
+class _ReplicaSteps:
+    """The steps of all replicas, as a `StepSource`."""
 
     def __init__(
         self, model: keras.Model, strategy: Any, run: "_Replicated", tried: step_probe.Probe, *, training: bool
     ) -> None:
+        self.training = training
+        self.run = run
         self._model = model
         self._strategy = strategy
-        self._run = run
-        self._tried = tried
-        self._training = training
+        self.tried = tried
         self._epoch: weakref.ref[Any] | None = None
         self._seconds = 0.0  # of all steps
-        #: makes the step for batches of a layout, and runs nothing
-        self.trace = run.trace
 
-    def __call__(self, iterator: Iterator[Any]) -> Any:
-        batches = iter(iterator)
-        self._renew_reduction(iterator)
-        whole = not isinstance(iterator, tf.distribute.DistributedIterator)
-        clock = step_clock()
-        logs, left = None, self._model.steps_per_execution
+    @contextlib.contextmanager
+    def running(self, iterator: Any) -> Iterator[None]:
+        """Renew the reduction where an epoch begins, and measure the time of steps."""
+        if self.training and (self._epoch is None or self._epoch() is not iterator):
+            self._epoch = weakref.ref(iterator)
+            choosing = [one for one in keras_model.optimizers(self._model) if isinstance(one, ReducesItself)]
+            renewed = [one.renew_reduction(self.run.workers, self._seconds) for one in choosing]
+            if any(renewed):
+                self.run.forget()
         began = time.monotonic()
         try:
-            clock.begin(Kind.TRAIN if self._training else Kind.TEST)
-            while left:
-                if isinstance(batches, Epoch) and (count := self._free(batches, left)) > 1:
-                    last, rows = self._run.several(batches, count)
-                    self._note_trained(rows)
-                    logs, left = (last if rows else logs), left - len(rows)
-                    if len(rows) < count:
-                        break
-                    continue
-                clock.enter(Phase.INPUT)
-                element = next(batches, None)
-                if element is None:
-                    break
-                if self._tried.is_due:
-                    if not self._tried.look(_slices(element, self._strategy, whole=whole)):
-                        self._run.forget()
-                    self._tried.warn()
-                logs, left = self._run(element, whole=whole), left - 1
-                if clock.counts_examples:
-                    self._note_trained([_examples(element, self._strategy, whole=whole)])
+            yield
         finally:
-            clock.end()
             self._seconds += time.monotonic() - began
-        if logs is None:
-            raise StopIteration
+
+    def several(self, batches: Epoch, left: int) -> tuple[int, int, Any] | None:
+        """Run steps in one graph, unless the model runs eagerly, the step is not yet tried, or Python has to look."""
+        if self._model.run_eagerly or self.tried.is_due or not self.run.runs_several:
+            return None
+        count = batches.free(left)
+        if count < 2:
+            return None
+        last, rows = self.run.several(batches, count)
+        self._note_trained(rows)
+        return count, len(rows), last
+
+    def step(self, element: Any, *, whole: bool) -> Any:
+        """Run one step on every replica; the first is tried before."""
+        if self.tried.is_due:
+            if not self.tried.look(_slices(element, self._strategy, whole=whole)):
+                self.run.forget()
+            self.tried.warn()
+        logs = self.run(element, whole=whole)
+        if step_clock().counts_examples:
+            self._note_trained([_examples(element, self._strategy, whole=whole)])
         return logs
 
-    def _renew_reduction(self, epoch: Any) -> None:
-        """At the beginning of an epoch, let optimizers choose again how gradients travel."""
-        if not self._training or (self._epoch is not None and self._epoch() is epoch):
-            return
-        self._epoch = weakref.ref(epoch)
-        choosing = [one for one in keras_model.optimizers(self._model) if isinstance(one, ReducesItself)]
-        renewed = [one.renew_reduction(self._run.workers, self._seconds) for one in choosing]
-        if any(renewed):
-            self._run.forget()
-
-    def _free(self, batches: Epoch, wanted: int) -> int:
-        """Return how many of the next steps can run in one graph; an eager model is there to be looked at."""
-        if self._model.run_eagerly or self._tried.is_due or not self._run.runs_several:
-            return 0
-        return batches.free(wanted)
+    def drain(self) -> None:
+        """Do nothing: no step is under way between two calls."""
 
     def _note_trained(self, rows: Sequence[int]) -> None:
         clock = step_clock()
-        if self._training and clock.counts_examples:
+        if self.training and clock.counts_examples:
             for examples in rows:
                 clock.trained(examples, tf_strategies.replica_count(self._strategy))
 
@@ -298,12 +275,12 @@ class _Replicated:
         step_clock().enter(Phase.PYTHON if self._model.run_eagerly else Phase.EXECUTE)
         with self.workers.waiting("a step"), xla_step.named_errors():
             if not isinstance(element, Batch):
-                return self._traced_free(self._whole(element) if whole else tensors(element), whole)
+                return self._traced_free(self._whole(element) if whole else keras_loop.tensors(element), whole)
             return self._of(element.layout)(element.rows, *element.tensors)
 
     def _whole(self, element: Any) -> Any:
         """Return a whole batch, of which each replica will compute its part, as tensors."""
-        data = batch_of(element, self._strategy)
+        data = keras_loop.batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
             batch_rows.require_alike(data)
         return data
@@ -399,7 +376,7 @@ class _OfSize(_Replicated):
                 count, key = int(element.rows), element.layout.key
             else:
                 require_whole(whole)
-                data = batch_of(element, self._strategy)
+                data = keras_loop.batch_of(element, self._strategy)
                 batch_rows.require_alike(data)
                 count, key = int(batch_rows.rows_of(data)), "whole"
                 ((_, data),) = batch_rows.parts_of(data, self._strategy.share)
@@ -440,7 +417,7 @@ def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, 
     """Return the number of examples and the data of replicas of this worker."""
     if isinstance(element, Batch):
         return element.layout.slices(element.tensors)
-    data = batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
+    data = keras_loop.batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
     return [(batch_rows.rows_of(data), data)]
 
 
@@ -448,29 +425,4 @@ def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
     """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
     if isinstance(element, Batch):
         return int(element.rows)
-    return int(batch_rows.rows_of(batch_of(element, strategy))) if whole else 0
-
-
-def batch_of(element: Any, strategy: Any) -> Any:
-    """Return a single batch as tensors, with `Whole` inputs where the strategy names some."""
-    return batch_rows.with_whole(tensors(element), strategy.whole_inputs)
-
-
-def tensors(element: Any) -> Any:
-    """Return the nest with arrays as tensors, so that new values do not trace the step again."""
-    keep = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.distribute.DistributedValues, type(None))
-    return tf.nest.map_structure(
-        lambda leaf: leaf if isinstance(leaf, keep) else tf.convert_to_tensor(leaf), element, expand_composites=False
-    )
-
-
-def require_scope(model: keras.Model, strategy: Any) -> None:
-    """Raise if a weight that is trained was created outside the scope: replicas would wait for each other."""
-    for variable in model.trainable_weights:
-        if not tf_strategies.created_under(variable.value, strategy):
-            raise ConfigError(
-                f"the weight {variable.path!r} was created outside the scope of {type(strategy).__name__}; it must be "
-                "created inside, so that it exists on every replica. Build every layer that trains under "
-                "`with strategy.scope():`, or freeze it (trainable=False).",
-                name=variable.path,
-            )
+    return int(batch_rows.rows_of(keras_loop.batch_of(element, strategy))) if whole else 0

@@ -57,7 +57,7 @@ def _sums(network: keras.Model) -> list[list[Any]]:
 
 
 def _sums_of(network: keras.Model) -> list[tuple[str, int]]:
-    return [key for key, verdict in network.train_function._tried.rules.values.items() if verdict == "sum"]
+    return [key for key, verdict in network.train_function.source.tried.rules.values.items() if verdict == "sum"]
 
 
 def _mean(y: Any, p: Any) -> Any:

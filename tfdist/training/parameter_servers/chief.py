@@ -4,10 +4,12 @@ The weights change in the chief's calls alone, between two batches of `fit`: a c
 state that some number of whole steps has led to, and `iterations` is that number.
 """
 
+import contextlib
 import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -18,15 +20,14 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import stateless_scope
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
-from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import chief_saving, worker_callbacks
-from tfdist.training import replicated_model as models
-from tfdist.training.checks import advice, distribution_guard, step_probe
-from tfdist.training.epoch import Batch
+from tfdist.training import chief_saving, keras_loop, worker_callbacks
+from tfdist.training.checks import advice, step_probe
+from tfdist.training.epoch import Batch, Epoch
 from tfdist.training.input_layout import Layout, flat
+from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.parameter_servers import prediction, remote_part, server_embeddings
 from tfdist.training.parameter_servers.batch_plan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
 from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
@@ -86,33 +87,34 @@ class Chief:
         """Let this model train on the workers. Adopting a model again does nothing."""
         if not keras_model.mark(model, self.strategy):
             return
-        steps: list[_Steps] = []
+        made: list[tuple[Steps, _ChiefSteps]] = []
 
         def make_function(user_step: Callable[[Any], Any]) -> Any:
             training = user_step == model.train_step
-            steps[:] = [one for one in steps if one.training != training]
-            steps.append(_Steps(self, model, user_step, training=training))
-            return steps[-1]
+            source = _ChiefSteps(self, model, user_step, training=training)
+            made[:] = [one for one in made if one[1].training != training]
+            made.append((Steps(model, source), source))
+            return made[-1][0]
 
         def settle(logs: dict[str, Any]) -> dict[str, Any]:
             # A callback may evaluate in the middle of an epoch of training: the logs tell which of them has ended.
-            mine = [one for one in steps if one.told is logs]
+            mine = [source for steps, source in made if steps.told is logs]
             return mine[0].settle(logs) if mine else logs
 
         def before(training: bool) -> None:
-            distribution_guard.require_none_else(self.strategy)
+            keras_loop.require_no_other_distribution(self.strategy)
             if training:
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
-            for one in steps:
-                if one.training == training:
-                    one.forget()  # what an interrupted call has left
+            for _, source in made:
+                if source.training == training:
+                    source.forget()  # what an interrupted call has left
 
         keras_model.override(
             model,
             build=functools.partial(self._build, model),
             make_function=make_function,
-            make_predict_function=functools.partial(_Predictions, self, model),
+            make_predict_function=functools.partial(self._predictions, model),
             before=before,
             settle=settle,
         )
@@ -128,12 +130,29 @@ class Chief:
         return self._bounded(call)
 
     def _build(self, model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
-        models.build(model, iterator, data_batch)
+        keras_loop.build(model, iterator, data_batch)
         self.when_built(model)
 
+    def _predictions(self, model: keras.Model) -> Predictions:
+        unseeded = keras_model.global_seed_generator()
+        return Predictions(functools.partial(_rows_of, self, model, unseeded, {}), _running)
 
-class _Steps:
-    """What Keras calls as `train_function` or `test_function`."""
+
+@contextlib.contextmanager
+def _running(iterator: Any = None) -> Iterator[None]:
+    """Enclose the steps of one call of Keras, with an executor of its own."""
+    tf_servers.own_executor(fresh=True)
+    try:
+        yield
+    except (tf.errors.OpError, UnsupportedError):
+        tf_servers.forget_failures()  # of other parts, which are not waited for
+        raise
+    finally:
+        tf_servers.own_executor(fresh=True)
+
+
+class _ChiefSteps:
+    """The steps that workers compute and the chief applies, as a `StepSource`."""
 
     def __init__(self, chief: Chief, model: keras.Model, user_step: Callable[[Any], Any], *, training: bool) -> None:
         replica_metrics.require_scope(model, chief.strategy)
@@ -154,7 +173,7 @@ class _Steps:
             gathers=False,  # a worker meets no other: it computes the whole batch
         )
         if training:
-            models.require_scope(model, chief.strategy)
+            keras_loop.require_scope(model, chief.strategy)
             for optimizer in keras_model.optimizers(model):
                 remote_part.adapt_optimizer(optimizer, chief.strategy)
         self._functions: dict[Any, tuple[remote_part.Computation, Update]] = {}
@@ -166,41 +185,23 @@ class _Steps:
         self._epoch = Distribution()
         self._numbers = itertools.count()
         self._logs: Any = None
-        #: the logs that Keras was given last
-        self.told: Any = None
 
-    def __call__(self, iterator: Iterator[Any]) -> Any:
-        tf_servers.own_executor(fresh=True)
-        try:
-            step_clock().begin(Kind.TRAIN if self.training else Kind.TEST)
-            self.told = self._call(iterator)
-            return self.told
-        except (tf.errors.OpError, UnsupportedError):
-            tf_servers.forget_failures()  # of other parts, which nobody waits for
-            raise
-        finally:
-            step_clock().end()
-            tf_servers.own_executor(fresh=True)
+    def running(self, iterator: Any) -> AbstractContextManager[None]:
+        """Enclose the steps of one call of Keras."""
+        return _running()
 
-    def _call(self, iterator: Iterator[Any]) -> Any:
-        logs = None
-        alone = not self._chief.together
-        batches = iter(iterator)
-        for _ in range(self._model.steps_per_execution):
-            with step_clock().during(Phase.INPUT):
-                element = next(batches, None)
-            if element is None:
-                break
-            batch = as_batch(element, self._chief.strategy, self._chief.parts)
-            if alone:
-                logs = self._in_turn(batch)
-                if not isinstance(element, Batch):  # a single call: nobody would wait for it later
-                    logs = self._wait_for_all()
-            else:
-                logs = self._together(batch)
-        if logs is None:
-            raise StopIteration
-        return logs
+    def several(self, batches: Epoch, left: int) -> None:
+        """No graph runs several steps: the chief applies each."""
+
+    def step(self, element: Any, *, whole: bool) -> Any:
+        """Run a step on all workers, or begin one on the next worker; return the logs that are known."""
+        step_clock().enter(Phase.DISPATCH)
+        batch = as_batch(element, self._chief.strategy, self._chief.parts)
+        if self._chief.together:
+            return self._together(batch)
+        logs = self._in_turn(batch)
+        # a single call has no later one that would wait for it
+        return logs if isinstance(element, Batch) else self._wait_for_all()
 
     def drain(self) -> None:
         """Wait for what is under way, in the middle of an epoch."""
@@ -383,50 +384,31 @@ class _Steps:
         return submit(self._chief, self._model, computation, counts, computation.state(), leaves)
 
 
-class _Predictions:
-    """What Keras calls as `predict_function`."""
-
-    def __init__(self, chief: Chief, model: keras.Model) -> None:
-        self._chief = chief
-        self._model = model
-        self._unseeded = keras_model.global_seed_generator()
-        self._functions: dict[str, prediction.Prediction] = {}
-
-    def __call__(self, batches: list[Any]) -> Any:
-        try:
-            step_clock().begin(Kind.PREDICT)
-            return self._call(batches)
-        except (tf.errors.OpError, UnsupportedError):
-            tf_servers.forget_failures()
-            raise
-        finally:
-            step_clock().end()
-            tf_servers.own_executor(fresh=True)
-
-    def _call(self, batches: list[Any]) -> Any:
-        scheduler, tasks = self._chief.scheduler, []
-        for element in batches:
-            batch = as_batch(element, self._chief.strategy, 1)
-            if batch.layout.key not in self._functions:
-                with step_clock().during(Phase.TRACE):
-                    self._functions[batch.layout.key] = prediction.Prediction(
-                        self._model, self._chief.strategy, batch.layout, self._unseeded
-                    )
-            function = self._functions[batch.layout.key]
-            for index, rows, leaves in cut_into(batch, max(1, scheduler.present)):
-                counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]
-                tasks.append(submit(self._chief, self._model, function, counts, function.state(), leaves))
-        results: dict[int, Any] = {}
-        try:
-            while len(results) < len(tasks):
-                outcome = self._chief.outcome(tasks)
-                assert outcome is not None
-                results[outcome.number] = _result(outcome)
-        finally:
-            for task in tasks:
-                scheduler.cancel(task)
-        rows = [results[task] for task in tasks]
-        return rows[0] if len(rows) == 1 else tf.nest.map_structure(tf_data.joined, *rows, expand_composites=False)
+def _rows_of(
+    chief: Chief, model: keras.Model, unseeded: Any, functions: dict[str, prediction.Prediction], given: list[Any]
+) -> list[Any]:
+    """The model's outputs for batches, of all of which the workers compute parts at the same time."""
+    scheduler, tasks = chief.scheduler, []
+    for element in given:
+        batch = as_batch(element, chief.strategy, 1)
+        key = batch.layout.key
+        if key not in functions:
+            with step_clock().during(Phase.TRACE):
+                functions[key] = prediction.Prediction(model, chief.strategy, batch.layout, unseeded)
+        function = functions[key]
+        for index, rows, leaves in cut_into(batch, max(1, scheduler.present)):
+            counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]
+            tasks.append(submit(chief, model, function, counts, function.state(), leaves))
+    results: dict[int, Any] = {}
+    try:
+        while len(results) < len(tasks):
+            outcome = chief.outcome(tasks)
+            assert outcome is not None
+            results[outcome.number] = _result(outcome)
+    finally:
+        for task in tasks:
+            scheduler.cancel(task)
+    return [results[task] for task in tasks]
 
 
 def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
@@ -442,7 +424,7 @@ def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
     """Return a batch of the pipeline as it is, and a single one cut into parts."""
     if isinstance(element, Batch):
         return element
-    data = models.batch_of(element, strategy)
+    data = keras_loop.batch_of(element, strategy)
     if parts > 1:
         batch_rows.require_alike(data)
     slices = tuple(batch_rows.parts_of(data, Shares.equal(parts).all))
