@@ -12,10 +12,9 @@ import keras
 
 import tfdist
 from tfdist import validation
-from tfdist.callbacks.alerting import Alerting
 from tfdist.callbacks.flops import PASSES_OF_A_STEP, of_example
 from tfdist.callbacks.notebook_display import Cell, in_notebook
-from tfdist.callbacks.single_process_job import Recorded, recorded
+from tfdist.callbacks.single_process_job import Alerting, Recorded, recorded
 from tfdist.cluster import from_environment
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigTypeError, TfdistError

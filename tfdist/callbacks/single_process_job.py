@@ -5,10 +5,13 @@ process that was killed has left is removed by the next job.
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
+from tfdist.monitor.verdict.alarm import Alarm, sizes
+from tfdist.monitor.verdict.alerts import Alert
+from tfdist.monitor.verdict.row_collection import recent
 from tfdist.processes import job_folders
 from tfdist.variables import MONITOR_DIR, PROGRESS_FILE
 
@@ -89,3 +95,37 @@ def _of_its_own(clock: StepClock) -> Iterator[Path]:
             clock.detach(reporter)
             reporter.close()
             table.close()
+
+
+_SECONDS = 2.0
+_logger = logging.getLogger("tfdist")
+
+
+class Alerting:
+    """Tells alerts until it is ended, at which it looks once more."""
+
+    def __init__(self, steps: Path, tell: Callable[[Alert], None]) -> None:
+        self._steps = steps
+        self._table = progress_file(steps.parent, int(steps.name.rpartition("-")[2]))
+        self._tell = tell
+        self._alarm = Alarm()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tfdist alerts", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look for the last time, and stop."""
+        self._ends.set()
+        self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        while not self._ends.wait(_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        for alert in self._alarm.look(recent(self._steps), sizes(self._table), time.monotonic()):
+            try:
+                self._tell(alert)
+            except Exception:
+                _logger.exception("on_alert of Monitor has failed at the alert %r; training goes on.", alert.text)

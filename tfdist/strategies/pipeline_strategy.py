@@ -15,6 +15,7 @@ from tfdist.collectives import buckets
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
+from tfdist.compat import planted
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
@@ -236,11 +237,11 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     def division_of(self, model: keras.Model) -> Division:
         """Return how a model is cut, which is decided once; see `Division.stages`."""
-        own = vars(model)  # which ends with the model, as its graph does
-        if own.get("_tfdist_division", (None, None))[0] is not self:
+        state = planted.of_model(model)
+        if state.division is None or state.division[0] is not self:
             with self.scope():  # blocks that a model names may get their weights
                 division = Division(model, self._mesh.size_of(PIPELINE) * self._chunks, self._stages)
-            own["_tfdist_division"] = (self, division)
+            state.division = (self, division)
             if self._workers.is_chief and division.stages:
                 _log.warning("tfdist: the parts of %s begin with %s", model.name, ", ".join(division.stages))
             if self._workers.is_chief and len(division.calls) < division.parts:
@@ -251,7 +252,8 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                     len(division.calls),
                     division.parts,
                 )
-        found: Division = own["_tfdist_division"][1]
+        assert state.division is not None
+        found: Division = state.division[1]
         return found
 
     def before_build(self, model: Any) -> None:

@@ -6,34 +6,37 @@ class's method directly has no end here, nor has the first `predict` of a model 
 such a call ends with the last reference to it, or with the process.
 """
 
+import atexit
 import contextlib
 import functools
+import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from tfdist.compat import planted
+from tfdist.compat.tensorflow import tf_data as tf_data
+
 _METHODS = ("fit", "evaluate", "predict")
-_CALLS = "_tfdist_calls"
 
 
 def watch(model: keras.Model) -> None:
     """Let calls of this model's `fit`, `evaluate` and `predict` do at their end what `at_end` says."""
-    own = vars(model)
-    if _CALLS not in own:
-        own[_CALLS] = []
-        own.update({name: _with_end(model, name) for name in _METHODS})
+    state = planted.of_model(model)
+    if state.calls is None:
+        state.calls = []
+        vars(model).update({name: _with_end(model, name, state.calls) for name in _METHODS})
 
 
 def at_end(model: keras.Model, do: Callable[[], None]) -> None:
     """Do something at the end of the innermost call of this model that is running; nothing if none is known to run."""
-    calls: list[contextlib.ExitStack] = vars(model).get(_CALLS, [])
-    if calls:
+    if calls := planted.of_model(model).calls:
         calls[-1].callback(do)
 
 
-def _with_end(model: keras.Model, name: str) -> Callable[..., Any]:
-    calls: list[contextlib.ExitStack] = vars(model)[_CALLS]
+def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) -> Callable[..., Any]:
     given = vars(model).get(name)  # somebody may have given it another one
 
     @functools.wraps(getattr(model, name))
@@ -45,3 +48,25 @@ def _with_end(model: keras.Model, name: str) -> Callable[..., Any]:
             return method(*args, **kwargs)
 
     return call
+
+
+END_SECONDS = 10.0  # for elements that are being made when the script ends
+
+_log = logging.getLogger("tfdist")
+
+
+@functools.cache
+def end_inputs_with_process() -> None:
+    """End every iterator over a dataset when this process ends; once is enough."""
+    atexit.register(_end_inputs, os.getpid())
+
+
+def _end_inputs(process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork has none of the threads that iterators wait for
+    if count := tf_data.end(tf_data.alive(), seconds=END_SECONDS):
+        _log.warning(
+            "tfdist: %d input(s) still make an element %g s after the script has ended; the process ends without them.",
+            count,
+            END_SECONDS,
+        )

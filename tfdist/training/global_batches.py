@@ -19,8 +19,7 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
-from tfdist.training.epoch import Alone, Element, Epoch, OwnData, SharedData, Walk
-from tfdist.training.input_layout import Layout
+from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData, Walk
 from tfdist.training.replica import batch_rows
 
 END_SECONDS = 10.0  # for an element that is being made when a call ends

@@ -25,10 +25,9 @@ from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, step_timestamps, worker_callbacks
 from tfdist.training.checks import step_probe
-from tfdist.training.epoch import Batch, Epoch, Place
+from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
 from tfdist.training.execution import Execution, Kept, Last, Rows
 from tfdist.training.global_batches import Input
-from tfdist.training.input_layout import Layout, flat
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.replica import (
     batch_rows,

@@ -18,7 +18,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
-from tfdist.training import call_ends, process_end, worker_callbacks
+from tfdist.training import call_ends, worker_callbacks
 from tfdist.training import replicated_model as models
 from tfdist.training.checks import untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
@@ -116,7 +116,7 @@ class KerasTraining:
             ...     model = keras.Sequential([keras.layers.Dense(1)])
             ...     model.compile("sgd", "mse")
         """
-        process_end.end_inputs_with_process()
+        call_ends.end_inputs_with_process()
         self._adopt_caller()
         return super().scope()  # type: ignore[misc]
 

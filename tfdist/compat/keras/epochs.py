@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
+from tfdist.compat import planted
 from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import keras_trainer as keras_model
 
@@ -71,8 +72,9 @@ class Fit:
     @property
     def batches_taken_before(self) -> int:
         """How many of these an earlier process has trained on."""
-        entered, batches = vars(self.epoch_iterator).get("_tfdist_entered", (None, 0))
-        return batches if entered is not None and entered is self.epoch_iterator._current_iterator else 0
+        state = planted.of_iterator(self.epoch_iterator)
+        is_same = state.entered is not None and state.entered is self.epoch_iterator._current_iterator
+        return state.batches if is_same else 0
 
     @property
     def steps(self) -> int | None:
@@ -157,7 +159,8 @@ def _from(iterator: Any, first: int, seen: int) -> Iterator[Any]:
     iterator.data_adapter.on_epoch_begin()
     iterator._current_iterator = iter(iterator._get_iterator())
     iterator._steps_seen = seen
-    iterator._tfdist_entered = iterator._current_iterator, seen
+    state = planted.of_iterator(iterator)
+    state.entered, state.batches = iterator._current_iterator, seen
     yield from _onward(iterator, first, iterator._current_iterator)
 
 

@@ -26,6 +26,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.random import seed_generator
 
+from tfdist.compat import planted
 from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import loss as keras_loss
 
@@ -145,8 +146,8 @@ def created_under(model: keras.Model) -> tf.distribute.Strategy | None:
 
 def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
     """Note that the model trains under the strategy; return whether that is new."""
-    own = vars(model)
-    new = own.get("_tfdist_strategy") is not strategy
+    state = planted.of_model(model)
+    new = state.strategy is not strategy
     if new and (model.train_function or model.test_function):
         on_batch = [keras_calls.code_of(TensorFlowTrainer.train_on_batch)]
         on_batch.append(keras_calls.code_of(TensorFlowTrainer.test_on_batch))
@@ -154,7 +155,7 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
             if frame.f_code in on_batch and frame.f_locals.get("self", model) is model:
                 method = f"{type(model).__name__}.{frame.f_code.co_name}"
                 raise keras_calls.refuse(method, seen="has made its step before tfdist has recognised the model")
-    own["_tfdist_strategy"] = strategy
+    state.strategy = strategy
     if new:  # what was made for one device, or for another strategy, is made again
         model.train_function = model.test_function = model.predict_function = None
     return new
@@ -162,7 +163,7 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
 
 def is_marked(model: keras.Model) -> bool:
     """Return whether a strategy of tfdist has recognised the model."""
-    return "_tfdist_strategy" in vars(model)
+    return planted.of_model(model).strategy is not None
 
 
 def override(
@@ -209,7 +210,7 @@ def override(
 
     def epoch_logs(logs: dict[str, Any]) -> dict[str, Any]:
         logs = settle(logs)
-        return logs if own.get("_tfdist_logs_are_metrics") else kind._get_metrics_result_or_logs(model, logs)
+        return logs if logs_are_metrics(model) else kind._get_metrics_result_or_logs(model, logs)
 
     own["_get_metrics_result_or_logs"] = epoch_logs
 
@@ -249,12 +250,12 @@ def train_function(model: keras.Model) -> Any:
 
 def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
     """Note whether the logs of the step that is being traced are the model's metrics over all replicas."""
-    vars(model)["_tfdist_logs_are_metrics"] = are_metrics
+    planted.of_model(model).logs_are_metrics = are_metrics
 
 
 def logs_are_metrics(model: keras.Model) -> bool:
     """Return whether the logs of the step that was traced last are the model's metrics over all replicas."""
-    return bool(vars(model).get("_tfdist_logs_are_metrics"))
+    return planted.of_model(model).logs_are_metrics
 
 
 def initial_epoch(model: keras.Model) -> int:

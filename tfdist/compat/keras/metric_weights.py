@@ -15,6 +15,8 @@ from keras.metrics import Mean, MeanMetricWrapper, Sum
 from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask
 
+from tfdist.compat import planted
+
 
 class Weigh(Protocol):
     """A rule for a lone number that a metric is given."""
@@ -50,19 +52,19 @@ def ignore_weights(metric: keras.Metric) -> None:
     Keras weighs the loss of one of several outputs by its number of rows where that is known before a step runs, and
     takes one of each batch elsewhere.
     """
-    own = vars(metric)
-    if "_tfdist_unweighted" not in own:
-        own["_tfdist_unweighted"] = update = own.get(
-            "update_state", functools.partial(type(metric).update_state, metric)
-        )
+    own, state = vars(metric), planted.of_metric(metric)
+    if not state.ignores_weights:
+        state.ignores_weights = True
+        update = own.get("update_state", functools.partial(type(metric).update_state, metric))
         own["update_state"] = lambda values, sample_weight=None: update(values)
 
 
 def scale_weights(metric: keras.Metric, factor: Callable[[], tf.Tensor | None]) -> None:
     """Let one mean multiply each weight that it is given by ``factor()``, unless that is None; once."""
-    own = vars(metric)
-    if "_tfdist_scaled" not in own:
-        own["_tfdist_scaled"] = update = own.get("update_state", functools.partial(type(metric).update_state, metric))
+    own, state = vars(metric), planted.of_metric(metric)
+    if not state.scales_weights:
+        state.scales_weights = True
+        update = own.get("update_state", functools.partial(type(metric).update_state, metric))
 
         def scaled(values: Any, sample_weight: Any = None) -> None:
             by = None if sample_weight is None else factor()

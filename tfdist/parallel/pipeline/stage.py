@@ -29,7 +29,7 @@ from tfdist.parallel.pipeline.stage_gradients import Accumulated, behind, made_i
 from tfdist.parallel.pipeline.stage_run import Found
 from tfdist.planner.schedules.schedule_table import Schedule, Work
 from tfdist.planner.schedules.schedule_timeline import in_one_order
-from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step, results
+from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,8 +298,8 @@ class StageStep:
             outputs = counts.with_masks(outputs, whole, inputs)
         self._known += counts.divisors(self._model, self._division, data, current, outputs)
 
-    def _totals(self, current: current_step.Step) -> results.Totals:
-        return results.Totals(self._model, replica_metrics.snapshot(self._model), current)
+    def _totals(self, current: current_step.Step) -> replica_metrics.Totals:
+        return replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
 
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
         """Trace a stage's passes; return what they have come to here, and what all stages have to know of it."""
@@ -415,7 +415,9 @@ class StageStep:
                 state = generator.state
                 state.assign(tf.convert_to_tensor(state.value) + tf.constant([0, count], tf.as_dtype(state.dtype)))
 
-    def _logs(self, data: Any, found: Found, told: Told, totals: results.Totals, microbatches: list[MicroBatch]) -> Any:
+    def _logs(
+        self, data: Any, found: Found, told: Told, totals: replica_metrics.Totals, microbatches: list[MicroBatch]
+    ) -> Any:
         """Return the metrics over all examples, which the last stage counts and all are told."""
         if told.adds:
             own = tf.zeros([], keras.backend.floatx()) if found.added is None else found.added

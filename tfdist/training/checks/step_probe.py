@@ -7,13 +7,15 @@ all workers come to the same verdicts.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives.workers.worker_processes import Workers
+from tfdist.compat import planted
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
@@ -21,12 +23,104 @@ from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training.checks import advice, comparing, kept_verdicts, trial_key, tried_step
+from tfdist.training.checks import advice, kept_verdicts, trial_key, tried_step
 from tfdist.training.checks.code_fingerprint import OpaqueError
 from tfdist.training.checks.kept_verdicts import Shelf, Tried
-from tfdist.training.checks.tried_step import Assignment, Key, TriedStep
-from tfdist.training.replica import current_step, judging, replica_step
+from tfdist.training.checks.tried_step import Assignment, Key, Run, TriedStep
+from tfdist.training.replica import batch_rows, current_step, judging, replica_step
 from tfdist.training.replica.judging import Rules, StateRule, Verdict
+
+# largest relative differences that are rounding: of gradients, which are sums of many products, and of all else
+_OF_GRADIENTS, _OF_NUMBERS, _IN_16_BITS = 1e-3, 1e-4, 5e-2
+
+_NO_RULES = Rules()
+
+Parts = list[tuple[float, Run]]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a step makes of the same rows, given in several ways.
+
+    Attributes:
+        whole: of all rows.
+        twice: of all rows given twice; None where that cannot be compared.
+        partitions: of the parts of the rows, with the share of each; one without parts where there is one row.
+    """
+
+    whole: Run
+    twice: Run | None
+    partitions: list[Parts]
+
+    @classmethod
+    def of(cls, tried: TriedStep, data: Any, *, rules: Rules = _NO_RULES) -> Self:
+        """Run a step."""
+        # Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
+        is_comparable = not tried.asked.meets or tried.is_random
+        twice = tried(tried_step.joined(data, data)) if is_comparable else None
+        return cls(tried(data), twice, _partitions(tried, data, rules, is_fed=False))
+
+    def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
+        """Return the same of a step to which parts are fed the states that the whole has made."""
+        return Runs(self.whole, None, _partitions(tried, data, _NO_RULES, is_fed=True))
+
+
+def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> list[Parts]:
+    count = int(batch_rows.rows_of(data))
+
+    def parts(cut: int) -> Parts:
+        bounds = ((0, cut), (cut, count))
+        rows = [batch_rows.slice_rows(data, tf.constant(begin), tf.constant(end)) for begin, end in bounds]
+        meets = tried.asked.meets
+        runs = tried.of_parts(rows, rules, is_fed=is_fed) if meets else [tried(one, is_fed=is_fed) for one in rows]
+        return [((end - begin) / count, run) for (begin, end), run in zip(bounds, runs, strict=True)]
+
+    return [parts(cut) for cut in sorted({count // 3 or 1, 1})] if count > 1 else [[]]
+
+
+def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
+    """Return the verdict on each value that a step asks for."""
+
+    def verdict(key: Key, parts: Parts) -> Verdict:
+        tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
+        return judging.judge(
+            runs.whole.values[key],
+            [(share, run.values[key]) for share, run in parts],
+            None if runs.twice is None else runs.twice.values[key],
+            tolerance=_IN_16_BITS if in_16_bits else tolerance,
+            is_random=tried.is_random,
+        )
+
+    return {key: judging.agreed([verdict(key, parts) for parts in runs.partitions]) for key in tried.asked.names}
+
+
+def _rules(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
+    """Return the rule of each assignment of a state."""
+    made = tried.asked.assignments
+    return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
+
+
+def _rule(number: int, assignment: Assignment, tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> StateRule:
+    every = [runs.whole, *(run for parts in runs.partitions for _, run in parts)]
+    factors = [factor for run in every for factor in run.states[number][2:]]
+    kept = float(np.mean(factors))
+    is_one = max(factors) - min(factors) <= 1e-6 * abs(kept)
+    found = [
+        judging.judge_state(
+            runs.whole.states[number][:2],
+            [(share, run.states[number][:2]) for share, run in parts],
+            None if runs.twice is None else runs.twice.states[number][:2],
+            dependence=assignment.dependence if is_one else "other",
+            kept=kept,
+            tolerance=_IN_16_BITS if in_16_bits else _OF_NUMBERS,
+            is_random=tried.is_random,
+        )
+        for parts in runs.partitions
+    ]
+    verdict = judging.agreed(found)
+    base = {"none": 0.0, "scaled": kept}.get(assignment.dependence, 1.0)
+    return StateRule(verdict, base if verdict == "sum" else 1.0)
+
 
 _log = logging.getLogger("tfdist")
 _ROWS = 16
@@ -179,7 +273,7 @@ class Probe:
 
     def warn(self) -> None:
         """Say once what cannot be put together."""
-        said: set[str] = vars(self._model).setdefault("_tfdist_said", set())
+        said = planted.of_model(self._model).said
         for sentence in dict.fromkeys(self.neither):
             if sentence not in said and self._workers.is_chief:
                 step_clock().warn(sentence)
@@ -232,14 +326,14 @@ class Probe:
     def _try(self, data: Any, is_cut: bool) -> tuple[Found, dict[Key, str]]:
         in_16_bits = keras_model.computes_in_16_bits(self._model)
         tried = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut)
-        runs = comparing.Runs.of(tried, data)
-        values = comparing.values(tried, runs, in_16_bits=in_16_bits)
+        runs = Runs.of(tried, data)
+        values = _verdicts(tried, runs, in_16_bits=in_16_bits)
         if self._somewhere(tried.asked.meets and "neither" in values.values(), is_cut):
             # What replicas exchange in the step may have to do with a sum, which is exchanged otherwise.
             sums: dict[Key, Verdict] = {key: "sum" for key, verdict in values.items() if verdict in ("sum", "neither")}
-            runs = comparing.Runs.of(tried, data, rules=Rules(sums))
-            values = comparing.values(tried, runs, in_16_bits=in_16_bits)
-        states = comparing.states(tried, runs, in_16_bits=in_16_bits)
+            runs = Runs.of(tried, data, rules=Rules(sums))
+            values = _verdicts(tried, runs, in_16_bits=in_16_bits)
+        states = _rules(tried, runs, in_16_bits=in_16_bits)
         neither = "neither" in values.values() or any(rule.verdict == "neither" for rule in states)
         put_together = {n: runs.whole.states[n][1] for n, rule in enumerate(states) if rule.verdict != "neither"}
         at_once = False
@@ -248,9 +342,9 @@ class Probe:
             # What follows from states that replicas put together inside the step is right where these are.
             again = TriedStep(self._model, self._strategy, self._step, data, meets_others=is_cut, fed=put_together)
             fed = runs.fed_to(again, data)
-            of_values = comparing.values(again, fed, in_16_bits=in_16_bits)
+            of_values = _verdicts(again, fed, in_16_bits=in_16_bits)
             better = {key: of_values[key] for key, verdict in values.items() if verdict == "neither"}
-            later = comparing.states(again, fed, in_16_bits=in_16_bits)
+            later = _rules(again, fed, in_16_bits=in_16_bits)
             mended = [old.verdict == "neither" != new.verdict for old, new in zip(states, later, strict=True)]
             values |= better
             states = [new if mend else old for old, new, mend in zip(states, later, mended, strict=True)]

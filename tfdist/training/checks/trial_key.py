@@ -21,7 +21,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import dry_run as tf_trial
 from tfdist.training.checks.code_fingerprint import Digest, OpaqueError, attributes_of, digest_of, is_of_library
-from tfdist.training.input_layout import flat
+from tfdist.training.epoch import flat
 
 _MOST_BYTES = 1 << 26  # of one constant tensor
 # What Keras keeps of an object is in its configuration, or is made of that; of these classes the rest is the user's.

@@ -23,7 +23,7 @@ from tfdist.compat.tensorflow import traced_uses
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.training.checks import advice, row_sums, state_dependence
 from tfdist.training.checks.lockstep import Part, traced_together
-from tfdist.training.input_layout import flat
+from tfdist.training.epoch import flat
 from tfdist.training.replica import batch_rows, current_step, replica_metrics, replica_step
 from tfdist.training.replica.judging import Dependence, Rules, Verdict
 

@@ -25,15 +25,13 @@ from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, worker_callbacks
 from tfdist.training.checks import advice, step_probe
-from tfdist.training.epoch import Batch, Epoch
-from tfdist.training.input_layout import Layout, flat
+from tfdist.training.epoch import Batch, Epoch, Layout, flat
 from tfdist.training.keras_loop import Predictions, Steps
-from tfdist.training.parameter_servers import prediction, remote_part, server_embeddings
+from tfdist.training.parameter_servers import part_function, remote_part
 from tfdist.training.parameter_servers.batch_plan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
-from tfdist.training.parameter_servers.bounded_calls import BoundedCalls
 from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
 from tfdist.training.parameter_servers.staleness import Bound, Distribution
-from tfdist.training.parameter_servers.update import Update
+from tfdist.training.parameter_servers.update import BoundedCalls, Update
 from tfdist.training.replica import batch_rows, replica_metrics
 
 _WHOLE = (
@@ -315,7 +313,7 @@ class _ChiefSteps:
         """Give a batch to workers, in another way where it cannot be computed as it was planned."""
         key = batch.layout.key
         if self._tried.is_due:
-            server_embeddings.adapt(self._model)
+            part_function.adapt(self._model)
             self._tried.look(batch.layout.slices(batch.tensors))
             if self._tried.needs_whole_batch:
                 step_clock().warn(_WHOLE % (self._model.name, advice.WHY))
@@ -385,7 +383,7 @@ class _ChiefSteps:
 
 
 def _rows_of(
-    chief: Chief, model: keras.Model, unseeded: Any, functions: dict[str, prediction.Prediction], given: list[Any]
+    chief: Chief, model: keras.Model, unseeded: Any, functions: dict[str, part_function.Prediction], given: list[Any]
 ) -> list[Any]:
     """The model's outputs for batches, of all of which the workers compute parts at the same time."""
     scheduler, tasks = chief.scheduler, []
@@ -394,7 +392,7 @@ def _rows_of(
         key = batch.layout.key
         if key not in functions:
             with step_clock().during(Phase.TRACE):
-                functions[key] = prediction.Prediction(model, chief.strategy, batch.layout, unseeded)
+                functions[key] = part_function.Prediction(model, chief.strategy, batch.layout, unseeded)
         function = functions[key]
         for index, rows, leaves in cut_into(batch, max(1, scheduler.present)):
             counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]

@@ -8,11 +8,31 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables, stateless_scope
+from tfdist.compat.keras import layer_methods as keras_layers
+from tfdist.compat.tensorflow import partitioned as tf_partitioned
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.training.input_layout import Layout
-from tfdist.training.replica import results
+from tfdist.training.epoch import Layout
+from tfdist.training.replica import current_step, replica_metrics, replica_step, xla_step
 from tfdist.training.replica.judging import Rules
+
+
+def adapt(model: keras.Model) -> None:
+    """Let embeddings look up rows on the servers, of which only those that are asked for travel."""
+    for layer in keras_model.layers(model):
+        if isinstance(layer, keras.layers.Embedding):
+            keras_layers.override_call(layer, keras.layers.Embedding, functools.partial(_look_up, layer))
+
+
+def _look_up(layer: keras.layers.Embedding, inputs: Any) -> Any:
+    table = stateless_scope.table_on_servers(layer)
+    if table is None or not isinstance(inputs, tf.Tensor) or not (inputs.dtype.is_integer or inputs.dtype.is_floating):
+        return keras_layers.own_call(keras.layers.Embedding, layer, inputs)
+    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    ids = tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids)
+    return tf.cast(tf_partitioned.lookup(table, ids), layer.compute_dtype)
+
 
 _untraced = tf.autograph.experimental.do_not_convert
 
@@ -35,7 +55,7 @@ class Held:
 
 def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]:
     """Return the variables of a model that the chief holds, Keras' state for random numbers among them."""
-    no_sums = results.no_sums(model, rules)
+    no_sums = replica_metrics.no_sums(model, rules)
     counting = {id(v): v for metric in model.metrics for v in metric.variables}
     others = [*keras_variables.persistent_variables(model), unseeded.state]
     known = {id(v): v for v in [*counting.values(), *others] if keras_variables.value_of(v).device == tf_servers.CHIEF}
@@ -98,3 +118,37 @@ class PartFunction:
         pairs = [(one.variable, value) for one, value in zip(self._held, values, strict=True)]
         on_part = _untraced(functools.partial(self._on_part, Part(index, rows, global_rows, pairs)))
         return self._strategy.run(on_part, args=(self._layout.part(leaves),))
+
+
+class Prediction:
+    """The function by which workers predict a part."""
+
+    def __init__(self, model: keras.Model, strategy: Any, layout: Layout, unseeded: Any) -> None:
+        self._model, self._unseeded = model, unseeded
+        self._held = held_by_chief(model, unseeded, Rules())
+        self._structure: Any = None
+        self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
+
+    def state(self) -> list[tf.Tensor]:
+        """Return the present values of the variables that the chief holds, as the function's inputs."""
+        return [keras_variables.value_of(one.variable).read_value() for one in self._held]
+
+    def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return the model's outputs for a part, as a nest of arrays."""
+        with tf_servers.calls_on(device), xla_step.named_errors():
+            arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
+        arrays = [tf.constant(array) for array in arrays]
+        return tf.nest.pack_sequence_as(self._structure, arrays, expand_composites=True)
+
+    def _predict(self, part: Part, data: Any) -> list[Any]:
+        adapt(self._model)
+        current = current_step.Step(rows=part.rows, global_rows=part.global_rows, index=part.index, all_reduce=list)
+        values = with_those_on_servers(self._model, part.values) if self._model.jit_compile else part.values
+        with stateless_scope.CapturedUpdates(values):
+            outputs = replica_step.predict(self._model, self._unseeded, data, current)
+        self._structure = tf.nest.map_structure(_skeleton, outputs, expand_composites=False)
+        return [tf.identity(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)]
+
+
+def _skeleton(value: Any) -> Any:
+    return tf.type_spec_from_value(value)

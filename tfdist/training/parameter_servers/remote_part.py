@@ -24,8 +24,8 @@ from tfdist.gradients.reduction import compressed_reducer, reducer
 from tfdist.monitor.phases import Passes
 from tfdist.monitor.recording.part_stamps import passes_of
 from tfdist.training import step_timestamps
-from tfdist.training.input_layout import Layout
-from tfdist.training.parameter_servers import gradient_push, server_embeddings, transport
+from tfdist.training.epoch import Layout
+from tfdist.training.parameter_servers import gradient_push, part_function, transport
 from tfdist.training.parameter_servers.batch_plan import Plan, UsesItsUpdatesError
 from tfdist.training.parameter_servers.part_function import (
     Part,
@@ -111,7 +111,7 @@ class Computation:
         return Result(values, list(gradients), int(counts[1]), scales, passes)
 
     def _on_part(self, part: Part, data: Any) -> list[Any]:
-        server_embeddings.adapt(self._model)
+        part_function.adapt(self._model)
         trained = self._model.trainable_variables
         values, stand_in = part.values, list(self._plan.weights)
         if self._model.jit_compile:  # the program reads and changes variables of its own device

@@ -19,7 +19,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.errors import UnsupportedError
-from tfdist.training.replica import current_step, whole_batch
+from tfdist.training.replica import across, current_step
 from tfdist.training.replica.judging import Verdict
 
 
@@ -106,7 +106,7 @@ class GlobalLoss:
         if parts.values.shape.rank == 0:
             return self._of_number(parts.values, given, current)
         if not keras_loss.keeps_examples(self._loss):
-            total, can_gather = tf.reduce_sum(parts.values), whole_batch.can_gather(given)
+            total, can_gather = tf.reduce_sum(parts.values), across.can_gather(given)
             if current.rule_of("values", total, name=self._name, can_gather=can_gather) == "whole":
                 return self._of_whole_batch(given, current)
             if current.noted is not None:
@@ -116,21 +116,21 @@ class GlobalLoss:
         return _reduce(parts, self._loss, self._name, current)
 
     def _of_number(self, value: tf.Tensor, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
-        reduced, rule = _reduced(value, self._name, given[1], current, can_gather=whole_batch.can_gather(given))
+        reduced, rule = _reduced(value, self._name, given[1], current, can_gather=across.can_gather(given))
         return self._of_whole_batch(given, current) if rule == "whole" else reduced
 
     def _of_whole_batch(self, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
         """Return the loss of the whole batch, for each replica; see `whole_batch`."""
         if current.noted is not None:
             return _stand_in(tf.zeros([]), given[1], current)
-        if not whole_batch.can_gather(given):
+        if not across.can_gather(given):
             raise UnsupportedError(
                 f"the loss {self._name!r} compares the examples of a batch, and is given what cannot be gathered from "
                 "the other replicas: ragged or sparse tensors, text, or values inside a condition. Give it dense "
                 "tensors, or let it look at each example by itself."
             )
-        whole = whole_batch.gathered(given, current, what=f"the loss {self._name!r}")
-        return whole_batch.of_each_replica(tf.convert_to_tensor(self._loss(*whole)), current)
+        whole = across.gathered(given, current, what=f"the loss {self._name!r}")
+        return across.of_each_replica(tf.convert_to_tensor(self._loss(*whole)), current)
 
 
 def _reduce(parts: keras_loss.Parts, loss: Any, name: str, current: current_step.Step) -> tf.Tensor:

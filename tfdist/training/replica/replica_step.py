@@ -21,7 +21,6 @@ from tfdist.training.replica import (
     replica_losses,
     replica_metrics,
     replica_optimizers,
-    results,
     states,
     xla_step,
 )
@@ -73,7 +72,7 @@ class OwnVariables:
         """Note what the metrics have counted before, and the states from which a sum of changes begins."""
         self._current = current
         self._states = states.before(self._model, current) if self._training else {}
-        self._totals = results.Totals(self._model, replica_metrics.snapshot(self._model), current)
+        self._totals = replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
         current.result_of = self._totals.result if asks else None
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:

@@ -1,0 +1,53 @@
+"""State that tfdist keeps with an object of Keras: one typed record per object, in the object's own dictionary.
+
+A record ends with its object, as the object's graph does, and no other value is planted. Methods that one object gets
+of its own are set where they are made.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+_NAME = "_tfdist"
+
+
+@dataclass
+class ModelState:
+    """What a model trains under, and what is known of its steps and calls."""
+
+    strategy: Any = None  # that has recognised the model
+    logs_are_metrics: bool = False  # of the step that was traced last, over all replicas
+    calls: list[ExitStack] | None = None  # of `fit`, `evaluate` and `predict` that run; None: they are not watched
+    said: set[str] = field(default_factory=set)  # warnings, each of which is said once
+    division: tuple[Any, Any] | None = None  # the strategy of a pipeline, and how it has cut the model
+
+
+@dataclass
+class MetricState:
+    """Which of a metric's updates are wrapped."""
+
+    ignores_weights: bool = False
+    scales_weights: bool = False
+
+
+@dataclass
+class IteratorState:
+    """The iteration that was entered in its middle, and the batches that an earlier process has trained on."""
+
+    entered: Any = None
+    batches: int = 0
+
+
+def of_model(model: Any) -> ModelState:
+    state: ModelState = vars(model).setdefault(_NAME, ModelState())
+    return state
+
+
+def of_metric(metric: Any) -> MetricState:
+    state: MetricState = vars(metric).setdefault(_NAME, MetricState())
+    return state
+
+
+def of_iterator(iterator: Any) -> IteratorState:
+    state: IteratorState = vars(iterator).setdefault(_NAME, IteratorState())
+    return state
