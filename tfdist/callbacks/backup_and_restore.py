@@ -146,7 +146,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _in_memory(variable: Variable[str], backup_dir: str) -> str | None:
-    """Return where the state is in memory, if the agent gives room for it: a place for each backup directory."""
+    """The path of the state in memory, if the agent gives room for it: one for each backup directory."""
     room = variable.read(os.environ)
     if not room:
         return None

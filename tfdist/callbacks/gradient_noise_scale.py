@@ -188,7 +188,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
 
     def _on_replica(self, batch: Any) -> tf.Tensor:
-        """Return the mean of the small batches' squared norms, and that of their mean, float64 ``[2]``."""
+        """The mean of the small batches' squared norms, and the squared norm of their mean, float64 ``[2]``."""
         keras_model.use_global_seed_generator(self._unseeded)
         variables = [variable.value for variable in self.model.trainable_variables]
         rows, mine = self.batch_size // self._parts, self._parts // tf_strategies.replica_count(self._strategy)
@@ -208,7 +208,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return tf.stack([squares / self._parts, _squared_norm(sums) / self._parts**2])
 
     def _gradients(self, part: Any, rows: int, variables: list[Any]) -> list[tf.Tensor]:
-        """Return the gradients of a small batch, as if it were trained on alone."""
+        """The gradients of a small batch, as if it were trained on alone."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(part))
         alone = current_step.Step(rows=tf.constant(rows), global_rows=tf.constant(rows), all_reduce=list)
         with alone, tf.GradientTape() as tape:
@@ -222,7 +222,7 @@ def _squared_norm(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _parts(parts: int | None, batch_size: int, replicas: int) -> int:
-    """Return the number of small batches.
+    """The number of small batches.
 
     Example:
         >>> _parts(None, 48, 3)

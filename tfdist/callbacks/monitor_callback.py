@@ -206,7 +206,7 @@ class Monitor(keras.callbacks.Callback):
             _logger.warning("The trace %s cannot be written (%s).", self.trace, error)
 
     def _parameters(self) -> dict[str, Any]:
-        """Return what is worth to be kept of a training, as plain values."""
+        """The parameters of a training that are worth keeping, as plain values."""
         optimizer = getattr(self.model, "optimizer", None)
         settings = {} if optimizer is None else optimizer.get_config()
         plain = {
@@ -225,7 +225,7 @@ class Monitor(keras.callbacks.Callback):
 
 
 class _Work(StepObserver):
-    """What a step of the job computes, once it is known how many examples it has."""
+    """The work of a step of the job, once the number of its examples is known."""
 
     def __init__(
         self, per_example: float | None, peak: float | None, tell: "Callable[[_Work], None] | None" = None
@@ -249,7 +249,7 @@ class _Work(StepObserver):
 
 
 class _Warnings(StepObserver):
-    """Keeps what tfdist warns of, and makes events of it where no agent does."""
+    """Keeps the warnings of tfdist, and makes events of them where no agent does."""
 
     def __init__(self, job: Recorded, kept: list[str]) -> None:
         self._job, self._kept = job, kept
@@ -261,7 +261,7 @@ class _Warnings(StepObserver):
 
 
 class _Steps(keras.callbacks.Callback):
-    """Tells the clock of the steps of a model that is in no scope of tfdist."""
+    """Reports the steps of a model that is in no scope of tfdist to the clock."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         step_clock().begin(Kind.TRAIN)

@@ -12,13 +12,7 @@ from tfdist import validation
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:
-    """What was measured once.
-
-    Attributes:
-        small_batch, big_batch: examples, the second larger than the first.
-        small: mean of |gradient|^2 over the small batches.
-        big: |gradient|^2 of the big batch.
-    """
+    """One measurement: the mean of |gradient|^2 over small batches, and |gradient|^2 of the big batch."""
 
     small_batch: int
     big_batch: int

@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.5
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook that can show HTML."""
+    """True in the kernel of a notebook that can show HTML."""
     interactive = sys.modules.get("IPython")
     shell = None if interactive is None else interactive.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
@@ -21,7 +21,7 @@ def in_notebook() -> bool:
 class Cell:
     """Shows the file ``path`` below the cell that runs, and again whenever it has changed, until it is closed.
 
-    The thread that does so reads a few kilobytes twice a second, and takes nothing from a step.
+    Its thread reads a few kilobytes twice a second.
     """
 
     def __enter__(self) -> Self:

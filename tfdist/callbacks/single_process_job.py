@@ -1,7 +1,7 @@
 """The job files of a process that no launcher started, so that `tfdist watch` can read them like any other.
 
-`tfdist run` makes the same for its workers: a status table, a folder for records of steps, and the events. What a
-process that was killed has left is removed by the next job.
+`tfdist run` makes the same for its workers: a status table, a folder for records of steps, and the events. The next job
+removes the files of a process that was killed. A thread checks the records for problems.
 """
 
 import contextlib
@@ -33,12 +33,9 @@ class Recorded:
     """A job of which this process records its steps.
 
     Attributes:
-        job: its id.
-        start: how often its workers had been started again.
+        start: how often its workers had been restarted.
         steps: the folder of the records.
-        events: where what happens to it is written.
-        recorder: writes the record.
-        is_judged: whether an agent tells the verdict.
+        is_judged: an agent reports the verdict.
     """
 
     job: str
@@ -75,7 +72,7 @@ def recorded(clock: StepClock, rank: int) -> Iterator[Recorded]:
 
 
 def _beside(status: Path) -> Path:
-    """Return the folder of records beside the status table of a start; workers make it together."""
+    """The folder of records of a start, next to its status table; workers make it together."""
     folder = steps_folder(status.parent, int(status.name.rpartition("-")[2]))
     folder.mkdir(exist_ok=True)
     return folder
@@ -102,7 +99,7 @@ _logger = logging.getLogger("tfdist")
 
 
 class Alerting:
-    """Tells alerts until it is ended, at which it looks once more."""
+    """Reports alerts from a background thread until it is ended, when it looks once more."""
 
     def __init__(self, steps: Path, tell: Callable[[Alert], None]) -> None:
         self._steps = steps
@@ -114,7 +111,6 @@ class Alerting:
         self._thread.start()
 
     def end(self) -> None:
-        """Look for the last time, and stop."""
         self._ends.set()
         self._thread.join()
         self._look()

@@ -1,9 +1,10 @@
-"""The end of a `fit`, `evaluate` or `predict` of one model, by whatever way: return, exception or interrupt.
+"""The end of inputs: with the `fit`, `evaluate` or `predict` that reads them, or with the process.
 
-Keras tells callbacks of the end of a call that went well, and nothing of one that did not. So a model that trains in a
-scope has these three methods as attributes of its own, which call its class's. A call that a subclass makes to another
-class's method directly has no end here, nor has the first `predict` of a model that was never compiled: the input of
-such a call ends with the last reference to it, or with the process.
+Keras tells callbacks of the end of a successful call only. So a model that trains in a scope has these three methods as
+attributes of its own, which call its class's. Some inputs have no such end: of a call that a subclass makes to another
+class's method, of the first `predict` of a model that was never compiled, and of a loop of the user's own. Python's
+last collection would free them, and may wait for ever (`tfdist.compat.tensorflow.tf_data`). They end before it, while
+other threads still get Python's lock.
 """
 
 import atexit
@@ -23,7 +24,7 @@ _METHODS = ("fit", "evaluate", "predict")
 
 
 def watch(model: keras.Model) -> None:
-    """Let calls of this model's `fit`, `evaluate` and `predict` do at their end what `at_end` says."""
+    """Let calls of this model's methods run at their end what `at_end` was given."""
     state = planted.of_model(model)
     if state.calls is None:
         state.calls = []
@@ -31,7 +32,7 @@ def watch(model: keras.Model) -> None:
 
 
 def at_end(model: keras.Model, do: Callable[[], None]) -> None:
-    """Do something at the end of the innermost call of this model that is running; nothing if none is known to run."""
+    """Call ``do`` at the end of the innermost call of this model that is known to run."""
     if calls := planted.of_model(model).calls:
         calls[-1].callback(do)
 
@@ -57,7 +58,7 @@ _log = logging.getLogger("tfdist")
 
 @functools.cache
 def end_inputs_with_process() -> None:
-    """End every iterator over a dataset when this process ends; once is enough."""
+    """End every iterator over a dataset when this process ends."""
     atexit.register(_end_inputs, os.getpid())
 
 

@@ -1,9 +1,8 @@
 """Detect callbacks that can only watch, by reading their code before they run.
 
-What a callback decides, it does to its model. It comes to the model by `self.model`, or by something that its script
-has left within its reach. One whose code names no such way, and which reaches nothing but plain values, libraries and
-functions of which the same holds, cannot stop training or change an optimizer. What cannot be seen through counts as a
-way.
+A callback acts on its model, which it reaches by `self.model` or by something within reach of its script. Code that
+names no such way, and reaches only plain values, libraries and functions of which the same holds, cannot stop training
+or change an optimizer. What cannot be seen through counts as a way.
 """
 
 import sys
@@ -58,7 +57,6 @@ def only_watches(callback: Any, *, trusted: tuple[str, ...] = ("keras",)) -> boo
 
 
 def _is_plain(value: Any, seen: set[int]) -> bool:
-    """Return whether no model can be reached from a value."""
     if isinstance(value, _VALUES) or id(value) in seen:
         return True
     seen.add(id(value))
@@ -80,7 +78,7 @@ def _is_plain(value: Any, seen: set[int]) -> bool:
 
 
 def _within(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function's code comes to; something that is not plain where it names a way to a model."""
+    """Yield what a function's code reaches; an opaque object where it names a way to a model."""
     yield from (function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
@@ -104,7 +102,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_of_library(name: str | None) -> bool:
-    """Return whether a module is one of Python's or an installed one, which knows no model that it is not given."""
+    """True for modules of Python and installed ones, which know no model that they are not given."""
     root = (name or "").partition(".")[0]
     if root in sys.stdlib_module_names:
         return True

@@ -1,10 +1,10 @@
-"""Saving over several workers: the chief writes, whole files only, and the others go on when it is done.
+"""Saving over several workers: the chief writes whole files only, and the others continue when it is done.
 
-A script may call `model.save` on every worker or on the chief alone. So the chief waits for nobody: it leaves a note
-when a file stands, and a worker that saves the same state to the same path waits for it.
+A script may call `model.save` on every worker or on the chief alone. So the chief does not wait: it leaves a note when
+a file is complete, and a worker that saves the same state to the same path waits for the note.
 
-Where weights lie in parts, every worker has to save: to read a weight all bring their parts. The chief's file is the
-one that counts, as one device would write it; the others let go of theirs.
+Where weights are sharded every worker has to save, because reading a weight gathers its parts. The chief's file counts,
+as one device would write it; the others drop theirs.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
 
 
 def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
-    """Wait until every worker saves, before parts are gathered, which no worker can do without the others."""
+    """Wait until every worker saves: gathering parts needs all of them."""
     if name == "export":
         raise _cannot_export(path)
     absent = workers.first_absent(f"{state}/here", _PATIENCE_SECONDS)
@@ -112,13 +112,13 @@ def _cannot_export(path: str) -> UnsupportedError:
 
 
 def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
-    """Write where nothing stays: so all weights are read as the chief reads them."""
+    """Write to a temporary folder, to read all weights as the chief reads them."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         write(os.path.join(scratch, os.path.basename(path)), *args, **kwargs)
 
 
 def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
-    """Write beside the file and rename: who opens the path finds the old file or the new one, never a part."""
+    """Write to a temporary folder and rename: a reader finds the old file or the new one, never a part."""
     folder, base = os.path.split(path)
     if "://" in path or not base.endswith((".keras", ".h5")) or not os.path.isdir(folder or "."):
         write(path, *args, **kwargs)

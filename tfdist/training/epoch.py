@@ -1,4 +1,4 @@
-"""An epoch: the batches of one iteration over the input, taken one by one, or several by a graph.
+"""The input of a step and of an epoch: how tensors are laid out, and how workers go through the batches together.
 
 Workers that read the same data compare what they read where that costs nothing; workers with data of their own tell
 each other at every batch how many examples they have.
@@ -18,7 +18,7 @@ from tfdist.monitor.process_clock import step_clock
 
 
 class Layout:
-    """How a step's input is laid out: a step is traced once for a layout, whatever the number of examples."""
+    """The structure of a step's input: a step is traced once per layout, whatever the number of examples."""
 
     def __init__(self, spec: tuple[Any, ...]) -> None:
         self.spec = spec
@@ -27,39 +27,36 @@ class Layout:
 
     @classmethod
     def of(cls, slices: tuple[Any, ...]) -> "Layout":
-        """Return the layout of slices, in a trace or out of it."""
-
         def spec(leaf: Any) -> Any:
             return None if leaf is None else tf.type_spec_from_value(leaf)
 
         return cls(tf.nest.map_structure(spec, slices, expand_composites=False))
 
     def pack(self, tensors: Sequence[Any], of_replicas: Sequence[int]) -> Any:
-        """Return a nest of per-replica values from tensors in the order of `signature`."""
+        """Make per-replica values of tensors in the order of `signature`."""
         slices = self.slices(tensors)
         return tf_strategies.per_replica(tuple(slices[index] for index in of_replicas))
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are several slices, each of which may have another number of examples."""
         return len(self.spec) > 1
 
     def part_signature(self, *, relaxed: bool) -> list[tf.TypeSpec]:
-        """Return the specs of one replica's data, without its number of examples."""
+        """The specs of one replica's data, without its number of examples."""
         _, data = self.spec[0]
         return [_of_any_rows(spec) for spec in _specs(data)] if relaxed else _specs(data)
 
     def part(self, tensors: Sequence[Any]) -> Any:
-        """Return one replica's data from tensors in the order of `part_signature`."""
+        """Make one replica's data of tensors in the order of `part_signature`."""
         _, data = self.spec[0]
         return _packed(data, tensors)
 
     def parts(self, tensors: Sequence[Any]) -> list[tuple[tf.Tensor, list[Any]]]:
-        """Return each local replica's number of examples and its data, flat, from what `signature` describes."""
+        """Each local replica's number of examples and its data, flat."""
         return [(rows, list(flat((data,)))) for rows, data in self.slices(tensors)]
 
     def slices(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a nest per local replica from tensors in the order of `signature`."""
+        """Make a nest per local replica of tensors in the order of `signature`."""
         return tuple(_packed(self.spec, tensors))
 
 
@@ -68,14 +65,13 @@ def _specs(nest: Any) -> list[tf.TypeSpec]:
 
 
 def _packed(nest: Any, tensors: Sequence[Any]) -> Any:
-    """Return the nest with tensors in the place of its specs, in order."""
     given = iter(tensors)
     leaves = [next(given) if isinstance(leaf, tf.TypeSpec) else None for leaf in tf.nest.flatten(nest)]
     return tf.nest.pack_sequence_as(nest, leaves)
 
 
 def flat(slices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the tensors of a step's input, without structure and without "no value"."""
+    """The tensors of a step's input, without structure and without missing values."""
     return tuple(leaf for leaf in tf.nest.flatten(slices, expand_composites=False) if leaf is not None)
 
 
@@ -86,13 +82,7 @@ def _of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
 
 
 class Batch(NamedTuple):
-    """What the replicas of this worker get in one step.
-
-    Attributes:
-        tensors: the slices of the local replicas, flat.
-        rows: examples of all replicas, int32 scalar.
-        layout: how to pack the tensors.
-    """
+    """The input of this worker's replicas in one step: their slices, flat, and the examples of all replicas."""
 
     tensors: Sequence[Any]
     rows: tf.Tensor
@@ -107,43 +97,34 @@ class Element(NamedTuple):
     fingerprint: tf.Tensor  # of the first batch, else 0
 
     def flat(self) -> tuple[Any, ...]:
-        """Return one tuple, which tf.data hands out several times faster than a nest."""
+        """One tuple, which tf.data hands out several times faster than a nest."""
         return (self.fingerprint, self.rows, *flat(self.slices))
 
     @classmethod
     def of(cls, tensors: tuple[Any, ...]) -> "Element":
-        """Return the element that became this tuple."""
         return cls(tensors[2:], tensors[1], tensors[0])
 
 
 class Walk(Protocol):
-    """How the workers go through an epoch together."""
+    """The way in which workers go through an epoch together."""
 
     def free(self, position: int, wanted: int) -> int:
-        """Return how many of the next batches need no look from Python, and so may be taken by a graph.
+        """The number of next batches that a graph may take without Python.
 
         All workers come to the same number, because their collectives meet in the same graph or not at all.
-
-        Args:
-            position: how many batches were taken.
-            wanted: how many would be taken.
         """
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """Return what is trained on and the examples of all replicas in it, or None where the epoch ends.
+        """The element to train on and the examples of all replicas in it; None where the epoch ends.
 
         Args:
-            element: what this worker's input gave, None where that has ended.
-            position: how many batches were taken before.
+            element: of this worker's input, None where that has ended.
+            position: batches that were taken before.
         """
 
 
 class Place(NamedTuple):
-    """Stands for the next batch of an epoch, which whoever gets it takes from there.
-
-    Attributes:
-        epoch: from which.
-    """
+    """Stands for the next batch of an epoch, which `predict` takes from there."""
 
     epoch: "Epoch"
 
@@ -182,7 +163,7 @@ class Epoch:
         return batch
 
     def take(self) -> Batch | None:
-        """Return the next batch; None where the epoch has ended."""
+        """The next batch; None where the epoch has ended."""
         if self._has_ended:
             return None
         # while a batch is waited for, the agent is told so, whoever asks for it
@@ -198,7 +179,7 @@ class Epoch:
         return Batch(element.slices, rows, self.layout)
 
     def free(self, wanted: int) -> int:
-        """Return how many of the next batches a graph may take, at most ``wanted``; 0: they are to be taken here."""
+        """The number of next batches that a graph may take, at most ``wanted``."""
         return self._walk.free(self._position, wanted)
 
     def give(self, graph: Callable[[Any], int]) -> int:
@@ -210,7 +191,7 @@ class Epoch:
         return count
 
     def end(self, *, seconds: float) -> bool:
-        """Let go of the input and of what was made ahead; return whether that has ended within so many seconds."""
+        """Release the input and prefetched batches; True if that has ended within so many seconds."""
         self._has_ended = True
         return not tf_data.end([self._elements], seconds=seconds)
 
@@ -226,21 +207,19 @@ class Epoch:
 
 
 class Alone:
-    """The walk of a worker without others."""
+    """The walk of a single worker."""
 
     def free(self, position: int, wanted: int) -> int:
-        """Return all."""
         return wanted
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """Return the element with its own number of examples."""
         return None if element is None else (element, element.rows)
 
 
 class SharedData:
-    """The walk of workers that all read the same data; where it is not the same, all of them raise.
+    """The walk of workers that read the same data; where it differs, all of them raise.
 
-    They compare the first and the last batch; where nobody knows how many there are, every batch.
+    They compare the first and the last batch; where the number of batches is unknown, every batch.
     """
 
     def __init__(self, workers: Workers, batches: int | None, *, endless: bool) -> None:
@@ -250,13 +229,11 @@ class SharedData:
         self._compared = (0, batches - 1 if batches else 0)
 
     def free(self, position: int, wanted: int) -> int:
-        """Return those before the next that is compared."""
         if not self._known:
             return 0
         return min([wanted, *(compared - position for compared in self._compared if compared >= position)])
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """Return the element with its own number of examples."""
         if not self._known or position in self._compared:
             mark = 0 if element is None else int(element.fingerprint)
             rows = 0 if element is None else int(element.rows)
@@ -269,7 +246,7 @@ class SharedData:
 class OwnData:
     """The walk of workers that read data of their own, until all of it has ended.
 
-    Who has none left repeats its last batch, without counting.
+    A worker without data repeats its last batch, which does not count.
     """
 
     def __init__(self, workers: Workers, layout: Layout) -> None:
@@ -278,11 +255,9 @@ class OwnData:
         self._last: Element | None = None
 
     def free(self, position: int, wanted: int) -> int:
-        """Return 0: the others are told of every batch."""
         return 0
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """Return the element with the number of examples of all workers."""
         seen = self._workers.gather([element is not None, 0 if element is None else int(element.rows)])
         if not seen[:, 0].any():
             return None

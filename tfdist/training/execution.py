@@ -1,7 +1,8 @@
-"""Several steps in one graph, which takes its batches from the input by itself: `steps_per_execution`.
+"""Several steps in one graph, which takes its batches from the input: `steps_per_execution`.
 
-The graph is a loop around the function of a single step, traced once and called as it is, so the numbers are those of
-single steps.
+The graph is a loop around the function of a single step, traced once and called unchanged, so the numbers are those of
+single steps. Python is not called until such a graph ends, so the graph counts in a variable, which a thread reads to
+report progress.
 """
 
 import contextlib
@@ -31,15 +32,13 @@ class Progress:
             self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
 
     def reset(self) -> tf.Operation:
-        """Return the operation with which a graph begins to count."""
         return self._count.assign(0, read_value=False)
 
     def beat(self) -> tf.Operation:
-        """Return the operation that counts one more."""
         return self._count.assign_add(1, read_value=False)
 
     def count(self) -> int:
-        """Return how far the graph has counted, from any thread."""
+        """The count, from any thread."""
         return int(self._count.numpy())
 
 
@@ -51,7 +50,7 @@ class _UnderWay:
 
 
 class Heartbeat:
-    """The thread that looks at the progresss of this process; there is none before there is something to look at."""
+    """The thread that reads the progress of graphs in this process; it starts with the first one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +59,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def of(self, progress: Progress, renew: Callable[[], None]) -> Iterator[None]:
-        """Tell the step clock, and whoever else is to know, while the graph in the block goes on."""
+        """Report to the step clock, and by ``renew``, while the graph in the block advances."""
         with self._lock:
             self._under_way[get_ident()] = _UnderWay(progress, renew)
             if self._thread is None:
@@ -86,7 +85,6 @@ class Heartbeat:
 
 @functools.cache
 def heartbeat() -> Heartbeat:
-    """Return the one of this process."""
     return Heartbeat()
 
 
@@ -94,55 +92,50 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class Kept(Protocol):
-    """What a graph of several steps keeps of what they return."""
+    """The outputs that a graph of several steps keeps."""
 
     def begin(self, outputs: Any) -> Any:
-        """Return what is kept before any step, as tensors of a loop, given what a step returns."""
+        """The loop's variables before any step, given the outputs of a step."""
 
     def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
-        """Return what is kept after a step, of this number from 0."""
+        """The loop's variables after step ``number``."""
 
     def end(self, kept: Any) -> Any:
-        """Return what the graph returns."""
+        """The outputs of the graph."""
 
     def value(self, returned: Any) -> Any:
-        """Return what Python gets of that, where there was a step."""
+        """Python's view of them, where there was a step."""
 
 
 class Last(Kept):
-    """The logs of the last step."""
+    """The logs of the last step, as an optional."""
 
     def begin(self, outputs: Any) -> Any:
-        """Return an empty optional."""
         specs = tf.nest.map_structure(tf.type_spec_from_value, outputs, expand_composites=False)
         return tf.experimental.Optional.empty(specs)
 
     def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
-        """Return an optional with the outputs."""
         return tf.experimental.Optional.from_value(outputs)
 
     def end(self, kept: Any) -> Any:
-        """Return the optional."""
         return kept
 
     def value(self, returned: Any) -> Any:
-        """Return the outputs."""
         return returned.get_value()
 
 
 class Rows(Kept):
-    """The rows that all steps return, one after the other."""
+    """The rows that all steps return, concatenated."""
 
     @staticmethod
     def can_keep(outputs: Any) -> bool:
-        """Return whether what a step returns are tensors of rows whose shape is known."""
+        """True for tensors whose shape is known but for the rows."""
         return all(
             isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[1:].is_fully_defined()
             for leaf in tf.nest.flatten(outputs)
         )
 
     def begin(self, outputs: Any) -> Any:
-        """Return empty arrays."""
         self._structure = outputs
         return [
             tf.TensorArray(
@@ -152,21 +145,16 @@ class Rows(Kept):
         ]
 
     def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
-        """Return the arrays with the rows of a step."""
         return [array.write(number, leaf) for array, leaf in zip(kept, tf.nest.flatten(outputs), strict=True)]
 
     def end(self, kept: Any) -> Any:
-        """Return all rows."""
         return [array.concat() for array in kept]
 
     def value(self, returned: Any) -> Any:
-        """Return all rows, as a step returns its own."""
         return tf.nest.pack_sequence_as(self._structure, returned)
 
 
 class Execution:
-    """Runs several steps in one call."""
-
     def __init__(
         self, step: Any, kept: Kept, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
     ) -> None:
@@ -178,9 +166,9 @@ class Execution:
         self._function: Any = None
 
     def run(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
-        """Run steps on the next batches; return what is kept of them, and the examples of all replicas in each.
+        """Run steps on the next batches; return what is kept, and the examples of all replicas in each step.
 
-        They are fewer than ``count`` where the input has ended, and may be none.
+        There are fewer than ``count`` steps, perhaps none, where the input has ended.
         """
         kept: Any = None
         rows: list[int] = []
@@ -228,7 +216,7 @@ class Execution:
         return self._kept.end(kept), rows.stack()
 
     def _next(self, iterator: Any, after: list[Any]) -> Any:
-        """Return the next batch, an optional; where somebody looks, it is asked for when these tensors are there."""
+        """The next batch, an optional; where progress is watched, it is asked for after these tensors."""
         if self._progress is None:
             return iterator.get_next_as_optional()
         with tf.control_dependencies(after):

@@ -1,9 +1,9 @@
 """Input of Keras' `fit`, `evaluate` and `predict`: global batches, cut into the replicas' slices.
 
 Every worker reads the same dataset and takes its contiguous rows of each global batch, so N replicas train on the
-batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of
-its own; a step then takes one part in (number of workers) of each worker's batch, and workers that run out take part
-with no examples until the last one is done. Of what `tfdist.data.read` returns, a worker reads its rows alone.
+batches of one device, in order, whatever N is. With `AutoShardPolicy.OFF` or `FILE` each worker reads a dataset of its
+own. A step then takes one part in (number of workers) of each worker's batch, and workers that run out contribute no
+examples until the last one is done. Of what `tfdist.data.read` returns, a worker reads its rows alone.
 """
 
 import enum
@@ -37,26 +37,26 @@ Tee = Callable[[tf.data.Dataset, "Input"], tf.data.Dataset]
 
 @runtime_checkable
 class CountedDataset(Protocol):
-    """A `tf.data.Dataset` of global batches that counts what was consumed, and of which a worker may read a part.
+    """A `tf.data.Dataset` of global batches that counts consumed batches, and of which a worker may read a part.
 
-    What `tfdist.data.read` returns follows it, so that a strategy and a backup need nothing of `tfdist.data`. Any other
-    dataset is read whole by each worker, and replayed when a training resumes.
+    What `tfdist.data.read` returns follows it, so strategies and backups need nothing of `tfdist.data`. Any other
+    dataset is read whole by each worker, and replayed when training resumes.
     """
 
     @property
     def global_batch_size(self) -> int:
-        """Number of examples of a batch over all replicas."""
+        """Examples of a batch over all replicas."""
 
     @property
     def rows(self) -> int | None:
-        """Number of examples of every batch; None where the last one may have fewer."""
+        """Examples of every batch; None where the last one may have fewer."""
 
     @property
     def steps(self) -> int:
-        """Number of batches in the iteration that begins next."""
+        """Batches in the iteration that begins next."""
 
     def share(self, first: int, count: int, parts: int | Shares) -> tf.data.Dataset:
-        """Return the part of every global batch that a worker's replicas take.
+        """The part of every global batch that a worker's replicas take.
 
         Args:
             first: the worker's first part.
@@ -71,24 +71,16 @@ class CountedDataset(Protocol):
         """Begin an iteration of shares."""
 
     def handed_out(self) -> bool:
-        """Count a batch, and return whether it was the last of the iteration."""
+        """Count a batch; True if it was the last of the iteration."""
 
     def failure(self, text: str) -> Exception | None:
-        """Return the error that reading raised and an error of TensorFlow quotes, None where it quotes none.
-
-        Args:
-            text: of TensorFlow's error.
-        """
+        """The error of reading that a text of TensorFlow's error quotes."""
 
     def state(self, batches: int | None = None) -> dict[str, Any]:
-        """Return where reading stands, as JSON.
-
-        Args:
-            batches: how many batches of the current iteration have been consumed; None: as many as were counted.
-        """
+        """The position, as JSON, after ``batches`` of the current iteration, or after all that were counted."""
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go on from a state: iterators that are made from now on begin there.
+        """Let new iterators begin at a state.
 
         Raises:
             ConfigError: the state belongs to other data, another order or another seed.
@@ -96,19 +88,14 @@ class CountedDataset(Protocol):
 
 
 class Source(enum.Enum):
-    """Whose data a worker reads."""
+    """Which data a worker reads."""
 
     SHARED = "shared"  # the same dataset on every worker
     OWN = "own"  # a dataset of its own
 
 
 class Input:
-    """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches.
-
-    Attributes:
-        layout: of every batch.
-        share: the rows of a batch that this worker takes.
-    """
+    """A dataset, distributed for one call of `fit`, `evaluate` or `predict`; iterate to get an epoch's batches."""
 
     def __init__(
         self,
@@ -178,7 +165,7 @@ class Input:
         return epoch
 
     def end(self) -> None:
-        """End the epochs: no thread makes batches ahead afterwards, and nothing is left to end with the process."""
+        """End the epochs, so no thread makes batches ahead afterwards."""
         ended = [epoch.end(seconds=END_SECONDS) for epoch in self._epochs]
         if not all(ended):
             _log.warning(
@@ -203,7 +190,7 @@ class Input:
             self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
 
     def _failure(self, text: str) -> Exception | None:
-        """Return what a directory of examples raised, or the error of unlike rows, if TensorFlow's error quotes it."""
+        """The error of reading, or of unlike rows, that TensorFlow's error quotes."""
         found = next((error for reading in self._readings if (error := reading.failure(text))), None)
         return batch_rows.refusal_in(text) if found is None else found
 
@@ -230,7 +217,7 @@ def in_parts(
 
 
 def with_like_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset that TensorFlow will cut for a custom training loop; a batch of unlike rows is an error."""
+    """A dataset that TensorFlow will cut for a custom training loop; a batch of unlike rows is an error."""
     specs = tf.nest.flatten(dataset.element_spec)
     is_cut_by_rows = all(isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec) for one in specs)
     if len(specs) < 2 or not is_cut_by_rows or isinstance(dataset, CountedDataset):
@@ -256,9 +243,9 @@ def _no_whole_inputs(policy: Any, whole: Sequence[str]) -> UnsupportedError:
 
 
 def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: Any) -> tuple[tf.data.Dataset, Layout]:
-    """Return the dataset of what is made of a dataset's elements, flat, and its layout.
+    """The dataset of flat elements, and their layout.
 
-    One function does both: to trace another one, and to start it, takes a tenth of a second.
+    One function does both: tracing and starting another one takes a tenth of a second.
     """
     layouts: list[Layout] = []
 
@@ -278,7 +265,7 @@ def _shared_reading(reading: CountedDataset, share: Share) -> tuple[tf.data.Data
 
 
 def _whole(spec: Any, rows: int | None) -> Any:
-    """Return the spec of a batch of so many examples from that of a part of it."""
+    """The spec of a batch, given that of a part of it."""
 
     def whole(leaf: Any) -> Any:
         return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
@@ -287,7 +274,7 @@ def _whole(spec: Any, rows: int | None) -> Any:
 
 
 def _own_batches(batches: int | None, workers: Workers) -> int | None:
-    """Return the steps until every worker's own data has ended, or None where one does not know how much it has."""
+    """The steps until every worker's own data has ended; None where a worker does not know how much it has."""
     seen = workers.gather([-1 if batches is None else batches])[:, 0]
     return None if (seen < 0).any() else int(seen.max()) * workers.count
 
@@ -299,8 +286,6 @@ def _slices(
     workers: Workers,
     whole: Sequence[str],
 ) -> tuple[tf.data.Dataset, Layout]:
-    """The dataset of this worker's elements, and their layout."""
-
     def read(data: Any) -> Any:
         return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)
 
@@ -340,7 +325,7 @@ def _slices(
 
 
 def fingerprint(data: Any) -> tf.Tensor:
-    """Return a 64-bit fingerprint of every value in a batch, int64 scalar."""
+    """A 64-bit fingerprint of every value in a batch, int64 scalar."""
     digests = []
     for leaf in tf.nest.flatten(data, expand_composites=True):
         if leaf is None:

@@ -37,7 +37,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._steps = 0
 
     def get_state(self) -> dict[str, int]:
-        """Return what was counted, for a backup, which may be in the middle of an epoch."""
+        """The count, for a backup, which may be in the middle of an epoch."""
         return {"skipped": self._so_far()}
 
     def set_state(self, state: dict[str, int]) -> None:
@@ -83,18 +83,18 @@ class LossScaleLogger(keras.callbacks.Callback):
 
 
 def scales(optimizer: Any) -> bool:
-    """Return whether an optimizer scales the loss, and has done so."""
+    """True if an optimizer scales the loss, and has done so."""
     known = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return known and optimizer.built and getattr(optimizer, "loss_scale", "dynamic") is not None
 
 
 def variable_of(optimizer: Any) -> Any:
-    """Return the Keras variable of an optimizer's loss scale, or None where it scales no loss."""
+    """The Keras variable of an optimizer's loss scale, or None where it scales no loss."""
     return optimizer.dynamic_scale if scales(optimizer) else None
 
 
 def show(model: keras.Model, running: keras.callbacks.CallbackList | None) -> None:
-    """Let the callbacks of a `fit` that is about to begin have a `LossScaleLogger`, if one is missing among them."""
+    """Add a `LossScaleLogger` to the callbacks of a `fit` that is about to begin, if one is missing."""
     if running is None or not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         return
     if any(isinstance(callback, LossScaleLogger) for callback in running.callbacks):

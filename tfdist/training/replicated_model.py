@@ -1,7 +1,7 @@
-"""The model that trains in a tfdist scope: its train, test and predict functions, over replicas.
+"""A model that trains in a tfdist scope: its train, test and predict functions, over replicas.
 
-Keras builds these functions in methods that it lets models override (`make_train_function` and its sisters). A model
-that calls the strategy is given its own, as attributes of that one object; its class is not touched.
+Keras builds these functions in methods that models may override (`make_train_function` and its sisters). A model that
+calls the strategy gets its own methods, as attributes of that one object; its class is not touched.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers) -> None:
-    """Let this model train over the strategy's replicas. Adopting a model again does nothing."""
+    """Let this model train over the strategy's replicas, once."""
     if not keras_model.mark(model, strategy):
         return
     keras_model.override(
@@ -58,7 +58,7 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
 
 
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
-    """Keras is about to train, test or predict, and has not told its callbacks that anything begins."""
+    """Prepare a call of Keras before its callbacks hear of it."""
     keras_loop.require_no_other_distribution(strategy)
     replica_layers.require_no_state_of_rows(model)
     strategy.ready(model)
@@ -89,13 +89,13 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
 
 
 def _between(logs: dict[str, Any]) -> dict[str, Any]:
-    """An epoch or an evaluation is over: what callbacks do now is no time of training."""
+    """An epoch or an evaluation is over: callbacks do not count as time of training."""
     step_clock().epoch_ends()
     return logs
 
 
 def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build what is not built, and let the strategy look at the weights that are new."""
+    """Build what is not built, and let the strategy look at new weights."""
     if not keras_model.is_built(model):
         strategy.before_build(model)
         keras_loop.build(model, iterator, data_batch)
@@ -103,7 +103,7 @@ def _build(model: keras.Model, strategy: Any, iterator: Any = None, data_batch: 
 
 
 def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Callable[[Any], Any]) -> Any:
-    """Return the function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
+    """The function that Keras calls with an iterator, and that runs `steps_per_execution` steps."""
     replica_metrics.require_scope(model, strategy)
     training = user_step == model.train_step
     unseeded = keras_model.global_seed_generator()
@@ -140,7 +140,7 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
 
 def _predict_function(model: keras.Model, strategy: Any, workers: Workers) -> Any:
-    """Return the function that Keras calls with a list of batches, and that returns all rows in order."""
+    """The function that Keras calls with a list of batches, and that returns all rows in order."""
     unseeded = keras_model.global_seed_generator()
 
     @_untraced
@@ -278,14 +278,14 @@ class _Replicated:
             return self._of(element.layout)(element.rows, *element.tensors)
 
     def _whole(self, element: Any) -> Any:
-        """Return a whole batch, of which each replica will compute its part, as tensors."""
+        """A whole batch as tensors; each replica will compute its part."""
         data = keras_loop.batch_of(element, self._strategy)
         if tf_strategies.replica_count(self._strategy) > 1:
             batch_rows.require_alike(data)
         return data
 
     def can_run_several(self, layout: Layout) -> bool:
-        """Return whether the rows that steps on batches of this layout return can be kept in one graph."""
+        """True if the rows of steps on this layout can be kept in one graph."""
         return Rows.can_keep(self._of(layout).get_concrete_function().structured_outputs)
 
     def several(self, batches: Epoch, count: int) -> tuple[Any, list[int]]:
@@ -299,7 +299,7 @@ class _Replicated:
             return execution.run(batches, count)
 
     def _execution_of(self, layout: Layout) -> Execution:
-        """Return the graph of several steps on batches of this layout, and trace the step it is made of."""
+        """The graph of several steps on this layout; it traces the step inside."""
         if layout.key not in self._executions:
             is_watched = step_clock().reporter is not None or self.workers.count > 1
             self._executions[layout.key] = Execution(
@@ -311,18 +311,18 @@ class _Replicated:
         return self._executions[layout.key]
 
     def forget(self) -> None:
-        """Drop what was traced before it was known what the step reduces to."""
+        """Drop what was traced before the rules of the step were known."""
         self._traced.clear()
         self._executions.clear()
         self._traced_free = self._trace(self._free, reduce_retracing=True)
 
     def trace(self, layout: Layout) -> None:
-        """Make the function for batches of this layout, which is not run."""
+        """Make the function for a layout without running it."""
         if not self._model.run_eagerly:
             self._of(layout).get_concrete_function()
 
     def _of(self, layout: Layout) -> Any:
-        """Return the function for this layout, which is traced when it is called first."""
+        """The function for this layout, traced by its first call."""
         if layout.key not in self._traced:
             signature = [tf.TensorSpec([], tf.int32), *layout.signature]
             packed = functools.partial(self._packed, layout)
@@ -347,7 +347,7 @@ class _Replicated:
         return self._collect(self._strategy.run(run, args=(data,)))
 
     def _on_own_data(self, data: Any) -> Any:
-        """Run on a batch that was distributed by other means; the others are asked how many examples they have."""
+        """Run on a batch that was distributed by other means; replicas add up their numbers of examples."""
         data = batch_rows.with_whole(data, self._strategy.whole_inputs)
         return self._run_on_replica(data, batch_rows.rows_of(data), None)
 
@@ -358,7 +358,7 @@ class _Replicated:
 
 
 class _OfSize(_Replicated):
-    """A function of one replica's batch that is traced for each number of examples, and shape, that comes.
+    """A function of one replica's batch, traced for each number of examples and each shape.
 
     What it runs takes a replica's data, and the number of examples of all replicas as Python's.
     """
@@ -387,11 +387,10 @@ class _OfSize(_Replicated):
             return self._traced[key](*leaves)
 
     def can_run_several(self, layout: Layout) -> bool:
-        """Return no."""
         return False
 
     def trace(self, layout: Layout) -> None:
-        """Make nothing: what is traced depends on the number of examples."""
+        """Make nothing: the trace depends on the number of examples."""
 
     def _of_size(self, structure: Any, count: int, *leaves: Any) -> Any:
         self._note_tracing()
@@ -404,7 +403,6 @@ class _OfSize(_Replicated):
 
 
 def require_whole(whole: bool) -> None:
-    """Raise unless a step is given the batch of all replicas."""
     if not whole:
         raise UnsupportedError(
             "the input was distributed by another way than fit's, and a pipeline has to know its sizes. Pass arrays or "
@@ -413,7 +411,7 @@ def require_whole(whole: bool) -> None:
 
 
 def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, Any]]:
-    """Return the number of examples and the data of replicas of this worker."""
+    """Each local replica's number of examples and its data."""
     if isinstance(element, Batch):
         return element.layout.slices(element.tensors)
     data = keras_loop.batch_of(element if whole else tf_strategies.first_local_value(element), strategy)
@@ -421,7 +419,7 @@ def _slices(element: Any, strategy: Any, *, whole: bool) -> Sequence[tuple[Any, 
 
 
 def _examples(element: Any, strategy: Any, *, whole: bool) -> int:
-    """Return how many examples all replicas have in a step; 0 where workers were given theirs by other means."""
+    """The examples of all replicas in a step; 0 where the input was distributed by other means."""
     if isinstance(element, Batch):
         return int(element.rows)
     return int(batch_rows.rows_of(keras_loop.batch_of(element, strategy))) if whole else 0

@@ -20,7 +20,7 @@ _rows: graph_stamps.Rows | None = None
 
 
 def stamped(run: Callable[[Any], Any], data: Any) -> Any:
-    """Trace a replica's step and return its outputs; the first replica of a process is stamped."""
+    """Trace a replica's step; the first replica of a process is stamped."""
     here = len(tf.distribute.get_strategy().extended.worker_devices)
     is_first = tf_strategies.replica_index() % here == 0
     if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp() or not is_first:
@@ -33,7 +33,7 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
 
 @contextlib.contextmanager
 def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
-    """Let the part of a step that is traced in the block be stamped, if somebody records; see `PassesRow.numbers`."""
+    """Stamp the part of a step that is traced in the block, where steps are recorded."""
     if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp():
         yield data, None
         return
@@ -43,13 +43,13 @@ def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
 
 
 def record_with(observer: Recorder) -> None:
-    """Hand the stamps of this process' steps, those of functions that are traced already too, to this recorder."""
+    """Hand the stamps of this process' steps to a recorder, also of functions that are traced already."""
     if _rows is not None:
         observer.take_stamps_from(_rows.read)
 
 
 def new_rows() -> graph_stamps.Rows:
-    """Return rows for stamps: of operations of our own, or of TensorFlow's where there are none."""
+    """Rows for stamps, by compiled operations where they are available."""
     ops = stamp_ops()
     return OperationRows(traced_uses.independent) if ops is None else CompiledRows(ops, traced_uses.independent)
 

@@ -193,16 +193,16 @@ class KerasTraining:
 
     @property
     def _slices(self) -> int:
-        """Into how many slices this process's part of a batch is cut."""
+        """The number of slices of this process's part of a batch."""
         return len(tf_strategies.one_of_each(self.extended))  # type: ignore[attr-defined]
 
     @property
     def _position(self) -> tuple[int, int]:
-        """Which of the parts of a batch this process has, and how many there are; several may have the same."""
+        """The part of a batch that this process has, and the number of parts; several may have the same."""
         return self._workers.index, self._workers.count
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> "Callable[[Any, int], Any] | None":
-        """Return what takes the place of Keras' step on a replica; None: Keras' own runs."""
+        """The function that replaces Keras' step on a replica; None: Keras' own runs."""
         return None
 
     def before_build(self, model: Any) -> None:
@@ -231,7 +231,7 @@ class KerasTraining:
             )
 
     def _refuse_keras(self, method: str) -> None:
-        """Raise if Keras' own code calls: a model that was adopted has its own functions, which call from here."""
+        """Raise if Keras' own code calls: an adopted model has its own functions, which call from here."""
         function = keras_calls.calling_keras_function(self)
         if function is None:
             return
@@ -261,7 +261,7 @@ class KerasTraining:
 
 
 def agree_on_seed(workers: Workers) -> None:
-    """Give workers that have set no seed the chief's, so that unseeded shuffles draw alike on all of them."""
+    """Give workers that have set no seed the chief's, so unseeded shuffles draw alike on all of them."""
     mine = random_states.global_seed()
     drawn = secrets.randbits(48)
     seen = workers.gather([mine is not None, drawn])

@@ -31,7 +31,7 @@ _SAVE_MODELS = (keras.callbacks.ModelCheckpoint,)
 
 
 def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
-    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once; one worker needs little."""
+    """Adapt the callbacks of the `fit`, `evaluate` or `predict` that is running, once."""
     running = keras_model.calling_callbacks(model)
     if running is None or any(isinstance(callback, (_Agree, _Ends)) for callback in running.callbacks):
         return
@@ -61,7 +61,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
 
 
 def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise if a callback of the chief's reads weights, to which every worker has to bring its part."""
+    """Raise if a callback of the chief's reads weights that every worker must help to gather."""
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -77,7 +77,7 @@ def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
 
 
 def quiet(model: keras.Model, workers: Workers) -> None:
-    """Keep TensorBoard, which writes as soon as it is told of its model, from doing so except on the chief."""
+    """Keep TensorBoard from writing, except on the chief: it does so as soon as it is told of its model."""
     if workers.is_chief:
         return
     for callback in keras_model.given_callbacks(model):
@@ -87,14 +87,14 @@ def quiet(model: keras.Model, workers: Workers) -> None:
 
 
 class _Ends(keras.callbacks.Callback):
-    """Tells the agent that training is over: what the script does then may take any time."""
+    """Tells the agent that training is over: the script may then take any time."""
 
     def on_train_end(self, logs: Any = None) -> None:
         step_clock().training_ends()
 
 
 class _Agree(keras.callbacks.Callback):
-    """Runs behind all others: what they decided on one worker holds on every worker before the next step."""
+    """Runs behind all other callbacks: a decision of one worker holds on every worker before the next step."""
 
     def __init__(self, workers: Workers, others: list[keras.callbacks.Callback], *, is_sharded: bool = False) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Agree(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    """Return whether a callback may decide something after a batch, as far as can be seen."""
+    """True if a callback may decide something after a batch, as far as can be seen."""
     ours = type(callback).__module__.split(".")[0] in ("keras", "tfdist")
     if ours and not isinstance(callback, keras.callbacks.LambdaCallback):
         return False

@@ -1,4 +1,4 @@
-"""Sentences on what replicas make in a step and cannot put together: what it is, and the way that is exact."""
+"""Sentences on results that replicas cannot combine: what the result is, and the way that is exact."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,11 +62,11 @@ _SENTENCE = (
 
 
 class CannotTryError(Exception):
-    """A step cannot be tried for a reason that tfdist knows; the text is the reason."""
+    """A step cannot be tried for a known reason, which is the text."""
 
 
 def of(kind: str, name: str, model: Any) -> str:
-    """Return what is said of a value or a state that replicas cannot put together."""
+    """The sentence on a value or a state that replicas cannot combine."""
     paths = name.split(", ")
     shown = ", ".join(map(repr, paths[:_SHOWN])) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
     told = _TOLD[kind].format(model=type(model).__name__, name=shown if kind in _OF_WEIGHTS else name)
@@ -78,7 +78,7 @@ def of(kind: str, name: str, model: Any) -> str:
 
 
 def untried(model: Any, error: Exception) -> str:
-    """Return what is said where a step could not be tried on a few rows."""
+    """The sentence where a step could not be tried on a few rows."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else ""
     if not isinstance(error, CannotTryError):  # the user's code, on fewer rows than it is written for
@@ -92,9 +92,9 @@ def untried(model: Any, error: Exception) -> str:
 
 
 def of_own_gradients(model: Any, values: Mapping[tuple[str, int], tuple[str, Any]]) -> dict[tuple[str, int], str]:
-    """Return what is said of a step, for each value that it makes of its own gradients, other than linearly.
+    """The sentence on a step for each value that it makes of its own gradients, other than linearly.
 
-    It is one sentence: on the first gradient among these values, or else on the first value.
+    There is one sentence: on the first gradient among these values, or else on the first value.
     """
     found = gradient_uses.uses([value for _, value in values.values()])
     used = {key: use for key, use in zip(values, found, strict=True) if use is not None}
@@ -115,7 +115,6 @@ def _does(use: str) -> str:
 
 
 def _before(kind: str, name: str) -> str:
-    """Return what becomes of the value."""
     if kind == "gradient":
         return "they are applied"
     told = {"log": "it logs the result", "number": "a metric is given the result"}.get(kind, "a loss is made of them")

@@ -1,13 +1,13 @@
 """A digest of code and of all that it can reach: equal in two processes exactly if the code does the same in both.
 
 A function is its bytecode, constants, defaults and closure, and the globals and attributes of modules that it names; a
-class is what its bases define; an object is its class and its attributes. Code of libraries stands for itself by the
-version of its distribution. Nothing of a process goes in: no address, no order of a set, no path of a file.
+class is what its bases define; an object is its class and its attributes. Code of libraries is represented by the
+version of its distribution. No address, no order of a set, and no path of a file goes in.
 
-What a digest cannot stand for raises `OpaqueError`: a file, a thread, a generator of random numbers, `open` or `exec`,
+What a digest cannot represent raises `OpaqueError`: a file, a thread, a generator of random numbers, `open` or `exec`,
 the environment. No digest is better than one that stays the same while the code does something else.
 
-TensorFlow is not loaded here; what describes its objects is given by the caller.
+TensorFlow is not loaded here; the caller describes its objects.
 
 Example:
     >>> def of(factor):
@@ -77,7 +77,7 @@ _MISSING = object()
 
 
 class OpaqueError(Exception):
-    """Something that a digest cannot stand for was reached; the text says what it is."""
+    """The code reaches something that a digest cannot represent, which the text names."""
 
 
 class Digest:
@@ -91,7 +91,6 @@ class Digest:
         self._parts = 0
 
     def hexdigest(self) -> str:
-        """Return the digest of all that was written."""
         return self._hash.hexdigest()
 
     def mark(self, *parts: object) -> None:
@@ -322,7 +321,7 @@ _KNOWN_OBJECTS = {
 
 
 def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, digest: False) -> str:
-    """Return the digest of values and of all that they reach, 64 hexadecimal digits."""
+    """The digest of values and of all that they reach, 64 hexadecimal digits."""
     digest = Digest(describe)
     for value in values:
         digest.write(value)
@@ -330,14 +329,14 @@ def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, diges
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object itself has, in its dictionary and in slots."""
+    """The attributes of an object itself, in its dictionary and in slots."""
     slots = [name for base in type(value).__mro__ for name in _listed(vars(base).get("__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
     return found | dict(getattr(value, "__dict__", {}))
 
 
 def is_of_library(value: Any) -> bool:
-    """Return whether a class or a function is of Python or of a library, and not of the user."""
+    """True for a class or a function of Python or of a library."""
     if isinstance(value, types.FunctionType):
         return _library_of_file(value.__code__.co_filename) is not None
     return _library_of_module(getattr(value, "__module__", None) or "builtins") is not None
@@ -357,7 +356,7 @@ def _content(cell: Any) -> Any:
 def _loaded(
     code: types.CodeType, given: Mapping[str, Any], cells: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, list[str]]]:
-    """Yield what code loads by a name from outside, with the attributes that it takes from it, one of the other."""
+    """Yield each name that code loads from outside, its value, and the chain of attributes taken from it."""
     instructions = list(dis.get_instructions(code))
     of_builtins = vars(sys.modules["builtins"])
     for place, one in enumerate(instructions):
@@ -384,7 +383,7 @@ def _loaded(
 
 
 def _library_of_module(name: str) -> str | None:
-    """Return the library that a module belongs to, with its version; None: it is the user's."""
+    """The library of a module, with its version; None: it is the user's."""
     top = name.split(".")[0]
     if top in sys.stdlib_module_names:
         return "python"
@@ -398,7 +397,6 @@ def _library_of_module(name: str) -> str | None:
 
 @functools.cache
 def _library_of_file(file: str, top: str = "") -> str | None:
-    """Return the library that a file belongs to; see `_library_of_module`."""
     path = Path(file)
     for folder in _packages():
         if path.is_relative_to(folder):
@@ -426,7 +424,7 @@ def _standard() -> tuple[Path, ...]:
 
 @functools.cache
 def _version(name: str) -> str:
-    """Return the version of the distribution that a package of this name is from."""
+    """The version of the distribution of a package with this name."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -33,27 +33,19 @@ Key = tuple[str, int]
 
 @dataclass
 class Tried:
-    """What was found out of a step.
-
-    Attributes:
-        found: the rule of each value and state.
-        names: that the user gave them.
-        uses: what is said of values that a step makes of its own gradients.
-    """
+    """The rule of each value and state, the names that the user gave them, and sentences on uses of gradients."""
 
     found: dict[Key, StateRule] = field(default_factory=dict)
     names: dict[Key, str] = field(default_factory=dict)
     uses: dict[Key, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Return it as it is kept."""
         rules = [[*key, one.verdict, one.kept, one.at_once] for key, one in sorted(self.found.items())]
         texts = [[[*key, text] for key, text in sorted(several.items())] for several in (self.names, self.uses)]
         return json.dumps({"found": rules, "names": texts[0], "uses": texts[1]})
 
     @classmethod
     def of_text(cls, text: str) -> "Tried":
-        """Return what was kept."""
         content = json.loads(text)
         try:
             found = {_key(row): _rule(*row[2:]) for row in content["found"]}
@@ -83,7 +75,7 @@ def _text(text: str) -> str:
 
 
 class Shelf:
-    """Where verdicts are kept."""
+    """The cache of verdicts."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -92,11 +84,10 @@ class Shelf:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may be kept."""
         return self._keeps
 
     def take(self, key: str) -> Tried | None:
-        """Return what is kept under a key; None if nothing is, or if a file has something else in it."""
+        """The verdicts under a key; None if there are none, or if the file is damaged."""
         try:
             with self._place(key).open(encoding="utf-8") as file:
                 return Tried.of_text(file.read(_MOST_BYTES))
@@ -104,7 +95,7 @@ class Shelf:
             return None
 
     def put(self, key: str, tried: Tried) -> None:
-        """Keep what was found out; nothing happens where the cache cannot be written."""
+        """Keep verdicts; nothing happens where the cache cannot be written."""
         text, place = tried.to_text(), self._place(key)
         with contextlib.suppress(OSError, TfdistError):
             cache.make(self._root, (_FOLDER,))
@@ -122,7 +113,7 @@ class Shelf:
         return self._root / _FOLDER / f"{key}.json"
 
     def _remove_oldest(self) -> None:
-        """Remove files beyond a number, temporary ones included that were left by a process that was killed."""
+        """Remove files beyond a number, including temporary ones of processes that were killed."""
         files = []
         for file in (self._root / _FOLDER).iterdir():
             with contextlib.suppress(OSError):  # another process may remove it at this moment
@@ -133,6 +124,6 @@ class Shelf:
 
 
 def as_numbers(tried: Tried) -> list[int]:
-    """Return two numbers by which workers see whether they have kept the same."""
+    """Two numbers by which workers compare their verdicts."""
     digest = hashlib.sha256(tried.to_text().encode()).digest()
     return [int.from_bytes(digest[place : place + 7], "big") for place in (0, 7)]

@@ -1,7 +1,7 @@
-"""Tracing several parts of a batch at once, each as a replica would compute it, for steps in which replicas meet.
+"""Trace several parts of a batch at once, each as a replica would compute it, for steps in which replicas meet.
 
 A step that gathers rows, or reduces its gradients by itself, cannot be tried on one part alone. So the parts are traced
-into one graph, by a thread each. Only one thread runs at a time: until its step meets the others, or ends.
+into one graph, by a thread each. One thread runs at a time, until its step meets the others, or ends.
 """
 
 import threading
@@ -17,7 +17,7 @@ _Combine = Callable[[list[Any]], Any]
 
 
 class Part:
-    """One part among those that are traced together; as a `step.Group`, it stands for a replica."""
+    """One of the parts that are traced together; as a `current_step.Group`, it takes the place of a replica."""
 
     def __init__(self, index: int, size: int, meet: Callable[[Any, _Combine], Any]) -> None:
         self.index = index
@@ -25,20 +25,18 @@ class Part:
         self._meet = meet
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all parts, in their order."""
         return self._meet(tensor, lambda every: tf.concat(every, axis=0))
 
     def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum of what all parts have."""
         return self._meet(tensor, tf.add_n)
 
     def all_reduce(self, tensors: list[Any]) -> list[Any]:
-        """Return the sums over parts of a list of tensors, or of `tf.IndexedSlices`."""
+        """The sums over parts of a list of tensors, or of `tf.IndexedSlices`."""
         return list(self._meet(tensors, lambda every: [_sum(several) for several in zip(*every, strict=True)]))
 
 
 def traced_together(functions: Sequence[Callable[[Part], Traced]]) -> list[Traced]:
-    """Return what functions return, each traced for one part, into the graph that is being traced.
+    """The results of functions, each traced for one part, into the graph that is being traced.
 
     Example:
         >>> def sums(value):
@@ -67,17 +65,16 @@ def traced_together(functions: Sequence[Callable[[Part], Traced]]) -> list[Trace
 
 
 class _EndedError(BaseException):
-    """Ends the trace of a part where another part's has failed."""
+    """Ends the trace of a part after another part's has failed."""
 
 
 class _Thread(Generic[Traced]):
-    """A part's trace: runs while it is told to go on.
+    """A part's trace: runs until it meets the others or ends.
 
     Attributes:
-        waits: whether it has met the others, and has not ended.
-        given: what it brings to a meeting, or takes from it.
+        waits: it has met the others, and has not ended.
+        given: its contribution to a meeting, or the result of one.
         combine: makes one of the other.
-        result: what its function has returned.
     """
 
     result: Traced
@@ -94,7 +91,7 @@ class _Thread(Generic[Traced]):
         self._thread.start()
 
     def go_on(self) -> None:
-        """Let it run until it meets the others or ends; raise what it has raised."""
+        """Let it run until it meets the others or ends; raise its error."""
         if self._is_done:
             return
         self._has_paused.clear()
@@ -104,7 +101,7 @@ class _Thread(Generic[Traced]):
             raise self._error
 
     def end(self) -> None:
-        """Wait for the end of the thread; a trace that is not complete is given up."""
+        """Wait for the end of the thread; an incomplete trace is abandoned."""
         self._is_ended = True
         self._may_run.set()
         self._thread.join()

@@ -1,7 +1,7 @@
-"""What an operation makes of rows and of sums over rows: the rules by which `row_sums` goes through a graph.
+"""The effect of each operation on rows and on sums over rows: rules by which `row_sums` follows a graph.
 
-A rule is given an operation and what is known of its inputs, and says what is known of its outputs. It answers for all
-values that the inputs may have. Where in doubt it answers "anything": then a verdict is found anew at each start.
+A rule gets an operation and what is known of its inputs, and says what is known of its outputs, for all values that the
+inputs may have. In doubt it answers "anything"; the verdict is then found again at each start.
 """
 
 import enum
@@ -15,8 +15,6 @@ from tfdist.training.checks.row_shapes import ELEMENTWISE, OF_CLASSES, has_row_o
 
 
 class Kind(enum.Enum):
-    """What a tensor is made of."""
-
     FREE = "free of the rows: constants, variables, the number of rows"
     ZERO = "zeros"
     SHAPE = "a vector whose first element alone grows with the number of rows"
@@ -30,11 +28,9 @@ class Kind(enum.Enum):
 
 
 class Known(NamedTuple):
-    """What is known of a tensor.
+    """The knowledge of a tensor.
 
-    Attributes:
-        kind: see there.
-        power: of the number of rows, with which the tensor grows; of rows, with which each of them does.
+    ``power`` is the power of the number of rows with which the tensor grows; for rows, with which each of them does.
     """
 
     kind: Kind
@@ -50,7 +46,6 @@ Rule = Callable[[Any, list[Known]], Known]
 
 
 def _size_of(op: Any) -> Known:
-    """Return what is known of the number of elements of the first input."""
     shape = op.inputs[0].shape
     if shape.is_fully_defined():
         return FREE
@@ -86,7 +81,7 @@ def _sum_of(op: Any, given: list[Known]) -> Known:
 
 
 def _alike(op: Any, parts: list[Known]) -> Known:
-    """Return what is known of a linear function of several tensors, which must grow alike."""
+    """A linear function of several tensors, which must grow alike."""
     kinds, powers = {one.kind for one in parts}, {one.power for one in parts}
     if len(powers) > 1 or not kinds <= {Kind.FREE, Kind.ROWS, Kind.TOTAL}:
         return ANY
@@ -134,7 +129,7 @@ def _selected(op: Any, given: list[Known]) -> Known:
 
 
 def _backward(number: int) -> Rule:
-    """Return the rule of what is linear in one input, a gradient, and anything of each row in the others."""
+    """The rule of an operation that is linear in one input, a gradient, and per row in the others."""
 
     def rule(op: Any, given: list[Known]) -> Known:
         if given[number].kind is Kind.ZERO:
@@ -219,7 +214,7 @@ def _einsum(op: Any, given: list[Known]) -> Known:
 
 
 def _laid_out(op: Any, given: list[Known]) -> Known:
-    """Return what is known of a tensor whose elements are given another shape, or some of which are taken."""
+    """A tensor whose elements get another shape, or some of which are taken."""
     place = {"Split": 1, "StridedSliceGrad": 4}.get(op.type, 0)
     one, shape = given[place], op.outputs[0].shape
     if op.type == "Fill":
@@ -244,7 +239,7 @@ def _laid_out(op: Any, given: list[Known]) -> Known:
 
 
 def _of_a_shape(op: Any) -> Known:
-    """Return what is known of a part of a shape."""
+    """A part of a shape."""
     if op.type == "Reshape" and op.outputs[0].shape.rank == 1:
         return _SHAPE
     begin = value_of(op.inputs[1]) if op.type == "StridedSlice" else None
@@ -260,7 +255,7 @@ def _of_a_shape(op: Any) -> Known:
 
 
 def _keeps_rows(op: Any, place: int) -> bool:
-    """Return whether each row stays at its place of the first axis."""
+    """True if each row keeps its place on the first axis."""
     rank = op.inputs[place].shape.rank
     if op.type in ("Reshape", "ExpandDims", "Squeeze", "OneHot"):
         return True
@@ -286,7 +281,6 @@ def _keeps_rows(op: Any, place: int) -> bool:
 
 
 def _joined(op: Any, given: list[Known]) -> Known:
-    """Return what is known of tensors side by side."""
     parts = given[:-1] if op.type == "ConcatV2" else given
     axis = value_of(op.inputs[-1]) if op.type == "ConcatV2" else op.get_attr("axis")
     kinds = {one.kind for one in parts}
@@ -333,7 +327,7 @@ def _looked_up(op: Any, given: list[Known]) -> Known:
 
 
 def _of_rows(*places: int, is_total: bool = False) -> Rule:
-    """Return the rule of what is linear in some inputs, of which those that are rows meet row by row."""
+    """The rule of an operation that is linear in some inputs, whose rows meet row by row."""
 
     def rule(op: Any, given: list[Known]) -> Known:
         parts = [given[place] for place in places]
@@ -357,7 +351,7 @@ def _of_last_axis(op: Any, given: list[Known]) -> Known:
 
 
 def drawn(op: Any) -> Known:
-    """Return what is known of random numbers."""
+    """Random numbers."""
     shape = op.outputs[0].shape
     return FREE if shape.is_fully_defined() else _rows_in(shape, 0)
 
@@ -375,7 +369,7 @@ def _widest(kinds: set[Kind]) -> Kind:
 
 
 def _fits(op: Any, kinds: set[Kind]) -> bool:
-    """Return whether rows meet rows of the same examples, and totals no rows."""
+    """True if rows meet rows of the same examples, and totals meet no rows."""
     shape = op.outputs[0].shape
     if Kind.TOTAL in kinds:
         return Kind.ROWS not in kinds and shape.is_fully_defined()
@@ -426,6 +420,6 @@ RULES: dict[str, Rule] = {
 
 
 def is_free(given: Sequence[Known], tensors: Sequence[Any]) -> bool:
-    """Return whether what an operation without a rule makes of inputs is free of the rows."""
+    """True if the outputs of an operation without a rule are free of the rows."""
     free = (FREE, ZERO)
     return all(one in free for one in given) and all(tensor.shape.is_fully_defined() for tensor in tensors)

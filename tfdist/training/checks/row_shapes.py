@@ -1,7 +1,7 @@
 """Shapes of a graph in which the number of rows is unknown, and numbers that follow from them.
 
-TensorFlow infers shapes as it makes operations, and loses a size that goes through several of these: the number of
-features behind a product of sizes, for instance. It is found again here.
+TensorFlow infers shapes as it makes operations, and loses a size that passes through several of these, such as the
+number of features behind a product of sizes. It is recovered here.
 """
 
 import functools
@@ -26,12 +26,12 @@ _BROADCAST |= {"FloorDiv", "Select", "SelectV2", "Identity", "StopGradient", "Pr
 
 
 def has_row_of_each(shape: tf.TensorShape) -> bool:
-    """Return whether the first size of a shape, and no other, is unknown: that of the rows."""
+    """True if the first size of a shape, that of the rows, is the only unknown one."""
     return bool(shape.rank) and shape[0] is None and shape[1:].is_fully_defined()
 
 
 def value_of(tensor: Any) -> Any:
-    """Return the value of a tensor that follows from constants and shapes, None for what does not; or None."""
+    """The value of a tensor that follows from constants and shapes, with None for unknown elements; or None."""
     value = tf.get_static_value(tensor)
     if value is not None:
         return value
@@ -90,7 +90,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def refine(op: Any) -> None:
-    """Let TensorFlow know more of the shapes that an operation makes: it does not follow all numbers in them."""
+    """Set the shapes that an operation makes where TensorFlow does not follow all numbers in them."""
     for output in op.outputs:
         if output.shape.rank is not None and not output.shape[1:].is_fully_defined():
             dimensions = _dimensions(op, output)

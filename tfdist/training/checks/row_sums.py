@@ -1,9 +1,8 @@
-"""What a graph shows of a value, whatever the rows of a batch and the values of variables are: a mean, or a sum.
+"""Proof by the graph that a value is a mean or a sum, whatever the rows of a batch and the variables are.
 
-A trial on some rows with some weights shows what a value is of these. A mask that hides nothing yet, or a penalty that
-is still zero, looks like a mean. What holds for all values stands in the graph: each row is computed by itself, the
-rows are added up, what follows is linear, and all of it grows alike with the number of rows. `row_rules` has what each
-operation makes of that.
+A trial holds for its rows and weights. A mask that hides nothing yet, or a penalty that is still zero, looks like a
+mean. The graph shows what holds for all values: each row is computed by itself, rows are added up, what follows is
+linear, and all of it grows alike with the number of rows. `row_rules` has the rule of each operation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ _FEW = 64  # elements of a constant that are looked at
 
 
 def shown(values: Sequence[Any], given: Iterable[Any], former: Any = None) -> list[Verdict]:
-    """Return for each value what the graph shows it to be: "mean", "sum", "equal" (free of the rows) or "unknown".
+    """What the graph shows each value to be: "mean", "sum", "equal" (free of the rows) or "unknown".
 
     Example:
         >>> @tf.function(input_signature=[tf.TensorSpec([None, 2])])
@@ -39,7 +38,7 @@ def shown(values: Sequence[Any], given: Iterable[Any], former: Any = None) -> li
 
 
 def verdict_of(found: Sequence[Known]) -> Verdict:
-    """Return what a value is of whose tensors this is known.
+    """The verdict on a value, given what is known of its tensors.
 
     Example:
         >>> verdict_of([Known(Kind.TOTAL, 0)]), verdict_of([Known(Kind.TOTAL, 1), Known(Kind.FREE, 1)])

@@ -1,7 +1,7 @@
-"""Dependence of the value that a step gives a state on the value that the state had, read off the step's graph.
+"""Dependence of a state's new value on its former one, read off the step's graph.
 
-A trial on a few rows cannot see a branch that is taken later, such as a count that begins anew at 1,000. What lies
-between the former value and the new one says whether that is an addition, whatever the values are.
+A trial on a few rows cannot see a branch that is taken later, such as a count that restarts at 1,000. The operations
+between the former value and the new one show whether that is an addition, whatever the values are.
 """
 
 from typing import Any, NamedTuple
@@ -21,19 +21,13 @@ _SELECTS |= {"Less", "LessEqual", "Greater", "GreaterEqual"}
 
 
 class Found(NamedTuple):
-    """What a graph says of a state.
-
-    Attributes:
-        dependence: see `Dependence`.
-        kept: factor of the former value in the new one, float64 of the state's shape, where it is scaled.
-    """
+    """The dependence, and the factor of the former value in a scaled one, float64 of the state's shape."""
 
     dependence: Dependence
     kept: tf.Tensor | None = None
 
 
 def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
-    """Return how a value depends on a former one."""
     if former is None:
         return Found("none")
     if value is former:
@@ -54,7 +48,7 @@ def of(value: tf.Tensor, former: tf.Tensor | None) -> Found:
 
 
 def _between(former: tf.Tensor, value: tf.Tensor) -> list[tuple[tf.Operation, list[int]]]:
-    """Return the operations on the ways from one tensor to another, each with its inputs on such a way."""
+    """The operations on paths from one tensor to another, each with its inputs on such a path."""
     after: set[Any] = {former.ref()}
     pending = [former]
     while pending:
@@ -89,7 +83,7 @@ def _is_affine(op: tf.Operation, places: list[int]) -> bool:
 
 
 def _scaled(value: tf.Tensor, former: tf.Tensor) -> Found:
-    """Return the factor of the former value, where it follows from constants alone."""
+    """The factor of the former value, where it follows from constants alone."""
     (factor,) = tf.gradients(value, former, grad_ys=tf.ones(value.shape, value.dtype))
     if factor is None or not _is_constant(factor):
         return Found("other")

@@ -1,8 +1,10 @@
-"""Finding out, before a step runs on several replicas, how what the replicas make is put together.
+"""Find out, before a step runs on several replicas, how the replicas' results are combined.
 
-What Keras itself defines is known. What other code computes is tried (`tried_step`): on a few rows of the first batch,
+What Keras itself defines is known. The results of other code are tried (`tried_step`) on a few rows of the first batch,
 on two parts of them, and on them given twice. Losses, gradients, logs, metrics and states are compared (`judging`), and
-all workers come to the same verdicts.
+all workers come to the same verdicts. A value that is neither a mean nor a sum may look like one on some rows by
+chance. So the rows are parted twice, near a third and behind the first row, and a trial that shows a difference
+decides.
 """
 
 import logging
@@ -40,12 +42,10 @@ Parts = list[tuple[float, Run]]
 
 @dataclass(frozen=True)
 class Runs:
-    """What a step makes of the same rows, given in several ways.
+    """The results of a step on the same rows, given in several ways.
 
-    Attributes:
-        whole: of all rows.
-        twice: of all rows given twice; None where that cannot be compared.
-        partitions: of the parts of the rows, with the share of each; one without parts where there is one row.
+    ``twice`` is None where that cannot be compared. ``partitions`` have the share of each part; there are no parts of
+    one row.
     """
 
     whole: Run
@@ -54,14 +54,13 @@ class Runs:
 
     @classmethod
     def of(cls, tried: TriedStep, data: Any, *, rules: Rules = _NO_RULES) -> Self:
-        """Run a step."""
         # Rows given twice tell nothing of a step that gathers: what it gathers would be there twice.
         is_comparable = not tried.asked.meets or tried.is_random
         twice = tried(tried_step.joined(data, data)) if is_comparable else None
         return cls(tried(data), twice, _partitions(tried, data, rules, is_fed=False))
 
     def fed_to(self, tried: TriedStep, data: Any) -> "Runs":
-        """Return the same of a step to which parts are fed the states that the whole has made."""
+        """The same of a step whose parts are fed the states that the whole has made."""
         return Runs(self.whole, None, _partitions(tried, data, _NO_RULES, is_fed=True))
 
 
@@ -79,7 +78,7 @@ def _partitions(tried: TriedStep, data: Any, rules: Rules, *, is_fed: bool) -> l
 
 
 def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Verdict]:
-    """Return the verdict on each value that a step asks for."""
+    """The verdict on each value that a step asks for."""
 
     def verdict(key: Key, parts: Parts) -> Verdict:
         tolerance = _OF_GRADIENTS if key[0] == "gradient" else _OF_NUMBERS
@@ -95,7 +94,7 @@ def _verdicts(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> dict[Key, Ve
 
 
 def _rules(tried: TriedStep, runs: Runs, *, in_16_bits: bool) -> list[StateRule]:
-    """Return the rule of each assignment of a state."""
+    """The rule of each assignment of a state."""
     made = tried.asked.assignments
     return [_rule(number, one, tried, runs, in_16_bits=in_16_bits) for number, one in enumerate(made)]
 
@@ -137,7 +136,7 @@ Found = dict[Key, StateRule]
 
 
 class Probe:
-    """What the steps of a model reduce to, found out before the first of them."""
+    """The rules of a model's steps, found out before the first of them."""
 
     def __init__(
         self,
@@ -169,7 +168,7 @@ class Probe:
 
     @property
     def is_due(self) -> bool:
-        """Whether `look` has something to find out."""
+        """True if `look` has something to find out."""
         if self._done:
             return False
         settled = self._strategy.loss_reduction
@@ -180,7 +179,7 @@ class Probe:
         return not self._done
 
     def _has_unknown(self, settled: str) -> bool:
-        """Return whether the step runs code that is none of Keras' own, of which nobody has said what it makes."""
+        """True if the step runs code of the user's, whose results nothing declares."""
         model = self._model
         if settled == "detect" and keras_model.reduces_by_itself(model, self._user_step):
             return True
@@ -192,7 +191,7 @@ class Probe:
 
     @property
     def needs_whole_batch(self) -> bool:
-        """Whether something is right only where one worker computes a whole batch."""
+        """True if something is right only where one worker computes a whole batch."""
         rules = self.rules.states.values()
         plain = ("mean", "sum", "equal", "unknown")
         return bool(self.neither) or any(
@@ -200,7 +199,7 @@ class Probe:
         )
 
     def look(self, slices: Sequence[tuple[Any, Any]]) -> bool:
-        """Try the step on rows of this worker's data, and agree with the others; return whether all is a mean."""
+        """Try the step on rows of this worker's data, and agree with the others; True if all is a mean."""
         self._done = True
         step_clock().enter(Phase.TRACE)
         is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in self._model.weights)
@@ -218,7 +217,7 @@ class Probe:
         return all(verdict == "mean" for verdict in self.rules.values.values()) and not self.rules.states
 
     def _key(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> str | None:
-        """Return the key of this step's verdicts; None: they are not kept."""
+        """The key of this step's verdicts; None: they are not kept."""
         data = next((data for rows, data in slices if int(rows)), None)
         if data is None or getattr(self._strategy, "tee", None) is not None:  # a step that is compared is tried
             return None
@@ -238,7 +237,7 @@ class Probe:
             return None
 
     def _known(self, shelf: Shelf, key: str | None) -> Tried | None:
-        """Return the verdicts that were kept, where all workers have kept the same."""
+        """The verdicts that were kept, where all workers have kept the same."""
         mine = None if key is None else shelf.take(key)
         told = [0, 0] if mine is None else kept_verdicts.as_numbers(mine)
         every = self._workers.gather(told)
@@ -248,7 +247,7 @@ class Probe:
         return mine
 
     def _tried(self, slices: Sequence[tuple[Any, Any]], is_cut: bool) -> Tried:
-        """Try the step, and return what all workers have found out."""
+        """Try the step; return what all workers have found out."""
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
@@ -268,11 +267,11 @@ class Probe:
         return Tried(agreed, names, self._uses)
 
     def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
-        """Return how many rows all workers can try: where weights lie in parts, every run needs all workers."""
+        """The rows that all workers can try: where weights are sharded, every run needs all workers."""
         return min(_ROWS, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
 
     def warn(self) -> None:
-        """Say once what cannot be put together."""
+        """Warn once of each result that cannot be combined."""
         said = planted.of_model(self._model).said
         for sentence in dict.fromkeys(self.neither):
             if sentence not in said and self._workers.is_chief:
@@ -280,7 +279,7 @@ class Probe:
             said.add(sentence)
 
     def _settle(self, agreed: Found, names: dict[Key, str]) -> None:
-        """Make rules of verdicts, and sentences of what has none."""
+        """Make rules of verdicts, and sentences of results that have none."""
         settled = self._strategy.loss_reduction
         values = dict(self.rules.values)
         # A loss that is logged, too, is said once.
@@ -302,7 +301,7 @@ class Probe:
         self.rules = Rules(values, states)
 
     def _agree(self, found: Found) -> Found:
-        """Return the verdicts of all workers; some may have had no examples, or could not try them."""
+        """The verdicts of all workers; some may have had no examples, or could not try them."""
         mine = [
             number
             for (kind, place), rule in found.items()
@@ -356,15 +355,15 @@ class Probe:
         return found, tried.asked.names
 
     def _somewhere(self, wanted: bool, is_cut: bool) -> bool:
-        """Return whether a further run is wanted; where weights lie in parts, whether any worker wants it."""
+        """True if a further run is wanted; where weights are sharded, if any worker wants it."""
         return bool(self._workers.gather([int(wanted)]).max()) if is_cut else wanted
 
     def _way(self, key: Key, verdict: Verdict, tried: TriedStep) -> Verdict:
-        """Return how a value is put together: one that is neither a mean nor a sum may be one of the whole batch."""
+        """The rule of a value: one that is neither a mean nor a sum may be one of the whole batch."""
         return "whole" if verdict == "neither" and key in tried.asked.gatherable and self._gathers else verdict
 
     def _states(self, made: list[Assignment], rules: list[StateRule], *, at_once: bool, gatherable: set[Key]) -> Found:
-        """Return the rule of each state, and the verdict on each metric of the user's."""
+        """The rule of each state, and the verdict on each metric of the user's."""
         of_state: dict[Key, list[StateRule]] = {}
         found: Found = {}
         for assignment, rule in zip(made, rules, strict=True):
@@ -380,9 +379,9 @@ class Probe:
 
 
 def _holds(tried: TriedStep, values: dict[Key, Verdict], states: list[StateRule]) -> bool:
-    """Return whether verdicts hold for all rows and weights.
+    """True if verdicts hold for all rows and weights.
 
-    The graph shows a mean or a sum; that a value is neither is shown by one example.
+    The graph shows a mean or a sum; one example shows that a value is neither.
     """
     if tried.makes_variables:
         return False

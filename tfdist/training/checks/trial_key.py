@@ -1,4 +1,4 @@
-"""The key under which the verdicts on a step are kept: what the step is, how it is tried, and the code that it reaches.
+"""The key of a step's verdicts: the step, the way it is tried, and the code that it reaches.
 
 Values of variables and rows of batches are left out: verdicts that may depend on them are not kept, see `row_sums`.
 """
@@ -34,7 +34,6 @@ _CONFIGURED = (
 
 
 def key_of(model: keras.Model, user_step: Callable[[Any], Any], data: Any, how: dict[str, Any]) -> str:
-    """Return the key for a step that is about to be tried."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of Keras, on functions without a name in configurations
             return digest_of([_versions(), how, _structure(data), model, user_step], describe=_describe)
@@ -52,7 +51,7 @@ def _versions() -> list[Any]:
 
 @functools.cache
 def _own_code() -> str:
-    """Return a digest of the files by which tfdist tries a step, which a version between releases changes."""
+    """A digest of the files by which tfdist tries a step, which a version between releases changes."""
     root = Path(__file__).parents[1]
     files = sorted([*root.glob("*.py"), *root.glob("checks/*.py"), *root.glob("replica/*.py")])
     return digest_of([file.read_bytes() for file in files])
@@ -64,7 +63,7 @@ def _structure(data: Any) -> list[Any]:
 
 
 def _describe(value: Any, digest: Digest) -> bool:
-    """Write an object of TensorFlow or Keras, or one that has to do with tfdist; return whether it was one."""
+    """Write an object of TensorFlow, Keras or tfdist; True if it was one."""
     if isinstance(value, (keras.Variable, tf.Variable)):
         path = getattr(value, "path", value.name)
         digest.mark("variable", path, tuple(value.shape), str(value.dtype), value.trainable, str(value.aggregation))
@@ -102,7 +101,6 @@ def _write_tensor(value: tf.Tensor, digest: Digest) -> None:
 
 
 def _write_object(value: Any, digest: Digest) -> None:
-    """Write a layer, a model, a metric, a loss or an optimizer."""
     wrapped = getattr(value, "tfdist_wraps", None)
     kind = type(value)
     digest.mark("object", kind.__qualname__, getattr(value, "name", None))
@@ -152,7 +150,7 @@ def _config(value: Any) -> Any:
 
 
 def _names_of_keras(kind: type) -> frozenset[str]:
-    """Return the attributes that the general classes of Keras give their objects."""
+    """The attributes that the general classes of Keras give their objects."""
     return frozenset().union(*(_names_by(base) for base in kind.__mro__ if base in _general()))
 
 
@@ -175,7 +173,7 @@ def _inner(function: Any) -> Any:
 
 
 def _stored(code: types.CodeType | None) -> set[str]:
-    """Return the attributes to which code assigns."""
+    """The attributes to which code assigns."""
     if code is None:
         return set()
     found, argument = set(), 0
@@ -190,14 +188,14 @@ def _stored(code: types.CodeType | None) -> set[str]:
 
 
 def _is_planted(name: str, value: Any) -> bool:
-    """Return whether tfdist gave the attribute to the object, for one training."""
+    """True if tfdist gave the attribute to the object, for one training."""
     function = getattr(value, "func", value)
     module = str(getattr(function, "__module__", ""))
     return name.startswith("_tfdist") or (callable(function) and module.split(".")[0] == "tfdist")
 
 
 def _of_users(value: Any) -> Any:
-    """Return what an attribute of an object of Keras' has of the user, or of layers; None: nothing."""
+    """The part of a Keras object's attribute that is the user's or consists of layers; None: nothing."""
     if isinstance(value, (list, tuple)):
         return [one for one in map(_of_users, value) if one is not None] or None
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """A step that is tried: traced for one device, and run on a few rows without changing anything.
 
-It runs in Keras' stateless scope. What it hands to its optimizers, what its losses make of a batch, the lone numbers
-that it counts and logs, and what it gives to states are returned, for `judging`. Dropout is left out for that, and
-batch normalisation takes fixed statistics; they are not what is asked.
+It runs in Keras' stateless scope. It returns, for `judging`, the gradients that it hands to optimizers, its losses, the
+lone numbers that it counts and logs, and the new values of states. Dropout is left out, and batch normalization takes
+fixed statistics; they are not in question.
 """
 
 import functools
@@ -38,12 +38,8 @@ Key = tuple[str, int]
 class Assignment:
     """An assignment of a state.
 
-    Attributes:
-        key: "state" or "metric", and the number of the state, or of the metric whose variable it is.
-        path: of the variable.
-        aggregation: that the variable declares.
-        dependence: of the new value on the former one.
-        shown: what the graph shows of the change, see `row_sums.shown`.
+    ``key`` is "state" or "metric", with the number of the state, or of the metric whose variable it is; ``shown`` is
+    what the graph shows of the change.
     """
 
     key: Key
@@ -55,14 +51,12 @@ class Assignment:
 
 @dataclass
 class Asked:
-    """What a step asks and assigns, in order.
+    """The values that a step asks for and the states that it assigns, in order.
 
     Attributes:
-        names: of the values that were asked for, by kind and number.
-        gatherable: those that can be computed of the rows of all replicas.
-        assignments: of states.
-        meets: whether replicas meet in the step, to gather rows or to reduce gradients.
-        uses: what is said of values that the step makes of its own gradients, see `advice.of_own_gradients`.
+        gatherable: values that can be computed of the rows of all replicas.
+        meets: replicas meet in the step, to gather rows or to reduce gradients.
+        uses: sentences on values that the step makes of its own gradients, see `advice.of_own_gradients`.
         shown: what the graph shows of each value, see `row_sums.shown`.
     """
 
@@ -76,11 +70,9 @@ class Asked:
 
 @dataclass
 class Run:
-    """What a step has made of some rows.
+    """The results of a step on some rows.
 
-    Attributes:
-        values: a vector for each value that was asked for.
-        states: value before, value after and kept factor (smallest and largest) of each assignment.
+    ``states`` have the value before, the value after and the kept factor (smallest and largest) of each assignment.
     """
 
     values: dict[Key, np.ndarray]
@@ -123,11 +115,11 @@ class TriedStep:
         self.is_random = tf_trial.draws(types)
 
     def __call__(self, rows: Any, *, is_fed: bool = False) -> Run:
-        """Return what the step makes of rows; of random numbers the mean of several draws."""
+        """The results of the step on rows; with random numbers the mean of several draws."""
         return self._run_of(self._means(self._traced, is_fed, flat((rows,))))
 
     def of_parts(self, parts: Sequence[Any], rules: Rules, *, is_fed: bool = False) -> list[Run]:
-        """Return what the step makes of each of several parts of a batch, whose replicas meet in it."""
+        """The results of the step on each of several parts of a batch, whose replicas meet in it."""
 
         def together(draw: tf.Tensor, is_fed: tf.Tensor, *given: Any) -> list[tf.Tensor]:
             count = len(self._specs)
@@ -233,7 +225,7 @@ class TriedStep:
                 (assignment.shown,) = row_sums.shown([value], rows, source)
 
     def _keys(self) -> dict[int, Key]:
-        """Return the key of each state whose assignments are followed, by the identity of its variable."""
+        """The key of each state whose assignments are followed, by the identity of its variable."""
         keys: dict[int, Key] = {}
         own = keras_variables.states_of_users(self._model)
         keys.update({id(v): ("state", n) for n, v in enumerate(keras_variables.states(self._model)) if id(v) in own})
@@ -253,7 +245,7 @@ class TriedStep:
         states: list[tf.Tensor],
         changes: list[tuple[Any, Any]],
     ) -> tf.Tensor:
-        """Note an assignment, and return what the state is from then on."""
+        """Note an assignment; return the state's value from then on."""
         if traced_uses.in_condition():
             raise advice.CannotTryError(f"it assigns {variable.path!r} inside a condition or a loop of TensorFlow's")
         value = tf.convert_to_tensor(value)
@@ -270,34 +262,31 @@ class TriedStep:
 
 
 class _Noted:
-    """The sink of a step that is only tried: what it makes is looked at."""
+    """The sink of a step that is only tried."""
 
     def __init__(self, note: Callable[[str, int, str, Any, bool], None]) -> None:
         self._note = note
 
     @property
     def meets(self) -> bool:
-        """Whether replicas meet in the middle of the step."""
         return self._current.meetings > 0
 
     def begin(self, current: current_step.Step, *, asks: bool) -> None:
-        """Let the step tell what it asks; what is made of results of metrics is over all replicas already."""
+        """Note what the step asks; results of metrics are over all replicas already."""
         self._current = current
         current.noted, current.result_of = self._note, _ones
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        """Note the gradients."""
         known = [] if variables is None else [variable.path for variable in variables]
         self._current.is_sum("gradient", gradients, name=", ".join(known))
 
     def end(self, logs: Any) -> None:
-        """Note what is logged."""
         for name, value in replica_metrics.named_scalars(logs):
             self._current.is_sum("log", value, name=name)
 
 
 def made_variables(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether a trace has made Keras variables, which get their first values now."""
+    """True if a trace has made Keras variables, which get their first values now."""
     if not stateless_scope.made_variables():
         return False
     with strategy.scope():
@@ -306,12 +295,11 @@ def made_variables(strategy: tf.distribute.Strategy) -> bool:
 
 
 def leaves(data: Any) -> list[Any]:
-    """Return the tensors of a nest, composite ones whole."""
     return list(tf.nest.flatten(data, expand_composites=False))
 
 
 def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
-    """Return a few rows of what the replicas of this worker have, some of each; None if there are no examples."""
+    """A few rows of the data of this worker's replicas, some of each; None if there are no examples."""
     present = [(int(rows), data) for rows, data in slices if int(rows)]
     if not present or not wanted:
         return None
@@ -321,18 +309,17 @@ def some_of(slices: Sequence[tuple[Any, Any]], wanted: int) -> Any:
 
 
 def joined(*nests: Any) -> Any:
-    """Return the rows of several nests; of what has no rows, the first."""
+    """The rows of several nests; of what has no rows, the first."""
     return tf.nest.map_structure(batch_rows.joined, *nests, expand_composites=False)
 
 
 def _ones(metric: keras.Metric) -> Any:
-    """Return ones in the shape of a metric's result."""
     found = keras_metrics.own_result(metric)
     return tf.nest.map_structure(lambda value: tf.ones_like(tf.convert_to_tensor(value)), found)
 
 
 def _sketch(value: Any) -> tf.Tensor:
-    """Return a few numbers that are linear in a value, or in each of several gradients; float64 vector."""
+    """A few numbers that are linear in a value, or in each of several gradients; float64 vector."""
     values = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
     return tf.reshape(tf.stack([_projections(one) for one in values]), [-1]) if values else tf.zeros([1], tf.float64)
 

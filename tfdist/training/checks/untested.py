@@ -2,10 +2,8 @@
 
 The step runs in a process of its own. In this one it would need two devices, which cannot be made once TensorFlow has
 started, would draw from the user's random numbers and leave variables and threads behind; and under parameter servers
-or among workers there is no second replica to be had without the others. What the process finds is kept in the cache,
-so a machine pays once for a pair, not once for each worker and start.
-
-TensorFlow is not loaded here.
+or among workers there is no second replica without the others. The finding is kept in the cache, so a machine pays once
+for a pair. TensorFlow is not loaded here.
 
 Example:
     >>> decision(Standing.UNTESTED, "check")
@@ -47,7 +45,7 @@ class Decision(enum.Enum):
 
 
 def decision(standing: Standing, mode: str) -> Decision:
-    """Say what follows from what is known of a pair, and from the variable's value."""
+    """The decision, from what is known of a pair and from the variable's value."""
     if standing is Standing.TESTED:
         return Decision.USE
     if mode == "allow":
@@ -84,7 +82,7 @@ def _advice(text: str) -> str:
 
 
 def _checked(judgement: Judgement, environ: Mapping[str, str]) -> str:
-    """Return what is wrong with a step of this pair, empty if nothing is; looked up where it was found out before."""
+    """What is wrong with a step of this pair, empty if nothing is; looked up if it is known."""
     note = _note(judgement, environ)
     if note is None:
         return compare(environ)
@@ -100,7 +98,7 @@ def _checked(judgement: Judgement, environ: Mapping[str, str]) -> str:
 
 
 def _note(judgement: Judgement, environ: Mapping[str, str]) -> Path | None:
-    """Return the file that is there if a step was right; None where the cache cannot be written."""
+    """The file that exists if a step was right; None where the cache cannot be written."""
     root = cache.folder(environ)
     try:
         cache.make(root, (_FOLDER, "locks"))
@@ -112,7 +110,7 @@ def _note(judgement: Judgement, environ: Mapping[str, str]) -> Path | None:
 
 
 def compare(environ: Mapping[str, str]) -> str:
-    """Train in a process of its own, and return what is wrong there; empty if nothing is."""
+    """Train in a process of its own; return what is wrong there, empty if nothing is."""
     package = str(Path(tfdist.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
     given = {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in _KEPT}

@@ -1,4 +1,4 @@
-"""How a batch is divided among workers, and what tracing its step revealed."""
+"""The way in which a batch is divided among workers, and what tracing its step revealed."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """How the batches of one layout are computed.
+    """The computation of the batches of one layout.
 
     A worker changes no variable, so a step that uses what it has updated (a GAN's second pass) is run on stand-ins for
     those variables, which the worker updates too. An update needs the gradient of the whole batch: one part.
 
     Attributes:
-        parts: into how many parts a batch is cut.
-        updates: how many updates, counted from the first, a worker does on stand-ins, besides telling the chief.
+        updates: updates that a worker does on stand-ins, counted from the first, besides reporting them to the chief.
         weights: the Keras variables of these updates, which have stand-ins from the beginning of the step.
     """
 
@@ -25,21 +24,15 @@ class Plan:
 
     @property
     def key(self) -> tuple[int, float]:
-        """What tells plans for one layout apart."""
         return self.parts, self.updates
 
 
 class OtherPlanError(Exception):
-    """A step cannot be computed as it was planned.
-
-    Attributes:
-        why: the step is computed by one worker, for the warning; empty where that needs none.
-    """
+    """A step cannot be computed as planned; ``why`` is the reason in the warning, empty where none is needed."""
 
     why = ""
 
     def better(self, plan: Plan) -> Plan:
-        """Return how it can be computed."""
         return plan
 
 
@@ -52,7 +45,6 @@ class ReducesInTheMiddleError(OtherPlanError):
     )
 
     def better(self, plan: Plan) -> Plan:
-        """Return the plan with one part."""
         return Plan(1, plan.updates, plan.weights)
 
 
@@ -70,7 +62,6 @@ class UsesItsUpdatesError(OtherPlanError):
         self.updates = updates
 
     def better(self, plan: Plan) -> Plan:
-        """Return the plan with one part, and stand-ins."""
         return Plan(1, self.updates, self.weights)
 
 

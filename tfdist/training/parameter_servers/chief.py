@@ -1,7 +1,7 @@
-"""Keras' fit, evaluate and predict on a chief that has workers compute and parameter servers remember.
+"""Keras' fit, evaluate and predict on a chief with workers that compute and parameter servers that hold variables.
 
-The weights change in the chief's calls alone, between two batches of `fit`: a callback that saves or measures sees a
-state that some number of whole steps has led to, and `iterations` is that number.
+Weights change in the chief's calls alone, between two batches of `fit`. A callback that saves or measures sees a state
+after some number of whole steps, and `iterations` is that number.
 """
 
 import contextlib
@@ -73,16 +73,16 @@ class Chief:
 
     @property
     def together(self) -> bool:
-        """Whether workers compute parts of one batch, rather than a batch each."""
+        """True if workers compute parts of one batch, rather than a batch each."""
         return self.max_staleness == 0
 
     @property
     def parts(self) -> int:
-        """Into how many parts a batch of training is cut."""
+        """The number of parts of a training batch."""
         return len(self.devices) if self.together else 1
 
     def adopt(self, model: keras.Model) -> None:
-        """Let this model train on the workers. Adopting a model again does nothing."""
+        """Let this model train on the workers, once."""
         if not keras_model.mark(model, self.strategy):
             return
         made: list[tuple[Steps, _ChiefSteps]] = []
@@ -119,12 +119,12 @@ class Chief:
         chief_saving.adopt(model, Workers())
 
     def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
-        """Return what became of one of these tasks; the workers, whose time is measured there, may be waited for."""
+        """The outcome of one of these tasks; waiting for workers is measured here."""
         with step_clock().during(Phase.WAIT):
             return self.scheduler.next_outcome(tasks, wait=wait)
 
     def apply(self, call: Callable[[], Any]) -> Any:
-        """Run the second function of a step, within the time that servers have."""
+        """Run the second function of a step, within the servers' deadline."""
         return self._bounded(call)
 
     def _build(self, model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
@@ -202,7 +202,7 @@ class _ChiefSteps:
         return logs if isinstance(element, Batch) else self._wait_for_all()
 
     def drain(self) -> None:
-        """Wait for what is under way, in the middle of an epoch."""
+        """Wait for tasks that are under way, in the middle of an epoch."""
         if self._under_way:
             tf_servers.own_executor(fresh=True)
             try:
@@ -211,7 +211,7 @@ class _ChiefSteps:
                 tf_servers.own_executor(fresh=True)
 
     def settle(self, logs: Any) -> Any:
-        """Wait for what is under way; return the logs that hold then."""
+        """Wait for tasks that are under way; return the logs that hold then."""
         if self._chief.together:
             return logs
         if self._under_way:
@@ -271,7 +271,7 @@ class _ChiefSteps:
         return self._logs
 
     def _take(self, *, wait: bool) -> bool:
-        """Apply one result, if there is one that may be applied; return whether there was."""
+        """Apply one result, if one may be applied; True if there was one."""
         while True:
             for task, outcome in self._finished.items():
                 ticket, update = self._under_way[task]
@@ -298,7 +298,7 @@ class _ChiefSteps:
         self._logs = self._update(update, [result], rate_factor=factor)
 
     def forget(self) -> None:
-        """Take no result of what is under way any more."""
+        """Ignore all tasks that are under way."""
         for task, (ticket, _) in self._under_way.items():
             self._chief.scheduler.cancel(task)
             self._bound.drop(ticket)
@@ -310,7 +310,7 @@ class _ChiefSteps:
     # Both.
 
     def _start(self, batch: Batch) -> tuple[remote_part.Computation, Update, list[Any], list[int]]:
-        """Give a batch to workers, in another way where it cannot be computed as it was planned."""
+        """Give a batch to workers, by another plan where it cannot be computed as planned."""
         key = batch.layout.key
         if self._tried.is_due:
             part_function.adapt(self._model)
@@ -410,7 +410,7 @@ def _rows_of(
 
 
 def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
-    """Give a part to a worker; an eager model, which is there to be looked at, computes where it can be looked at."""
+    """Give a part to a worker; an eager model computes here, where it can be inspected."""
     if model.run_eagerly:
         with step_clock().during(Phase.PYTHON):
             done = compute(None, counts, state, leaves)
@@ -419,7 +419,7 @@ def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: A
 
 
 def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
-    """Return a batch of the pipeline as it is, and a single one cut into parts."""
+    """A batch of the pipeline as it is, or a single one cut into parts."""
     if isinstance(element, Batch):
         return element
     data = keras_loop.batch_of(element, strategy)
@@ -430,7 +430,7 @@ def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
 
 
 def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Return index, number of examples and tensors of each part that has examples; of an empty batch, of the first."""
+    """Index, examples and tensors of each part that has examples; of an empty batch, of the first."""
     found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
     present = [part for part in found if int(part[1])] or found[:1]
     if parts > 1 or len(present) == 1:
@@ -440,7 +440,7 @@ def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
 
 
 def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Return index, number of examples and tensors of contiguous parts of a whole batch."""
+    """Index, examples and tensors of contiguous parts of a whole batch."""
     ((_, rows, leaves),) = present_parts(batch, 1)
     if not int(rows):
         return [(0, rows, leaves)]

@@ -1,4 +1,4 @@
-"""Push a worker's gradients to parameter servers, and a few numbers to the chief."""
+"""A worker's results under parameter servers: gradients to the servers, and a few numbers and logs to the chief."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ from tfdist.training.replica import current_step, replica_metrics, replica_optim
 
 
 class Logs:
-    """What a step has asked metrics for, and what it has logged.
+    """The metrics that a step has asked for results, and what it has logged.
 
-    A worker's metrics have counted a part of a batch, from zero. So results are only marked there, and what is made of
-    them for the logs is made again by the chief, of its own metrics. What else is logged is a mean over the parts.
+    A worker's metrics have counted a part of a batch, from zero. So results are only marked there, and the chief
+    computes the logs that depend on them again, of its own metrics. All other logs are means over the parts.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class Logs:
         self._replay: tf_replay.Replay | None = None
 
     def result(self, metric: keras.Metric) -> Any:
-        """Return the result of a metric of this part, marked."""
+        """The result of a metric of this part, marked."""
         found = keras_metrics.own_result(metric)
         marked = [tf.identity(value) for value in tf.nest.flatten(found)]
         self._results += [(metric, place, value) for place, value in enumerate(marked)]
         return tf.nest.pack_sequence_as(found, marked)
 
     def take(self, logs: Any, current: current_step.Step) -> Iterator[tf.Tensor]:
-        """Take what the step has logged; yield this part's share of what `put` will be given the sums of over parts."""
+        """Take the step's logs; yield this part's share of each number whose sum over parts `put` needs."""
         self._structure = logs
         self._leaves = [None if leaf is None else tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(logs)]
         marked = {id(value) for _, _, value in self._results}
@@ -72,7 +72,7 @@ class Logs:
         return [leaf for leaf in self._leaves if leaf is not None]
 
     def put(self, means: list[tf.Tensor]) -> Any:
-        """Return the logs, made of the chief's metrics and the means of what `take` gave; None for what has no mean."""
+        """The logs, of the chief's metrics and the sums of what `take` gave; None for what has no mean."""
         values = {id(tensor): mean for tensor, mean in zip(self._sent, means, strict=True)}
         answers: dict[int, list[Any]] = {}
         for metric, place, value in self._results:
@@ -98,11 +98,9 @@ class Note:
 
     Attributes:
         target: the Keras variable it changes, or the place of a number among the logs.
-        mode: "add" (sum over parts, added to the variable), "average" (likewise, of shares that add up to one), "first"
-            (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares), or what the chief
-            reads: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
-        dtype: of the result.
-        shape: of the result.
+        mode: "add" (sum over parts, added to the variable), "average" (likewise, of shares that add up to one),
+            "first" (the first part's, added), "set" (the first part's, assigned), "log" (sum of shares), or a number
+            for the chief: "scale" (a loss scale) or "passes" (see `PassesRow.numbers`).
     """
 
     target: Any
@@ -113,10 +111,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an optimizer's `apply`: the variables, and what kind of gradient each has, in how many parts.
+    """One call of an optimizer's `apply`: the variables, and each gradient's kind and number of parts.
 
-    Attributes:
-        scale: the variable of the loss scale, of which the worker was given a value; None where there is none.
+    ``scale`` is the variable of the loss scale whose value the worker was given; None where there is none.
     """
 
     optimizer: Any
@@ -126,7 +123,7 @@ class Call:
 
 
 class ToServers(reducer.GradientReducer):
-    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds up parts."""
+    """The exchange of a part: it leaves gradients on the servers of their variables, where the chief adds parts."""
 
     def __init__(self, variables: Sequence[Any], *, in_parts: bool, codec: Codec | None = None) -> None:
         self._variables = variables
@@ -138,7 +135,7 @@ class ToServers(reducer.GradientReducer):
         self.tensors: list[tf.Tensor] = []
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
-        """Return what the chief will apply if this is the only part."""
+        """The gradients that the chief will apply if this is the only part."""
         applied = []
         for gradient, variable in zip(gradients, self._variables, strict=True):
             kind, tensors = transport.left_on_servers(gradient, variable, in_parts=self._in_parts, codec=self._codec)
@@ -181,11 +178,10 @@ class ToChief:
 
     @property
     def all_reduce(self) -> Callable[[list[Any]], list[Any]]:
-        """What a sum over parts is in the middle of the step."""
         return list if self._plan.parts == 1 else _refuse
 
     def begin(self, current: current_step.Step, *, asks: bool) -> None:
-        """Mark what the step asks metrics for."""
+        """Mark the results of metrics that the step asks for."""
         self._current = current
         numbered = enumerate(keras_variables.states(self._model))
         rules = current.rules.states
@@ -193,7 +189,7 @@ class ToChief:
         current.result_of = self._asked.result if asks else None
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        """Leave gradients on their servers; do the update on stand-ins where the step uses it."""
+        """Leave gradients on their servers; update stand-ins where the step uses the update."""
         if variables is not None and not optimizer.built:
             raise NotBuiltError(optimizer, list(variables))
         if self._graph is not None and self._graph is not tf.compat.v1.get_default_graph():
@@ -225,7 +221,7 @@ class ToChief:
         self._scales.append(present)
 
     def end(self, logs: Any) -> list[tf.Tensor]:
-        """Return the small results, packed, and the gradients."""
+        """The small results, packed, and the gradients."""
         if stateless_scope.made_variables():
             raise MakesVariablesError
         if self._scope.needed > self._plan.updates:
@@ -262,9 +258,9 @@ class ToChief:
         self._results.append(value)
 
     def _after_its_updates(self, variable: Any) -> tuple[str, tf.Tensor]:
-        """Return how the chief changes a variable that the step assigns and updates.
+        """The chief's change of a variable that the step assigns and updates.
 
-        After the updates, which the chief repeats: if they are of the same state, what the step has left.
+        The chief repeats the updates: if they are of the same state, the variable gets the step's value.
         """
         delta = self._scope.added.get(id(variable))
         if self._alone or delta is None:
@@ -272,7 +268,6 @@ class ToChief:
         return "average", replica_sums.weighted(delta, self._current.share)
 
     def _change_of(self, variable: Any) -> tuple[str, tf.Tensor]:
-        """Return how the chief changes a variable that the step assigns."""
         own = keras_variables.value_of(variable)
         value = tf.cast(tf.convert_to_tensor(self._scope.present_value(variable)), own.dtype)
         old = self._given.get(id(variable))

@@ -1,4 +1,4 @@
-"""A function of a part of a batch, which a worker of parameter servers runs."""
+"""A function of a part of a batch that a worker of parameter servers runs; and predictions by it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from tfdist.training.replica.judging import Rules
 
 
 def adapt(model: keras.Model) -> None:
-    """Let embeddings look up rows on the servers, of which only those that are asked for travel."""
+    """Let embeddings look up rows on the servers, so only the rows in use travel."""
     for layer in keras_model.layers(model):
         if isinstance(layer, keras.layers.Embedding):
             keras_layers.override_call(layer, keras.layers.Embedding, functools.partial(_look_up, layer))
@@ -42,19 +42,14 @@ _COUNTS = [tf.TensorSpec([], tf.int32)] * 3
 
 @dataclass(frozen=True)
 class Held:
-    """A Keras variable that the chief holds, of which a worker is given the value.
-
-    Attributes:
-        variable: the variable.
-        adds: whether it counts from zero in every part.
-    """
+    """A Keras variable of the chief whose value a worker is given; ``adds``: it counts from zero in every part."""
 
     variable: Any
     adds: bool
 
 
 def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]:
-    """Return the variables of a model that the chief holds, Keras' state for random numbers among them."""
+    """The model's variables on the chief, with Keras' state for random numbers."""
     no_sums = replica_metrics.no_sums(model, rules)
     counting = {id(v): v for metric in model.metrics for v in metric.variables}
     others = [*keras_variables.persistent_variables(model), unseeded.state]
@@ -63,7 +58,7 @@ def held_by_chief(model: keras.Model, unseeded: Any, rules: Rules) -> list[Held]
 
 
 def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]]) -> list[tuple[Any, tf.Tensor]]:
-    """Return each variable of a model with its value, for an XLA program, which cannot read from servers."""
+    """Each variable of a model with its value, for an XLA program, which cannot read from servers."""
     known = {id(variable) for variable, _ in values}
     others = [variable for variable in model.variables if id(variable) not in known]
     return [*values, *((one, tf.convert_to_tensor(keras_variables.value_of(one))) for one in others)]
@@ -71,13 +66,9 @@ def with_those_on_servers(model: keras.Model, values: list[tuple[Any, tf.Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker is given besides the data.
+    """A worker's input besides the data: int32 scalars, and pairs of a variable of the chief and its value.
 
-    Attributes:
-        index: of the part, int32 scalar.
-        rows: its examples, int32 scalar.
-        global_rows: examples of all parts, int32 scalar.
-        values: pairs of a variable that the chief holds and its value.
+    ``global_rows`` are the examples of all parts.
     """
 
     index: tf.Tensor
@@ -110,7 +101,6 @@ class PartFunction:
             self._run = tf.function(_untraced(self._compute), input_signature=signature).get_concrete_function()
 
     def __call__(self, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return the tensors for a part."""
         return self._run(*counts, *state, *leaves)
 
     def _compute(self, index: tf.Tensor, rows: tf.Tensor, global_rows: tf.Tensor, *rest: Any) -> Any:
@@ -130,11 +120,11 @@ class Prediction:
         self._function = PartFunction(model, strategy, layout, self._held, self._predict, relaxed=True)
 
     def state(self) -> list[tf.Tensor]:
-        """Return the present values of the variables that the chief holds, as the function's inputs."""
+        """The present values of the variables on the chief, as the function's inputs."""
         return [keras_variables.value_of(one.variable).read_value() for one in self._held]
 
     def __call__(self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Return the model's outputs for a part, as a nest of arrays."""
+        """The model's outputs for a part, as a nest of arrays."""
         with tf_servers.calls_on(device), xla_step.named_errors():
             arrays = [tensor.numpy() for tensor in self._function(counts, state, leaves)]
         arrays = [tf.constant(array) for array in arrays]

@@ -1,9 +1,9 @@
 """A worker's computation for a part of a batch, under parameter servers.
 
-A worker changes nothing: its function reads weights from parameter servers and returns gradients, which it leaves on
-the servers of their variables, and a few small numbers (what metrics and layer states change by) for the chief, which
-applies them in a second function (`update`) in which the worker has no part. So a worker may die at any moment: either
-all of its step is applied, once, or nothing.
+A worker changes nothing. Its function reads weights from parameter servers and returns gradients, which it leaves on
+the servers of their variables, and a few small numbers (the changes of metrics and layer states) for the chief. The
+chief applies them in a second function (`update`) without the worker. So a worker may die at any moment: either all of
+its step is applied, once, or nothing.
 """
 
 import contextlib
@@ -39,11 +39,10 @@ from tfdist.training.replica.judging import Rules
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker made of a part: small results as arrays, gradients as tensors on parameter servers.
+    """A worker's result for a part: small results as arrays, gradients as tensors on parameter servers.
 
-    Attributes:
-        scales: the loss scale under which the gradients of each call were computed, 1 without one.
-        passes: how long they took, if somebody records.
+    ``scales`` has the loss scale under which the gradients of each call were computed, 1 without one; ``passes`` the
+    time that passes took, where it is recorded.
     """
 
     notes: list[np.ndarray]
@@ -88,18 +87,17 @@ class Computation:
 
     @property
     def logs_are_metrics(self) -> bool:
-        """Whether the step logs the model's metrics, which the chief has."""
         return self.put_logs is None
 
     def state(self) -> list[tf.Tensor]:
-        """Return the present values of the variables that the chief holds, as the function's inputs."""
+        """The present values of the variables on the chief, as the function's inputs."""
         values = [(keras_variables.value_of(one.variable), one.adds) for one in self._held]
         return [tf.zeros(value.shape, value.dtype) if adds else value.read_value() for value, adds in values]
 
     def __call__(
         self, device: str | None, counts: Sequence[Any], state: Sequence[Any], leaves: Sequence[Any]
     ) -> Result:
-        """Compute a part on a device, and return when gradients lie on their servers."""
+        """Compute a part on a device; return when gradients are on their servers."""
         with tf_servers.calls_on(device), xla_step.named_errors():
             packed, *gradients = self._function(counts, state, leaves)
             # Waits until the function has ended, and its gradients are where they belong.

@@ -1,7 +1,7 @@
-"""Workers that compute what a chief gives them: one thread each, deadlines, and a task that outlives its worker.
+"""Workers that compute a chief's tasks: one thread each, deadlines, and tasks that outlive their workers.
 
-A task is computed by one worker at a time and its result is taken once. A worker that goes away, or does not answer in
-time, loses its task to another one; what it may answer later is not taken. It gets new tasks when it is back.
+A task is computed by one worker at a time and its result is taken once. A worker that disappears, or does not answer in
+time, loses its task to another one, and a late answer is ignored. It gets new tasks when it is back.
 """
 
 import threading
@@ -26,22 +26,22 @@ _PAUSE_SECONDS = 0.05
 
 
 class Transport(Protocol):
-    """How the chief reaches its workers."""
+    """The chief's connection to its workers."""
 
     def meaning(self, worker: int, error: BaseException) -> Literal["gone", "again", "wrong"]:
-        """Return what an error means: the worker has gone, it must be asked again, or what it was asked is wrong.
+        """Classify an error: the worker is gone, it must be asked again, or the task is wrong.
 
         May raise a better error instead.
         """
 
     def answers(self, worker: int) -> bool:
-        """Return whether the worker's process is there; one that is stopped is."""
+        """True if the worker's process exists, even if it is stopped."""
 
     def wait_until_back(self, worker: int, closed: threading.Event) -> bool:
-        """Wait until a worker that had gone answers again; return False if the scheduler was closed meanwhile."""
+        """Wait until a worker that was gone answers again; False if the scheduler was closed meanwhile."""
 
     def bring_back(self, workers: Sequence[int]) -> bool:
-        """Reach exactly these workers from now on, some of which were started anew; return whether that went well.
+        """Reach exactly these workers from now on, some of which were restarted; True on success.
 
         Called by the thread that takes outcomes, which does nothing else meanwhile, while no worker computes but those
         that were given up: TensorFlow may end the process if its cluster changes under a call.
@@ -77,15 +77,7 @@ class _Worker:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a task.
-
-    Attributes:
-        number: the task's.
-        result: what it returned.
-        error: what it raised, instead.
-        ended: when the worker had it, on the monotonic clock, in seconds.
-        worker: which worker it was.
-    """
+    """The result or the error of a task; ``ended`` is on the monotonic clock, in seconds."""
 
     number: int
     result: Any = None
@@ -133,13 +125,13 @@ class Scheduler:
 
     @property
     def ready(self) -> int:
-        """How many workers have nothing to do and nothing waiting for them."""
+        """The number of idle workers, less the tasks that wait."""
         with self._changed:
             return max(0, sum(worker.state is _State.READY for worker in self._workers) - len(self._queue))
 
     @property
     def present(self) -> int:
-        """How many workers compute, or could."""
+        """The number of workers that compute, or could."""
         with self._changed:
             return sum(worker.state in (_State.READY, _State.BUSY) for worker in self._workers)
 
@@ -152,7 +144,7 @@ class Scheduler:
             return self._numbers
 
     def cancel(self, number: int) -> None:
-        """Take no result of this task; a worker that computes it is not interrupted."""
+        """Ignore the result of this task; a worker that computes it is not interrupted."""
         with self._changed:
             before = len(self._queue)
             self._queue = deque(task for task in self._queue if task.number != number)
@@ -162,7 +154,7 @@ class Scheduler:
             self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
 
     def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
-        """Return what became of one of these tasks, in the order in which they end; None if nothing is known yet."""
+        """The outcome of one of these tasks, in the order in which they end; None if none is known yet."""
         while True:
             self._replace_the_dead(time.monotonic())
             with self._changed:
@@ -181,7 +173,7 @@ class Scheduler:
                 return outcome
 
     def close(self) -> None:
-        """Give workers nothing more; who computes is not waited for."""
+        """Give workers no more tasks, and do not wait for those that compute."""
         with self._changed:
             self._closed.set()
             self._queue.clear()
@@ -234,7 +226,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _return(self, worker: _Worker) -> bool:
-        """Wait until a worker that has gone is reached again; return False if the scheduler is closed."""
+        """Wait until a worker that was gone is reached again; False if the scheduler is closed."""
         while self._transport.wait_until_back(worker.index, self._closed):
             with self._changed:
                 worker.state = _State.CALLING
@@ -286,7 +278,7 @@ class Scheduler:
         self._changed.notify_all()
 
     def _replace_the_dead(self, now: float) -> None:
-        """Start a new thread for each worker whose process has gone: TensorFlow may never return to the old one."""
+        """Start a new thread for each worker whose process has ended: TensorFlow may block the old one."""
         with self._changed:
             waited_for = [
                 worker

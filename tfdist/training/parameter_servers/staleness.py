@@ -1,8 +1,8 @@
 """Bound and record the staleness of gradients.
 
-The version of the weights is the number of updates that have been applied to them. A gradient that was asked for at
-version p and is applied at version v has staleness v - p: so many updates have changed the weights since its worker
-began to read them.
+The version of the weights is the number of updates that were applied to them. A gradient that was asked for at version
+p and is applied at version v has staleness v - p: that many updates have changed the weights since its worker began to
+read them.
 """
 
 from collections import Counter
@@ -45,11 +45,10 @@ class Bound:
 
     @property
     def under_way(self) -> int:
-        """How many gradients were started and neither applied nor dropped."""
         return len(self._under_way)
 
     def may_start(self) -> bool:
-        """Return whether one more gradient can be applied within the bound."""
+        """True if one more gradient can be applied within the bound."""
         return self.bound is None or len(self._under_way) <= self.bound
 
     def start(self) -> int:
@@ -59,7 +58,7 @@ class Bound:
         return self._tickets
 
     def may_apply(self, ticket: int) -> bool:
-        """Return whether the gradient can be applied now and every older one later, all within the bound."""
+        """True if the gradient can be applied now and every older one later, all within the bound."""
         if self.bound is None:
             return True
         for place, (other, started) in enumerate(self._under_way.items()):
@@ -76,7 +75,6 @@ class Bound:
         return staleness
 
     def drop(self, ticket: int) -> None:
-        """Note that the gradient will not be applied."""
         self._under_way.pop(ticket, None)
 
 
@@ -97,27 +95,23 @@ class Distribution:
     counts: Counter[int] = field(default_factory=Counter)
 
     def add(self, staleness: int) -> None:
-        """Count one gradient."""
         self.counts[staleness] += 1
 
     @property
     def count(self) -> int:
-        """How many gradients were applied."""
         return self.counts.total()
 
     @property
     def mean(self) -> float:
-        """Mean staleness; 0 before the first gradient."""
         total = sum(staleness * times for staleness, times in self.counts.items())
         return total / self.count if self.counts else 0.0
 
     @property
     def largest(self) -> int:
-        """Greatest staleness; 0 before the first gradient."""
         return max(self.counts, default=0)
 
     def quantile(self, share: float) -> int:
-        """Return the smallest staleness that at least this share of the gradients did not exceed."""
+        """The smallest staleness that at least this share of the gradients did not exceed."""
         below = 0
         for staleness in sorted(self.counts):
             below += self.counts[staleness]

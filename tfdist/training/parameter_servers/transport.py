@@ -23,7 +23,7 @@ Kind = tuple[str, int]
 def left_on_servers(
     gradient: Gradient, variable: Any, *, in_parts: bool, codec: Codec | None = None
 ) -> tuple[Kind, list[tf.Tensor]]:
-    """Return how a gradient travels, and its tensors, on the servers of its variable."""
+    """A gradient's kind, and its tensors on the servers of its variable."""
     kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
     if codec is not None and kind[0] == "whole" and is_compressed(codec, _spec(variable)):
         kind, pieces = ("encoded", kind[1]), [(one_way.sent(codec, widened(one)), device) for one, device in pieces]
@@ -31,14 +31,13 @@ def left_on_servers(
 
 
 def left_on_server(value: Any, device: str) -> list[tf.Tensor]:
-    """Return the tensors of a piece, on its server."""
     tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
     with tf.device(device):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def _pieces(value: Any, variable: Any, keep_duplicate_indices: bool, in_parts: bool) -> tuple[Kind, list[Any]]:
-    """Return how a gradient travels, and its pieces, each with the server of its variable or of a part of it."""
+    """A gradient's kind, and its pieces, each with the server of its variable or of a part of it."""
     own = keras_variables.value_of(variable)
     cut = in_parts and isinstance(own, tf_partitioned.PartitionedVariable)
     name, values = _kind_and_rows(value, keep_duplicate_indices)
@@ -60,7 +59,7 @@ def _kind_and_rows(value: Any, keep_duplicate_indices: bool) -> tuple[str, list[
 
 
 def tensors_of(kind: Kind | None) -> list[str]:
-    """Return what each tensor of a gradient of this kind is."""
+    """The name of each tensor of a gradient of this kind."""
     if kind is None:
         return []
     name, parts = kind
@@ -69,7 +68,7 @@ def tensors_of(kind: Kind | None) -> list[str]:
 
 
 def sum_of(kind: Kind | None, variable: Any, own: list[list[tf.Tensor]], codec: Codec | None = None) -> Any:
-    """Take the next gradient from the tensors of each part of the batch, and return their sum."""
+    """Take the next gradient from the tensors of each part of the batch, and add them up."""
     if kind is None:
         return None
     name, parts = kind
@@ -103,12 +102,11 @@ def _added(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def widened(tensor: tf.Tensor) -> tf.Tensor:
-    """Return what travelled in 16 bits as float32, so that a sum of it is rounded no more."""
+    """Widen 16-bit tensors to float32, so a sum is not rounded again."""
     return tf.cast(tensor, widened_dtype(tensor.dtype))
 
 
 def widened_dtype(dtype: tf.DType) -> tf.DType:
-    """Return the dtype in which numbers of a dtype are added up."""
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
@@ -117,13 +115,13 @@ def _spec(variable: Any) -> tf.TensorSpec:
 
 
 def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:
-    """Return the spec of a gradient's tensor; of rows there may be any number."""
+    """The spec of a gradient's tensor, which may have any number of rows."""
     shape = tensor.shape if name in ("whole", "encoded") else tf.TensorShape([None, *tensor.shape[1:]])
     return tf.TensorSpec(shape, tensor.dtype)
 
 
 def packed(values: list[tf.Tensor]) -> tf.Tensor:
-    """Return the bytes of all values in one tensor, which is fetched in one go."""
+    """The bytes of all values in one tensor, which is fetched in one transfer."""
     flat = []
     for value in values:
         value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
@@ -132,7 +130,7 @@ def packed(values: list[tf.Tensor]) -> tf.Tensor:
 
 
 def unpacked(data: bytes, notes: Sequence[Any]) -> list[np.ndarray]:
-    """Return the arrays of what `packed` gave; each note says the dtype and shape of one."""
+    """The arrays that `packed` joined; each note has the dtype and shape of one."""
     arrays, begin = [], 0
     for note in notes:
         dtype = np.dtype(note.dtype.as_numpy_dtype)

@@ -24,7 +24,7 @@ from tfdist.training.replica import current_step
 
 
 class BoundedCalls:
-    """Runs calls in a thread of its own, and waits for each."""
+    """Runs calls to parameter servers, which may never return, in a thread of its own, and waits with a deadline."""
 
     def __init__(self, timeout_seconds: float, require_servers: Callable[[], None]) -> None:
         self._timeout_seconds = timeout_seconds
@@ -67,8 +67,6 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class Update:
-    """What the chief does with the results of the parts of one step: apply gradients once, and count once."""
-
     def __init__(
         self, model: keras.Model, strategy: Any, computation: Computation, *, corrects_rate: bool, scales: bool
     ) -> None:
@@ -80,7 +78,7 @@ class Update:
         self._functions: dict[int, Any] = {}
 
     def function(self, results: Sequence[Result], *, rate_factor: float = 1.0, scale: float = 1.0) -> Callable[[], Any]:
-        """Return a call that applies the parts of one step and returns the logs; it is traced here."""
+        """A call that applies the parts of one step and returns the logs; it is traced here."""
         notes = [
             _over_parts(note, [r.notes[i] for r in results], scale) for i, note in enumerate(self._computation.notes)
         ]
@@ -155,9 +153,9 @@ class Update:
 
 
 def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
-    """Call with all gradients, and let go of them here: TensorFlow tells the worker, which may not answer any more.
+    """Call with all gradients, and release them here: TensorFlow tells the worker, which may not answer any more.
 
-    The thread in which they are let go of must not be one that waits for what it has asked of TensorFlow.
+    The thread that releases them must not be one that waits for TensorFlow.
     """
     try:
         return call(*(gradient for result in results for gradient in result.gradients))

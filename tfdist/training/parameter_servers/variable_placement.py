@@ -11,12 +11,8 @@ class Piece:
     """A variable, or a part of one, on a parameter server.
 
     Attributes:
-        path: the variable's path in the model.
-        part: which part, from 0; of a variable in one piece 0.
-        parts: in how many parts the variable is.
-        shape: of the piece.
+        part: the number of the part, from 0; 0 for a variable in one piece.
         bytes: of the piece.
-        server: index of the server.
     """
 
     path: str
@@ -28,19 +24,13 @@ class Piece:
 
 
 def least_loaded(loads: Sequence[int]) -> int:
-    """Return the server that holds the fewest bytes, the first of equals.
-
-    Example:
-        >>> least_loaded([5, 3, 3])
-        1
-    """
     return min(range(len(loads)), key=lambda server: (loads[server], server))
 
 
 def largest_first(sizes: Sequence[int], servers: int, held: Sequence[int] = ()) -> list[int]:
-    """Return a server for each size: the largest is placed first, each where least lies.
+    """A server for each size: the largest is placed first, each on the server with the fewest bytes.
 
-    The fullest server holds at most 4/3 - 1/(3 servers) of what the best placement would give it.
+    The fullest server holds at most 4/3 - 1/(3 servers) of its bytes in the best placement.
 
     Example:
         >>> largest_first([1, 7, 5, 3], 2)
@@ -57,7 +47,7 @@ def largest_first(sizes: Sequence[int], servers: int, held: Sequence[int] = ()) 
 
 
 def boundaries(rows: int, parts: int) -> list[int]:
-    """Return the first row of each part, and the number of rows at the end; sizes differ by at most one.
+    """The first row of each part, and the number of rows; sizes differ by at most one.
 
     Example:
         >>> boundaries(10, 3)
@@ -69,7 +59,7 @@ def boundaries(rows: int, parts: int) -> list[int]:
 
 
 def table(pieces: Iterable[Piece], servers: int) -> str:
-    """Return a text table of what lies where, and how much on each server.
+    """A text table of the pieces, and the bytes on each server.
 
     Example:
         >>> print(table([Piece(path="dense/kernel", shape=(2, 3), bytes=24, server=1)], 2))
@@ -92,12 +82,6 @@ def table(pieces: Iterable[Piece], servers: int) -> str:
 
 
 def loads(pieces: Iterable[Piece], servers: int) -> Mapping[int, int]:
-    """Return the bytes on each server.
-
-    Example:
-        >>> loads([Piece(path="a", shape=(2,), bytes=8, server=1)], 2)
-        {0: 0, 1: 8}
-    """
     totals = dict.fromkeys(range(servers), 0)
     for piece in pieces:
         totals[piece.server] += piece.bytes

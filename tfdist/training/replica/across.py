@@ -4,6 +4,10 @@ With w_r the weight with which the loss of replica r enters the loss of all, and
 respect to what was exchanged, one device has the gradient sum_r w_r g_r. TensorFlow's own `all_gather` and `all_reduce`
 send back sum_r g_r. A replica's gradients are multiplied by its own weight afterwards, unless its loss was before: what
 comes back is divided by that weight here.
+
+Code that has to see all examples at once, such as a loss that compares examples, gets the rows of all replicas. Its
+gradients go back through a replica's own rows alone, so the replicas' gradients add up to that of the whole batch, and
+nothing travels in the backward pass.
 """
 
 import functools
@@ -35,7 +39,7 @@ _Tensors = list[tf.Tensor]
 
 
 def summed(tensors: _Tensors, what: str, current: current_step.Step) -> _Tensors:
-    """Return sums over replicas of what a loss depends on, which every replica's loss does."""
+    """Sums over replicas of a tensor on which every replica's loss depends."""
     if current.weighs_loss:
         return current.sum_in_the_middle(tensors, what=what)
 
@@ -176,7 +180,6 @@ def _exchanged(
     what: str,
     current: current_step.Step,
 ) -> _Tensors:
-    """Return what an exchange makes of tensors."""
     weight = None if current.weighs_loss else current.weight_of_loss()
 
     @tf.custom_gradient
@@ -203,17 +206,17 @@ def _warn_of_gradients_of_gradients(what: str) -> None:
 
 
 def can_gather(nest: Any) -> bool:
-    """Return whether the rows of a nest can be gathered: dense numbers or bools, and not inside a condition or loop."""
+    """True for a nest of dense numbers or bools, outside of conditions and loops."""
     leaves = [leaf for leaf in tf.nest.flatten(nest, expand_composites=False) if leaf is not None]
     dense = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string]
     return bool(leaves) and len(dense) == len(leaves) and (tf.executing_eagerly() or not traced_uses.in_condition())
 
 
 def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
-    """Return the rows of all replicas of each tensor of a nest, in the order of the replicas; None stays None.
+    """The rows of all replicas of each tensor of a nest, in the order of the replicas; None stays None.
 
-    A tensor that was gathered in the step before is not gathered again. Rows of a replica without examples are left
-    out. A mask of Keras goes with its tensor.
+    A tensor is gathered once per step. Rows of a replica without examples are left out. A mask of Keras goes with its
+    tensor.
     """
 
     def whole(leaf: Any) -> Any:
@@ -228,10 +231,9 @@ def gathered(nest: Any, current: current_step.Step, *, what: str) -> Any:
 
 
 def of_each_replica(value: tf.Tensor, current: current_step.Step) -> tf.Tensor:
-    """Return a loss of the whole batch as each replica hands it on, weighted by its share.
+    """A loss of the whole batch as each replica returns it, weighted by its share.
 
-    Its value is that of the whole batch on every replica; its gradient, of this replica's own rows, is no mean over
-    replicas but a part of their sum.
+    The value is that of the whole batch on every replica; the gradient, of this replica's rows, is a part of a sum.
     """
     scaled = tf.math.divide_no_nan(value, tf.cast(current.share, value.dtype))
     return scaled + tf.stop_gradient(value - scaled)

@@ -1,4 +1,4 @@
-"""The step that a replica is in: how many examples it has, and how many all replicas have together."""
+"""The step that a replica is in: the number of its examples, and of those of all replicas."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ _NO_RULES = Rules()
 
 
 class Sink(Protocol):
-    """Where goes what a replica's step makes."""
+    """The destination of what a replica's step makes."""
 
     def begin(self, current: "Step", *, asks: bool) -> None:
         """Prepare for a step, which has just begun.
@@ -34,33 +34,28 @@ class Sink(Protocol):
         """
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        """Take what an optimizer is to apply: this replica's gradients, or None, and their variables."""
+        """Take this replica's gradients, or None, for an optimizer, and their variables."""
 
     def end(self, logs: Any) -> Any:
-        """Return what the replica returns, given what the user's step returned."""
+        """The replica's result, given that of the user's step."""
 
 
 class Group(Protocol):
-    """The replicas that share a step, as `replica_sums.Replicas`; all of them call its methods in the same order.
-
-    Attributes:
-        size: how many they are.
-        index: the number of this one.
-    """
+    """The replicas that share a step, as `replica_sums.Replicas`; all call its methods in the same order."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of replicas."""
 
     @property
     def index(self) -> int:
         """The number of this one."""
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all, in their order; each may have another number of rows."""
+        """The rows of all, in their order; each may have another number of rows."""
 
     def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum of what all have, in a shape that may be another in each step."""
+        """The sum over all, in a shape that may be another in each step."""
 
 
 class Step:
@@ -127,7 +122,7 @@ class Step:
         self._asked: Counter[str] = Counter()
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
-        """Return how the values that replicas have of their examples are put together to that of all examples.
+        """The rule by which replicas' values of their examples become that of all examples.
 
         Values of a kind are told apart by their order, which is the same whenever the step is traced.
         """
@@ -138,15 +133,14 @@ class Step:
         return self.rules.values.get((kind, number), "mean")
 
     def is_sum(self, kind: str, value: Any, *, name: str = "") -> bool:
-        """Return whether a value of this replica's examples is their sum, see `rule_of`."""
         return self.rule_of(kind, value, name=name) == "sum"
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
-        """Return whether values are known to have a row for each example, before the step runs."""
+        """True if values are known to have a row for each example before the step runs."""
         return False
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return the sums over replicas of what this one holds, before its gradients are known."""
+        """The sums over replicas, before gradients are known."""
         if self.is_one_program:
             raise cannot_add_up(what)
         with self.meeting():
@@ -160,11 +154,11 @@ class Step:
             self.all_reduce([])  # of a part of a batch, there is nobody to ask
 
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
-        """Return what a value of this replica is multiplied by, so that the sum over replicas is that of one device."""
+        """The factor of this replica's value, with which the sum over replicas is that of one device."""
         return tf.cast(self.present, self.share.dtype) if self.is_sum(kind, value, name=name) else self.share
 
     def weight_of_loss(self) -> tf.Tensor:
-        """Return the weight of the loss of which the step's first gradient will be taken."""
+        """The weight of the loss of which the step's first gradient will be taken."""
         is_sum = self.rules.values.get(("gradient", 0)) == "sum"
         return tf.cast(self.present, self.share.dtype) if is_sum else self.share
 
@@ -179,12 +173,12 @@ class Step:
 
 
 def current() -> Step | None:
-    """Return the step that this thread's replica is in, or None."""
+    """The step that this thread's replica is in, or None."""
     return getattr(_current, "step", None)
 
 
 def cannot_add_up(what: str) -> UnsupportedError:
-    """Return the error where something would add up over replicas in what XLA compiles."""
+    """The error where something would add up over replicas in what XLA compiles."""
     return UnsupportedError(
         f"jit_compile is True, and {what} adds up over replicas in the middle of a step, which a program of XLA cannot "
         "do: it is made for one device. Pass jit_compile=False to model.compile(), or leave it out.",
@@ -194,5 +188,5 @@ def cannot_add_up(what: str) -> UnsupportedError:
 
 
 def not_logged_as_itself(name: str) -> UnsupportedError:
-    """Return the error where XLA compiles a step that logs more of a metric than its result under its name."""
+    """The error where a compiled step logs more of a metric than its result under its name."""
     return cannot_add_up(f"the result of the metric {name!r}, logged under another name,")

@@ -1,10 +1,9 @@
-"""Rules by which what parts of a batch make is put together to what the whole batch makes, found by trying.
+"""Rules by which results of parts of a batch become those of the whole batch, found by trying.
 
-What is computed of k examples (``whole``) is compared with what is computed of two parts of them and of the same
-examples given twice. A mean is the mean of the parts' by examples, and twice the examples have the same; a sum is the
-parts' sum, and twice as much of twice the examples. A mask or a contrast between examples is neither: it divides by
-something else than examples, so the parts do not lead to the whole. `judge` does this for values, `judge_state` for
-states, which also depend on what they were before the step.
+The result of k examples (``whole``) is compared with those of two parts of them and of the same examples given twice. A
+mean is the mean of the parts' by examples, and twice the examples have the same; a sum is the parts' sum, and twice as
+much of twice the examples. A mask or a contrast between examples is neither: it divides by something else than
+examples. `judge` does this for values, `judge_state` for states, which also depend on their former values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,7 @@ Change = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class StateRule:
-    """How the values that replicas give a state are put together.
-
-    Attributes:
-        verdict: see `judge_state`.
-        kept: factor of the former value in the new one; a sum is one of what is added to that.
-        at_once: whether that is done at each assignment, since the step goes on with the value.
-    """
+    """The rule for the values that replicas give a state."""
 
     verdict: Verdict
     kept: float = 1.0
@@ -42,12 +35,7 @@ class StateRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """How what replicas make in a step is put together; what is not there is a mean.
-
-    Attributes:
-        values: by kind and number, see `Step.rule_of`.
-        states: by number, see `compat.keras.model.states`.
-    """
+    """The rules for the results of a step; what is not listed is a mean."""
 
     values: Mapping[tuple[str, int], Verdict] = field(default_factory=dict)
     states: Mapping[int, StateRule] = field(default_factory=dict)
@@ -65,7 +53,7 @@ def judge(
     tolerance: float,
     is_random: bool = False,
 ) -> Verdict:
-    """Return what a value of a batch is.
+    """The verdict on a value of a batch.
 
     Example:
         >>> x = np.array([1.0, 2.0, 4.0])
@@ -97,7 +85,7 @@ def judge_state(
     tolerance: float,
     is_random: bool = False,
 ) -> Verdict:
-    """Return how the values that replicas give a state are put together.
+    """The verdict on the values that replicas give a state.
 
     Example:
         >>> x, count = np.array([1.0, 2.0, 4.0]), np.array([7.0])
@@ -149,13 +137,13 @@ def judge_state(
 
 
 def agreed(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict that follows from trials of other examples: of all workers, or of other parts of a batch.
+    """The verdict that follows from trials of other examples: of all workers, or of other parts of a batch.
 
-    What one trial shows to be no mean and no sum is none, whatever the others have shown.
+    A trial that shows neither a mean nor a sum decides, whatever the others have shown.
 
     Example:
-        >>> agreed(["mean", "unknown"]), agreed(["mean", "neither"]), agreed(["unknown"])
-        ('mean', 'neither', 'unknown')
+        >>> agreed(["mean", "unknown"]), agreed(["mean", "neither"])
+        ('mean', 'neither')
         >>> agreed(["mean", "whole"]), agreed(["mean", "equal"])
         ('whole', 'mean')
     """
@@ -168,7 +156,7 @@ def agreed(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def agreed_rule(rules: Sequence[StateRule]) -> StateRule:
-    """Return the rule of all workers, or of all assignments of one state."""
+    """The rule of all workers, or of all assignments of one state."""
     known = [rule for rule in rules if rule.verdict not in ("unknown", "neither")] or list(rules)
     verdict = agreed([rule.verdict for rule in rules])
     if len({round(rule.kept, 5) for rule in known}) > 1:

@@ -1,8 +1,7 @@
 """The update of weights of which this process has a part: of the part alone, as the whole's would be.
 
-An optimizer's variables have the layouts of their weights, so inside an update everything has the part's shape. What
-looks at more than an element at a time is done here instead: norms and the check for finite gradients go over all
-parts, each once, and a constraint is given the whole.
+An optimizer's variables have the layouts of their weights, so an update works in the part's shape. Norms and the check
+for finite gradients go over all parts, each once, and a constraint gets the whole weight.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ def updated(
 
 
 class Parts:
-    """How the weights of an update lie on the mesh."""
+    """The layouts of an update's weights on the mesh."""
 
     def __init__(self, variables: Sequence[Any], lying: Callable[[Any], Any]) -> None:
         found = {id(variable): lying(variable) for variable in variables}
@@ -51,7 +50,7 @@ class Parts:
         return bool(self._shardings)
 
     def clipped(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return gradients, clipped by norms over all parts as an optimizer clips by those of whole variables."""
+        """Clip gradients by norms over all parts, as an optimizer clips by those of whole variables."""
         if not (optimizer.clipnorm or optimizer.global_clipnorm):
             return keras_optimizer.own_clip(optimizer, gradients)
         there = [variable for gradient, variable in zip(gradients, variables, strict=True) if gradient is not None]
@@ -67,13 +66,13 @@ class Parts:
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
     def are_finite(self, gradients: list[Any]) -> tf.Tensor:
-        """Return whether all gradients of all parts are finite, alike on all members."""
+        """A bool tensor, alike on all members."""
         axes = {axis for one in self._shardings.values() for axis in one.axes}
         first = next(iter(self._shardings.values()))
         return norms.are_finite(gradients, lambda vector: first.total([vector], axes)[0])
 
     def _totals(self, squares: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
-        """Return the squares of whole gradients, given those of the parts: each is summed over its variable's axes."""
+        """The squares of whole gradients: each part's summed over its variable's axes."""
         totals = tf.unstack(squares, num=len(variables))
         for index, variable in enumerate(variables):
             if not getattr(self._shardings.get(id(variable)), "counts", True):  # another process has the same part
@@ -113,7 +112,7 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
 
 
 def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
-    """Raise if a variable is cut, or if what the optimizer keeps of one cannot lie where the variable does."""
+    """Raise if a variable is cut, or if the optimizer keeps something of one that has not its shape."""
     name = type(optimizer).__name__
     if cut is not None:
         raise UnsupportedError(

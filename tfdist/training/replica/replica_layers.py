@@ -1,4 +1,4 @@
-"""Layers in a tfdist scope: every replica its own random numbers, all replicas the same state."""
+"""Layers in a tfdist scope: each replica has its own random numbers, and all replicas the same state."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ _SEED_STRIDE = 0x9E3779B1
 
 
 def require_no_state_of_rows(model: keras.Model) -> None:
-    """Raise if a layer keeps a row of state for each row of a batch, of which every replica has others."""
+    """Raise if a layer keeps a row of state for each row of a batch: replicas have different rows."""
     replicas = tf_strategies.replica_count(model.distribute_strategy)
     for layer in keras_model.layers(model) if replicas > 1 else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
@@ -30,7 +30,7 @@ def require_no_state_of_rows(model: keras.Model) -> None:
 
 
 def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
-    """Let replicas draw different random numbers, reproducibly, and synchronised statistics count examples."""
+    """Let replicas draw different random numbers, reproducibly, and synchronized statistics count examples."""
     for generator in [*keras_variables.seed_generators(model), unseeded]:
         keras_layers.override_next(generator, functools.partial(_next, generator))
     for layer in keras_model.layers(model):
@@ -39,7 +39,7 @@ def adapt(model: keras.Model, unseeded: keras.random.SeedGenerator) -> None:
 
 
 def _next(generator: Any, ordered: bool = True) -> Any:
-    """Draw as Keras does, and fold the replica's number into the key; replica 0 draws what one device draws."""
+    """Draw as Keras does and fold the replica's number into the key; replica 0 draws the numbers of one device."""
     seed = keras_layers.own_next(generator, ordered)
     current = current_step.current()
     if current is None:
@@ -53,11 +53,11 @@ def _next(generator: Any, ordered: bool = True) -> Any:
 
 
 def _moments(layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and variance of the global batch over the unmasked entries.
+    """Mean and variance of the global batch over the unmasked entries.
 
-    First the mean is reduced, then the squared distances from it: their sum loses nothing where values lie far from
-    zero, as the difference E(x^2) - E(x)^2, which Keras takes, does. Keras also forgets that the layer is
-    synchronised when there is a mask, and counts a replica's entries whether they are examples or not.
+    First the mean is reduced, then the squared distances from it: their sum loses nothing where values are far from
+    zero, unlike the difference E(x^2) - E(x)^2, which Keras takes. With a mask Keras also forgets that the layer is
+    synchronized, and counts a replica's entries whether they are examples or not.
     """
     current = current_step.current()
     if current is None:

@@ -1,13 +1,12 @@
-"""Compiled losses in a tfdist scope: divided by what all replicas saw, not by what one did.
+"""Compiled losses in a tfdist scope: divided by what all replicas saw.
 
-With S_r the sum of a replica's weighted values, D_r what it would divide by (elements, valid mask entries, weights)
-and p_r its share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with
-weights p_r (see `step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional
-to the number of examples, L_r is the replica's own mean, and nothing needs to be asked of the other replicas.
+With S_r the sum of a replica's weighted values, D_r its divisor (elements, valid mask entries, weights) and p_r its
+share of the examples, the loss of the global batch is L = sum_r S_r / sum_r D_r. Replicas are summed with weights p_r
+(see `current_step`), so a replica returns L_r = S_r / (p_r * sum D_r). For an unmasked mean D_r is proportional to the
+number of examples, L_r is the replica's own mean, and no other replica is asked.
 
-A function of the user's own that returns one number has reduced already. Whether that is a mean or a sum over examples
-is found out by trying (`probe`). A loss that is neither, and one of Keras' own that compares examples, is given the
-whole batch (`whole_batch`).
+A function of the user's that returns one number has reduced already; a trial shows whether that is a mean or a sum over
+examples (`step_probe`). A loss that is neither, and a loss of Keras that compares examples, gets the whole batch.
 """
 
 from typing import Any
@@ -24,7 +23,7 @@ from tfdist.training.replica.judging import Verdict
 
 
 def adapt(model: keras.Model) -> None:
-    """Let the losses that `compile` was given, that layers add, and of a `compute_loss` reduce over all replicas."""
+    """Let compiled losses, those that layers add, and a `compute_loss` of the user's reduce over all replicas."""
     container = keras_model.compiled_losses(model)
     if container is not None:
         keras_loss.replace_compiled(container, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
@@ -35,7 +34,7 @@ def adapt(model: keras.Model) -> None:
 
 
 def _added(layer: keras.layers.Layer, value: Any) -> Any:
-    """Return a loss that a layer adds, so that the mean over replicas is one device's."""
+    """Let the mean over replicas of a loss that a layer adds be one device's."""
     current = current_step.current()
     value = tf.convert_to_tensor(value)
     if current is None or not value.dtype.is_floating:
@@ -55,7 +54,7 @@ def _computed(value: Any, y_pred: Any) -> Any:
 def _reduced(
     value: tf.Tensor, name: str, y_pred: Any, current: current_step.Step, *, can_gather: bool = False
 ) -> tuple[tf.Tensor, Verdict]:
-    """Return what the user's code has reduced to one number, so that replicas add up to one device's; and its rule."""
+    """The user's number, such that replicas add up to one device's; and its rule."""
     if value.shape.rank != 0 or not value.dtype.is_floating:
         return value, "mean"
     rule = current.rule_of("loss", value, name=name, can_gather=can_gather)
@@ -65,23 +64,19 @@ def _reduced(
 
 
 def _stand_in(value: tf.Tensor, y_pred: Any, current: current_step.Step) -> tf.Tensor:
-    """Return a mean over examples in the place of a loss where a step is tried.
-
-    What is found out besides the loss is how the rest of the step reduces.
-    """
+    """A mean over examples in the place of a loss in a trial, which looks at how the rest of the step reduces."""
     outputs = [tf.reduce_sum(tf.cast(leaf, value.dtype)) for leaf in tf.nest.flatten(y_pred) if leaf is not None]
     return tf.add_n(outputs) / tf.cast(current.rows, value.dtype) if outputs else value
 
 
 class GlobalLoss:
-    """A loss function that, in a step, reduces over the examples of all replicas; elsewhere it is the one it wraps."""
+    """A loss function that, in a step, reduces over the examples of all replicas; elsewhere the one it wraps."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
 
     @property
     def tfdist_wraps(self) -> Any:
-        """The loss function that it wraps."""
         return self._loss
 
     @property
@@ -120,7 +115,7 @@ class GlobalLoss:
         return self._of_whole_batch(given, current) if rule == "whole" else reduced
 
     def _of_whole_batch(self, given: tuple[Any, Any, Any], current: current_step.Step) -> tf.Tensor:
-        """Return the loss of the whole batch, for each replica; see `whole_batch`."""
+        """The loss of the whole batch, for each replica; see `across.gathered`."""
         if current.noted is not None:
             return _stand_in(tf.zeros([]), given[1], current)
         if not across.can_gather(given):

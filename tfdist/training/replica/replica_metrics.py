@@ -1,4 +1,9 @@
-"""Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas."""
+"""Metrics in a tfdist scope: batch logs and epoch logs over the examples of all replicas.
+
+A step may log a metric under any name, or log what it has made of several, and may act on it. So replicas add up their
+counts where a step asks for a result: once for all metrics, and again only if one has counted since. Keras' own steps
+ask for all results at their end, where the results follow from sums that travel anyway.
+"""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,7 +23,7 @@ from tfdist.training.replica.judging import Rules
 
 
 def _adapt_results(model: keras.Model) -> None:
-    """Let a step say what the result of a metric is, see `Step.result_of`."""
+    """Let a step define the result of a metric, see `Step.result_of`."""
 
     def result(metric: keras.Metric) -> Any:
         current = current_step.current()
@@ -31,14 +36,14 @@ def _adapt_results(model: keras.Model) -> None:
 
 
 def no_sums(model: keras.Model, rules: Rules) -> set[int]:
-    """Return the identities of those variables of metrics whose values over parts of a batch do not add up."""
+    """The identities of metrics' variables whose values over parts of a batch do not add up."""
     numbered = enumerate(keras_model.metrics(model))
     found = [metric for number, metric in numbered if rules.values.get(("metric", number)) in ("whole", "neither")]
     return {id(variable) for metric in found for variable in metric.variables}
 
 
 class Totals:
-    """What the metrics of a model have counted over all replicas, at some moment of a step."""
+    """The counts of a model's metrics over all replicas, at some moment of a step."""
 
     def __init__(
         self, model: keras.Model, before: list[tuple[keras.Variable, tf.Tensor]], current: current_step.Step
@@ -53,20 +58,20 @@ class Totals:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The variables of the model's metrics, of which some may have been made in this step."""
+        """The variables of the model's metrics; some may have been made in this step."""
         return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def known(self) -> list[tf.Tensor] | None:
-        """Return the sums of the variables over all replicas if nothing was counted since they were taken."""
+        """The sums over all replicas, if nothing was counted since they were taken."""
         moment = traced_uses.assignments(self.variables)
         return self._sums if moment is not None and moment == self._moment else None
 
     def parts(self) -> list[tf.Tensor]:
-        """Return what this replica adds to each variable over all replicas, by its declared aggregation."""
+        """This replica's contribution to each variable, by its declared aggregation."""
         return [self._part(variable) for variable in self.variables]
 
     def result(self, metric: keras.Metric) -> Any:
-        """Return the metric over all replicas; in a condition, into which others may not come, over this one's."""
+        """The metric over all replicas; in a condition, where replicas cannot meet, over this one's."""
         if traced_uses.in_condition():
             return keras_metrics.own_result(metric)
         sums = self.known()
@@ -78,13 +83,13 @@ class Totals:
         return self.over(sums, lambda: keras_metrics.own_result(metric))
 
     def restore(self) -> None:
-        """Let a replica without examples hold what it held before, where that is not summed up."""
+        """Let a replica without examples keep its former value where that is not summed."""
         for variable in self.variables:
             if id(variable) in self._before and variable.aggregation != "sum":
                 variable.assign(tf.where(self._current.rows > 0, variable.value, self._before[id(variable)]))
 
     def over(self, sums: list[tf.Tensor], ask: Callable[[], Any]) -> Any:
-        """Return what ``ask`` says where the variables have these values."""
+        """The answer of ``ask`` where the variables have these values."""
         asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
         try:
             with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=False))):
@@ -106,7 +111,7 @@ class Totals:
 
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Raise if a metric was made outside the strategy's scope, where the replicas would share its variables."""
+    """Raise if a metric was made outside the strategy's scope: replicas would share its variables."""
     for metric in reversed(keras_model.metrics(model)):  # a container stands before what it contains
         if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
             raise ConfigError(
@@ -120,8 +125,8 @@ def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 def adapt(model: keras.Model) -> None:
     """Let a lone number given to a mean or a sum stand for a whole batch, and weigh as the replica's share of it.
 
-    A metric of a class of the user's own counts as it does, of the rows of all replicas where what it keeps is no sum
-    over examples.
+    A metric of the user's class counts as it does; it gets the rows of all replicas where its state is no sum over
+    examples.
     """
     _adapt_results(model)
     for number, metric in enumerate(keras_model.metrics(model)):
@@ -134,9 +139,9 @@ def adapt(model: keras.Model) -> None:
 def _weighed(
     metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Return a number of this replica's examples, and its weight in the mean over all; None outside of a step.
+    """A number of this replica's examples and its weight in the mean over all; None outside of a step.
 
-    A sum over examples is made as many times larger as this replica has a smaller share of them.
+    A sum over examples is divided by this replica's share of them.
     """
     current = current_step.current()
     if current is None:
@@ -151,13 +156,13 @@ def _weighed(
 
 
 def _share_by_whole() -> tf.Tensor | None:
-    """Return this replica's share, where Keras weighs its loss by rows that all replicas have."""
+    """This replica's share, where Keras weighs its loss by rows that all replicas have."""
     current = current_step.current()
     return current.share if current is not None and current.counts_by_whole else None
 
 
 def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> None:
-    """Count as a metric of the user's does, see `Totals` for where its state is."""
+    """Count as a metric of the user's does; `Totals` has its state."""
     current = current_step.current()
     if current is not None and current.noted is not None:
         current.noted("metric", number, metric.name, tf.zeros([]), across.can_gather((values, named)))
@@ -167,7 +172,6 @@ def _updated(number: int, metric: keras.Metric, *values: Any, **named: Any) -> N
 
 
 def snapshot(model: keras.Model) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Return the variables of the model's metrics with their present values on this replica."""
     return [(v, tf.identity(v.value)) for metric in model.metrics for v in metric.variables]
 
 
@@ -180,7 +184,7 @@ def synchronise(
     before: Mapping[int, tf.Tensor],
     training: bool,
 ) -> Any:
-    """Return the logs of a step over all replicas, and make the layers' states equal: one reduction for both."""
+    """The logs of a step over all replicas; layers' states become equal in the same reduction."""
     variables = totals.variables
     touched = {m.name for m in model.metrics if not m.variables or traced_uses.assigned(m.variables)}
     moved = states.Moved(model, current, before) if training else None
@@ -203,10 +207,10 @@ def synchronise(
 
 
 def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) -> None:
-    """Let the first replica of all hold what is summed, and the others nothing.
+    """Let the first of all replicas hold the sums, and the others nothing.
 
-    So the state of a metric is that of one replica, whatever their number: it can be saved, and gone on from with
-    another number. The sums are those of one device, too, which adds each batch to what there is.
+    So a metric's state is that of one replica, whatever their number: it can be saved, and resumed with another number.
+    The sums are those of one device, too, which adds each batch to its state.
     """
     for variable, total in zip(variables, sums, strict=False):
         if variable.aggregation == "sum":
@@ -216,7 +220,7 @@ def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) 
 def _metric_logs(
     model: keras.Model, logs: Any, touched: set[str], totals: Totals, sums: list[Any]
 ) -> dict[str, Any] | None:
-    """Return the metrics of the model evaluated on summed variables, if that is what the logs are.
+    """The model's metrics evaluated on summed variables, if the logs are these.
 
     They are not where they only share a name with a metric that the step has not touched.
     """
@@ -227,13 +231,13 @@ def _metric_logs(
 
 
 def are_metrics(model: keras.Model, logs: Any, results: dict[str, Any], touched: set[str]) -> bool:
-    """Return whether a step's logs are exactly the model's metrics."""
+    """True if a step's logs are exactly the model's metrics."""
     untouched = {metric.name for metric in model.metrics} - touched
     return isinstance(logs, dict) and set(results) == set(logs) and not untouched & set(logs)
 
 
 def named_scalars(logs: Any) -> list[tuple[str, tf.Tensor]]:
-    """Return the float scalars in the logs with their names in it, in the order of `scalars`."""
+    """The float scalars in the logs with their names, in the order of `scalars`."""
     pairs = [(name, tf.convert_to_tensor(value)) for name, value in _with_names(logs) if value is not None]
     return [(name, value) for name, value in pairs if value.shape.rank == 0 and value.dtype.is_floating]
 
@@ -245,7 +249,7 @@ def _with_names(logs: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def scalars(logs: Any, *, keep_others: bool = True) -> tuple[list[tf.Tensor], Callable[[list[Any]], Any]]:
-    """Return the float scalars in the logs, and a function that puts other values in their place."""
+    """The float scalars in the logs, and a function that puts other values in their place."""
     flat = tf.nest.flatten(logs)
     tensors = [None if value is None else tf.convert_to_tensor(value) for value in flat]
     index = [i for i, v in enumerate(tensors) if v is not None and v.shape.rank == 0 and v.dtype.is_floating]

@@ -1,8 +1,8 @@
 """Optimizers in a tfdist scope: reduce, then unscale, then check, then clip, then apply.
 
-Keras unscales, checks, clips and decays what one replica has, and reduces last. Here the gradients are reduced as
-they enter `apply`, so everything behind it works on the gradient of the global batch, equal on every replica, and no
-condition (loss scaling, accumulation, moving averages) can be decided differently by two replicas.
+Keras unscales, checks, clips and decays one replica's gradients, and reduces last. Here gradients are reduced as they
+enter `apply`. All that follows works on the gradient of the global batch, equal on every replica, so no condition (loss
+scaling, accumulation, moving averages) can be decided differently by two replicas.
 """
 
 import contextlib
@@ -74,10 +74,9 @@ def require_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def _apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    """Take what Keras or a user gives to the optimizer: in a step, to where the step's gradients go.
+    """Take gradients from Keras or a user; in a step, hand them to the step's sink.
 
-    The arguments are Keras' and cannot tell of which replica the gradients are, and replicas are traced side by side
-    with one optimizer: the step that this thread is in knows both.
+    Keras' arguments do not name the replica, and replicas are traced with one optimizer: this thread's step knows both.
     """
     current = current_step.current()
     if current is None or current.sink is None:
@@ -104,7 +103,7 @@ def _warn_of_table(path: str, optimizer: str) -> None:
 def apply_here(optimizer: Any, grads: list[Any], variables: Any) -> None:
     """Apply gradients to this replica's own variables, reduced over replicas if there are several.
 
-    In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as TensorFlow has it.
+    In a step the gradient is the mean over the examples of all replicas; elsewhere their sum, as in TensorFlow.
     """
     variables = None if variables is None else list(variables)
     own = services(keras_optimizer.created_under(optimizer))
@@ -125,13 +124,9 @@ def _reduce_and_apply(optimizer: Any, grads: list[Any], variables: Any) -> None:
         gradients = reducer.present(grads, variables, optimizer)
         weighted = reducer.weighted(gradients, weight(optimizer, gradients))
         over_replicas = reducer.OverReplicas(reducer.choices_of(optimizer))
-        scale = functools.partial(_scale_of, optimizer)
+        scale = functools.partial(loss_scale.variable_of, optimizer)
         grads = reducer.in_their_places(reduced(optimizer, weighted, variables, over_replicas, scale), len(grads))
     type(optimizer).apply(optimizer, grads, variables)
-
-
-def _scale_of(optimizer: Any) -> Any:
-    return loss_scale.variable_of(optimizer)
 
 
 def reduced(
@@ -141,7 +136,7 @@ def reduced(
     over_replicas: reducer.OverReplicas,
     scale: Callable[[], Any],
 ) -> list[reducer.Gradient]:
-    """Return the gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
+    """The gradients of the global batch: whole ones, or this worker's parts where the optimizer is sharded."""
     if services(keras_optimizer.created_under(optimizer)).sharding is None:
         return reducer.stamped(over_replicas.reduce(gradients), scale)
     known = keras_optimizer.known_variables(optimizer) if variables is None else variables
@@ -152,10 +147,10 @@ def reduced(
 
 
 def build(optimizer: Any, variables: Any) -> None:
-    """Build an optimizer in its first step, outside of what is traced, with equal values on all replicas.
+    """Build an optimizer in its first step, outside of the trace, with equal values on all replicas.
 
-    In a graph what begins with a value, and no function that makes it, would begin with a tensor of that graph. The
-    replica that comes first makes the variables of all, and what it assigns to them is assigned to its own copies.
+    Inside a graph a variable that begins with a value, rather than a function, would begin with a tensor of that graph.
+    The first replica makes the variables of all, and assigns to its own copies only.
     """
     if variables is None or optimizer.built:
         return
@@ -167,9 +162,9 @@ def build(optimizer: Any, variables: Any) -> None:
 
 
 def weight(optimizer: Any, gradients: list[reducer.Gradient]) -> tf.Tensor | None:
-    """Return what a replica's gradients are multiplied by before they meet others; None if by nothing.
+    """The factor of a replica's gradients before they meet others; None for none.
 
-    That is the replica's share of the examples, unless its loss was multiplied by it; gradients that are sums over
+    It is the replica's share of the examples, unless its loss was multiplied by it; gradients that are sums over
     examples add up.
     """
     current = current_step.current()

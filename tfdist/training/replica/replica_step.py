@@ -1,8 +1,7 @@
-"""The step of one replica: what is done around the user's code, wherever its gradients and results go.
+"""The step of one replica: what surrounds the user's code, wherever its gradients and results go.
 
-A sink takes what the step makes. There are two of training: `OwnVariables`, where a replica applies the reduced
-gradients itself, and `handover.ToChief`, where a worker of parameter servers changes nothing. `probe` has a third, that
-looks at what a step would do.
+A sink takes the results. Two are for training: `OwnVariables`, where a replica applies the reduced gradients itself,
+and `gradient_push.ToChief`, where a worker of parameter servers changes nothing. A third, in `tried_step`, only looks.
 """
 
 import functools
@@ -45,7 +44,6 @@ class ReplicaStep:
         self._weighs_loss = training and not keras_model.has_own_train_step(model)
 
     def __call__(self, data: Any, sink: current_step.Sink, **shares: Any) -> Any:
-        """Return what the sink makes of the user's step."""
         adapt(self._model, self._unseeded)
         given, data = data, batch_rows.plain(data)
         with (
@@ -69,27 +67,25 @@ class OwnVariables:
         self._training = training
 
     def begin(self, current: current_step.Step, *, asks: bool) -> None:
-        """Note what the metrics have counted before, and the states from which a sum of changes begins."""
+        """Note the metrics' former counts, and the states from which a sum of changes begins."""
         self._current = current
         self._states = states.before(self._model, current) if self._training else {}
         self._totals = replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
         current.result_of = self._totals.result if asks else None
 
     def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        """Apply the gradients of the global batch."""
         replica_optimizers.apply_here(optimizer, gradients, variables)
 
     def end(self, logs: Any) -> Any:
-        """Return the logs over all replicas."""
         return replica_metrics.synchronise(
             self._model, logs, self._totals, self._current, before=self._states, training=self._training
         )
 
 
 def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.Step) -> Any:
-    """Return the model's outputs for a part of a batch.
+    """The model's outputs for a part of a batch.
 
-    Rows that were computed for nothing are dropped; how many rows an example gives is the model's affair.
+    Rows that were computed for nothing are dropped; the model decides how many rows an example gives.
     """
     keras_model.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)
@@ -100,7 +96,6 @@ def predict(model: keras.Model, unseeded: Any, data: Any, current: current_step.
 
 
 def adapt(model: keras.Model, unseeded: Any) -> None:
-    """Let what a step of a model uses know of steps."""
     keras_model.use_global_seed_generator(unseeded)
     replica_layers.adapt(model, unseeded)
     replica_metrics.adapt(model)

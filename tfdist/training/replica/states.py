@@ -1,10 +1,9 @@
 """States of layers and models in a tfdist scope: equal on all replicas, and those of one device.
 
-All replicas start a step with equal states and change them by examples of their own. What Keras' own layers keep are
-moving averages: they are linear in statistics of the batch, so the average of the replicas' states is the state that
-one device has. How the states of other code are put together is found by trying (`probe`): changes that are sums are
-added up, the largest or the last value is taken, or the states are put together inside the step already, where the
-step goes on with what it has assigned (a codebook, that is made of counts).
+All replicas start a step with equal states and change them by their own examples. Keras' own layers keep moving
+averages, which are linear in statistics of the batch: the average of the replicas' states is that of one device. Rules
+for the states of other code are found by trying (`step_probe`): changes are added up, the largest or the last value is
+taken, or the states are combined inside the step, where the step uses what it has assigned (a codebook made of counts).
 """
 
 import functools
@@ -26,7 +25,7 @@ _CHOSEN = ("maximum", "minimum", "last")
 
 
 def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -> StateRule:
-    """Return the rule of the state with a number among `keras_variables.states`."""
+    """The rule of the state with this number among `keras_variables.states`."""
     known = current.rules.states.get(number)
     if known is not None and known.verdict not in ("neither", "unknown"):
         return known
@@ -35,13 +34,13 @@ def rule_of(current: current_step.Step, number: int, variable: keras.Variable) -
 
 
 def adapt(model: keras.Model) -> None:
-    """Let replicas put states together at each assignment, where a step goes on with what it has assigned."""
+    """Let replicas combine states at each assignment, where a step uses what it has assigned."""
     for number, variable in enumerate(keras_variables.states(model)):
         keras_variables.override_assign(variable, functools.partial(_assigned, number))
 
 
 def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
-    """Return the value that an assignment gives a state, on every replica."""
+    """The value that an assignment gives a state, on every replica."""
     current = current_step.current()
     if current is None or current.noted is not None or current.is_one_program or not current.rules.states:
         return value
@@ -57,14 +56,14 @@ def _assigned(number: int, variable: keras.Variable, value: Any) -> Any:
 
 
 def before(model: keras.Model, current: current_step.Step) -> dict[int, tf.Tensor]:
-    """Return the present values of those states of which changes will be added up, by their number."""
+    """The present values of the states whose changes will be added up, by number."""
     numbered = enumerate(keras_variables.states(model))
     rules = [(number, variable, rule_of(current, number, variable)) for number, variable in numbered]
     return {number: tf.identity(variable.value) for number, variable, rule in rules if rule.verdict == "sum"}
 
 
 class Moved:
-    """The states that a step has moved, which has just ended on this replica."""
+    """The states that a step has changed, which has just ended on this replica."""
 
     def __init__(self, model: keras.Model, current: current_step.Step, before: Mapping[int, tf.Tensor]) -> None:
         every = keras_variables.states(model)
@@ -87,7 +86,6 @@ class Moved:
         ]
 
     def assign(self, sums: list[tf.Tensor]) -> None:
-        """Let every replica have the states of all examples."""
         for (number, variable, rule), total in zip(self._summed, sums, strict=True):
             variable.assign(_whole(total, self._before.get(number), rule))
         if not self._chosen:
@@ -99,7 +97,7 @@ class Moved:
 
 
 def _part(value: tf.Tensor, former: tf.Tensor | None, rule: StateRule, current: current_step.Step) -> tf.Tensor:
-    """Return what a replica adds to a state over all replicas."""
+    """A replica's contribution to a state over all replicas."""
     if rule.verdict != "sum":
         return replica_sums.weighted(value, current.share)
     change = value - _kept(former, rule)
@@ -116,7 +114,7 @@ def _kept(former: tf.Tensor | None, rule: StateRule) -> tf.Tensor:
 
 
 def _chosen(values: list[tf.Tensor], rules: list[StateRule], current: current_step.Step, label: str) -> list[tf.Tensor]:
-    """Return the value of one replica with examples for each state: the largest, the smallest, or the last one's."""
+    """For each state the value of one replica with examples: the largest, the smallest, or the last one's."""
     gathered = replica_sums.gathered_from_replicas([*values, current.present], label)
     *stacks, present = gathered
     there = present > 0

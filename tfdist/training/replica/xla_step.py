@@ -1,8 +1,7 @@
 """A replica's forward and backward pass as one program of XLA: `jit_compile=True`.
 
-XLA compiles for one device and knows no collective. So what a step hands to its optimizers leaves the program, and is
-reduced and applied behind it; what the metrics have counted is added up there as well. A step that needs other replicas
-in its middle is refused, with the name of what needs them.
+XLA compiles for one device and knows no collective. So gradients leave the program, and are reduced and applied behind
+it; the metrics' counts are added up there as well. A step that needs other replicas in its middle is refused by name.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ _CANNOT = re.compile(r"Detected unsupported operations when trying to compile gr
 
 
 def program(function: Callable[[], Any]) -> Any:
-    """Return what a function returns, which reads what it needs from the functions around it."""
+    """The result of a function, which reads what it needs from the functions around it."""
     # Each replica has a function of its own: another's would be found in its place, with the other's variables.
     return tf.function(_untraced(function), jit_compile=True).get_concrete_function()()
 
 
 def run(user_step: Callable[[Any], Any], data: Any, current: current_step.Step) -> Any:
-    """Run a step with all up to its gradients in one program; return what it returns."""
+    """Run a step with all up to its gradients in one program."""
     sink, result_of, kept = current.sink, current.result_of, _Kept(current)
 
     def forward_and_backward() -> Any:
@@ -50,14 +49,7 @@ def run(user_step: Callable[[Any], Any], data: Any, current: current_step.Step) 
 
 
 class _Call(NamedTuple):
-    """A call of an optimizer's `apply`.
-
-    Attributes:
-        optimizer: whose.
-        variables: Keras variables, or None where they were not given.
-        kinds: for each sparse gradient, of which kind the parts of its rows are; None for others.
-        uses: how often the program had used the variables by then.
-    """
+    """A call of an optimizer's `apply`."""
 
     optimizer: Any
     variables: Any
@@ -88,11 +80,10 @@ class _Kept:
         self.calls.append(_Call(optimizer, known, kinds, traced_uses.uses(known or [])))
 
     def end(self, logs: Any) -> Any:
-        """Return the logs."""
         return logs
 
     def result(self, metric: keras.Metric) -> Any:
-        """Return a metric's result over this replica alone; where it is logged, that of all takes its place later."""
+        """A metric's result over this replica alone; where it is logged, that of all replaces it later."""
         asked, self._current.result_of = self._current.result_of, None  # a metric may ask others that it is made of
         try:
             found = keras_metrics.own_result(metric)
@@ -103,7 +94,7 @@ class _Kept:
         return found
 
     def require_unused(self) -> None:
-        """Raise if the step has used what is known when the program has ended: updates, and results of metrics."""
+        """Raise if the step has used updates or results of metrics, which are known when the program has ended."""
         for name, results in self._results.items():
             if any(tf.is_tensor(result) and result.consumers() for result in results):
                 raise current_step.cannot_add_up(f"the result of the metric {name!r}, which train_step uses,")
@@ -132,7 +123,7 @@ def _joined(gradient: Any, kinds: list[sparse_rows.RowKind] | None) -> Any:
 
 @contextlib.contextmanager
 def named_errors() -> Iterator[None]:
-    """Name the operations that XLA cannot compile where TensorFlow's error of the code inside says so."""
+    """Name the operations that XLA cannot compile where TensorFlow's error says so."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
