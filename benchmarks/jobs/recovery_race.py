@@ -43,7 +43,7 @@ class RecoveryBench(Suite):
     workers gets ready. Where Horovod elastic cannot run, a line below the table says why.
     """
 
-    strategies: Sequence[str] = option((), "Default: all.", choices=STRATEGIES, flag="--strategy")
+    strategies: Sequence[str] = option((), "Default: all.", choices=STRATEGIES, flags=["--strategy"])
     megabytes: float = option(10.0, "Size of weights and slots.", minimum=0.1)
     kills: int = option(3, "In a job of tfdist.")
     first: int = option(400, "Step of the first kill.")

@@ -44,7 +44,7 @@ class PlanAccuracyBench(Suite):
     shortest predicted step is chosen. Its measured step over that of the best plan is what the choice costs.
     """
 
-    models: Sequence[str] = option((), "Only this one.", choices=MODELS, flag="--model")
+    models: Sequence[str] = option((), "Only this one.", choices=MODELS, flags=["--model"])
     microbatches: int = option(4, "Of the pipeline.")
     steps: int = option(8, "Steps per measurement, at least.")
     seconds: float = option(

@@ -31,8 +31,8 @@ from tfdist.collectives.selection.collective_selection import Offer, chosen
 from tfdist.compat.version_pairs import judge
 from tfdist.data.order.class_shares import Weighted
 from tfdist.data.sources import Options, open_source
-from tfdist.doctor.checks import resources_check
-from tfdist.doctor.checks.resources_check import Memory
+from tfdist.doctor import machine_check
+from tfdist.doctor.machine_check import Memory
 from tfdist.errors import TfdistError
 from tfdist.jobs.plan.host_plan import parse_hosts, places
 from tfdist.jobs.plan.launch_config import LaunchConfig
@@ -148,7 +148,7 @@ def _events(folder: Path) -> list[str]:
 
 
 def _memory(_: Path) -> str:
-    (finding,) = resources_check.judge_memory(Memory(total_bytes=64 << 30, available_bytes=1 << 29))
+    (finding,) = machine_check.judge_memory(Memory(total_bytes=64 << 30, available_bytes=1 << 29))
     return f"{finding.seen}\n{finding.cure}"
 
 

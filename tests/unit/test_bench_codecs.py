@@ -156,7 +156,7 @@ def test_time_to_accuracy_is_that_of_the_first_check_that_reaches_it() -> None:
     ("make", "changes", "says"),
     [
         (setup, {"global_batch_size": 33}, "33 examples for 2 workers"),
-        (setup, {"workers": 1}, "workers is 1"),
+        (setup, {"workers": 1}, r"workers \(--workers\) is 1"),
         (setup, {"codecs": []}, "codecs is empty"),
         (race, {"global_batch_size": 33}, "33 examples for 2 workers"),
         (race, {"steps": 12}, "looked at every 5"),

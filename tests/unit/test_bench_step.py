@@ -68,8 +68,8 @@ def test_the_report_is_json_with_its_figures() -> None:
     ("changes", "says"),
     [
         ({"global_batch_size": 33}, "33 examples for 2 replicas"),
-        ({"steps": 0}, "steps is 0"),
-        ({"rounds": True}, "rounds is True"),
+        ({"steps": 0}, r"steps \(--steps\) is 0"),
+        ({"rounds": True}, r"rounds \(--rounds\) is True"),
         ({"strategy": "rings"}, "strategy is 'rings'"),
         ({"collectives": "native"}, "only 'multi-worker' has a choice"),
         ({"strategy": "multi-worker", "collectives": "mpi"}, "collectives is 'mpi'"),

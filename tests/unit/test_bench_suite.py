@@ -25,7 +25,7 @@ class Flight(Suite):
 
     birds: int = option(2, "How many.", minimum=2)
     height: float = option(1.0, "Of the flight.", minimum=0.5)
-    ways: Sequence[str] = option((), "Only this.", choices=("up", "down"), flag="--way")
+    ways: Sequence[str] = option((), "Only this.", choices=("up", "down"), flags=["--way"])
     rounds: int = option(3, "Measurements each.")
     quick: bool = option(False, "Fast.")
     folder: str | None = option(None, "Where.", metavar="FOLDER")
@@ -111,8 +111,9 @@ def test_the_options_of_a_command_are_the_fields_of_its_suite(tmp_path: Path) ->
     assert json.loads(CliRunner().invoke(command(), ["--json", "-"]).stdout)["speed"]["median"] == 2.0
 
 
-@pytest.mark.parametrize("arguments", [["--birds", "1"], ["--height", "0.1"], ["--way", "sideways"]])
-def test_a_command_refuses_what_its_suite_refuses(arguments: list[str]) -> None:
-    done = CliRunner().invoke(command(), arguments)
-    assert done.exit_code == 2
-    assert arguments[0] in done.output
+def test_a_command_refuses_what_its_suite_refuses() -> None:
+    assert CliRunner().invoke(command(), ["--way", "sideways"]).exit_code == 2
+    for arguments in (["--birds", "1"], ["--height", "0.1"]):
+        done = CliRunner().invoke(command(), arguments)
+        assert isinstance(done.exception, ConfigError)
+        assert arguments[0] in str(done.exception)

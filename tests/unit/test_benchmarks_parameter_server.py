@@ -202,7 +202,7 @@ def test_everything_is_done_with_the_table_in_turns(chief: Chief) -> None:
         ({"workers": ""}, "workers is ''"),
         ({"workers": "2,2"}, "each once"),
         ({"workers": "0"}, "workers is '0'"),
-        ({"slow_factor": 0.5}, "slow_factor is 0.5"),
+        ({"slow_factor": 0.5}, r"slow_factor \(--slow-factor\) is 0.5"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:

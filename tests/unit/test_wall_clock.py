@@ -15,7 +15,7 @@ READINGS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("dateti
 READ_IN = {
     "cache.py": "what was left a day ago is removed",
     "callbacks/backup/session.py": "a moment that is shown",
-    "doctor/checks/clock_check.py": "it is what is judged",
+    "doctor/machine_check.py": "it is what is judged",
     "monitor/exporters/feed.py": "a moment that is shown",
     "monitor/exporters/mlflow_exporter.py": "a moment that is shown",
     "monitor/exporters/tensorboard_exporter.py": "a moment that is shown",

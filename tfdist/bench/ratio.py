@@ -9,13 +9,7 @@ __all__ = ["Quartiles", "Spread", "quartiles", "ratio", "spread"]
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The quartiles of measurements, one per round.
-
-    Attributes:
-        median: half of the rounds were below.
-        lower: a quarter of the rounds were below.
-        upper: a quarter of the rounds were above.
-    """
+    """The quartiles of measurements, one per round."""
 
     median: float
     lower: float
@@ -26,12 +20,6 @@ class Quartiles:
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """Return median and quartiles of at least one value.
-
-    Example:
-        >>> str(quartiles([1.0, 2.0, 3.0]))
-        '2.00 [1.50-2.50]'
-    """
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -39,23 +27,13 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Quartiles:
-    """Return median and quartiles of the ratios of paired measurements, one pair per round.
-
-    Example:
-        >>> str(ratio([2.0, 4.0, 6.0], [2.0, 2.0, 2.0]))
-        '2.00 [1.50-2.50]'
-    """
+    """The quartiles of paired measurements, one pair per round."""
     return quartiles([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean, and 1.96 standard deviations of the single measurements, as Horovod's synthetic benchmarks print them.
-
-    Attributes:
-        mean: of the rounds.
-        deviation: 1.96 times the standard deviation of the rounds (over all of them, not estimated from a sample).
-    """
+    """A mean, and 1.96 standard deviations over all rounds, as Horovod's synthetic benchmarks print them."""
 
     mean: float
     deviation: float
@@ -66,10 +44,4 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and 1.96 standard deviations of at least one value.
-
-    Example:
-        >>> str(spread([9.0, 11.0]))
-        '10.0 +- 2.0'
-    """
     return Spread(statistics.fmean(values), 1.96 * statistics.pstdev(values))

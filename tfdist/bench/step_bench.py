@@ -32,7 +32,7 @@ _LANES: Mapping[str, str] = {
 
 
 def arms(strategy: str, *, steps_per_execution: int = 1, horovod: bool = True) -> dict[str, str]:
-    """Return what is measured for a strategy, with the lane of each: a peer's name, or the strategy's.
+    """The lane of each arm: a peer's name, or the strategy's.
 
     Example:
         >>> arms("mirrored")
@@ -62,7 +62,7 @@ class StepBench(Suite):
     collectives: str | None = None
     workers: int = option(2, "Not of mirrored.")
     model: str = option("perceptron", "What is trained.", choices=MODELS)
-    global_batch_size: int = option(32, "Of all replicas.", flag="--batch-size")
+    global_batch_size: int = option(32, "Of all replicas.", flags=["--batch-size"])
     warm_up_steps: int = option(3, "Steps to warm up.")
     steps: int = option(10, "Steps per measurement.")
     steps_per_execution: int = option(1, "Of one more `fit`.")
@@ -92,11 +92,6 @@ class StepBench(Suite):
             )
 
     def run(self, told: Told = untold) -> "StepReport":
-        """Measure all arms in turns and return the report.
-
-        Example:
-            >>> StepBench(strategy="ring", steps=20).run().correctness_cost                     # doctest: +SKIP
-        """
         horovod = strategy_table.get("ring").is_installed
         lane_of = arms(self.strategy, steps_per_execution=self.steps_per_execution, horovod=horovod)
         chosen = {} if self.collectives is None else {COLLECTIVES.name: self.collectives}
@@ -126,36 +121,31 @@ class StepBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Report):
-    """Seconds of each arm in each round.
-
-    Attributes:
-        seconds: arm -> seconds per step, one per round; the slowest worker's.
-    """
+    """Seconds per step of each arm, one per round; those of the slowest worker."""
 
     setup: StepBench
     seconds: Mapping[str, Sequence[float]]
 
     def speed(self, peer: str) -> Quartiles | None:
-        """Return steps per second of tfdist's `fit` over those of a peer's loop; None where it was not measured."""
+        """Steps per second of `fit` over those of a peer's loop; None where the peer was not measured."""
         return ratio(self.seconds[peer], self.seconds["tfdist fit"]) if peer in self.seconds else None
 
     @property
     def correctness_cost(self) -> Quartiles:
-        """Time of a step of tfdist's `fit` over that of a bare loop under the same strategy."""
+        """The step time of `fit` over that of a bare loop under the same strategy."""
         return ratio(self.seconds["tfdist fit"], self.seconds["tfdist loop"])
 
     @property
     def speed_of_several_steps(self) -> Quartiles | None:
-        """Return the time of a step of `fit` over that of one among several in a graph; None where none were."""
+        """The step time of `fit` over that of several steps in one graph; None where there were none."""
         several = self.seconds.get("tfdist fit, several steps")
         return None if several is None else ratio(self.seconds["tfdist fit"], several)
 
     def throughput(self, arm: str) -> Spread:
-        """Return examples per second over all workers: those of a round by the time of its slowest worker."""
+        """Examples per second over all workers, by the time of the slowest worker."""
         return spread([self.setup.global_batch_size / seconds for seconds in self.seconds[arm]])
 
     def derived(self) -> dict[str, Any]:
-        """Return the ratios and the examples per second."""
         several = self.speed_of_several_steps
         return {
             "speed": {peer: speed for peer in PEERS if (speed := self.speed(peer)) is not None},
@@ -165,12 +155,10 @@ class StepReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield the table of this report alone."""
         return shown([self])
 
 
 def shown(reports: Sequence[StepReport]) -> Iterator[Table | str]:
-    """Yield a table with a column for each report."""
     setup = reports[0].setup
     every = arms("ring", steps_per_execution=setup.steps_per_execution)
     found = [arm for arm in every if any(arm in report.seconds for report in reports)]

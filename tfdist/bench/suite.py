@@ -8,11 +8,11 @@ import abc
 import dataclasses
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfdist.validation import integer, number, one_of
+from tfdist import options
 
 __all__ = ["MODELS", "Report", "Suite", "Table", "Told", "in_turns", "option", "rotated", "rounds", "turn", "untold"]
 
@@ -30,18 +30,11 @@ def untold(text: str) -> None:
     """Ignore what is measured next."""
 
 
-def option(
-    default: Any,
-    text: str,
-    *,
-    minimum: float | None = 1,
-    choices: Sequence[str] = (),
-    flag: str | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """Return a field of a `Suite`, which is an option of its command."""
-    told = {"text": text, "minimum": minimum, "choices": choices, "flag": flag, "metavar": metavar}
-    return field(default=default, metadata=told)
+def option(default: Any, text: str, **known: Any) -> Any:
+    """Return a field of a `Suite`, which is an option of its command; a number is at least 1."""
+    example = default[0] if isinstance(default, tuple) and default else default
+    kind = str if example in (None, ()) else type(example)
+    return options.option(default, text, **{"kind": kind, "minimum": 1, **known})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,45 +42,22 @@ class Suite(abc.ABC):
     """A benchmark with its options: the fields that `option` makes, which are checked."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            for each in value if isinstance(one.default, tuple) else (value,):
-                _check(one, each)
+        options.check(self)
 
     @abc.abstractmethod
     def run(self, told: Told = untold) -> "Report":
         """Measure all arms in turns and return the report."""
 
 
-def _check(one: "dataclasses.Field[Any]", value: Any) -> None:
-    known, default = one.metadata, one.default[0] if isinstance(one.default, tuple) and one.default else one.default
-    if "text" not in known:
-        return
-    if known["choices"]:
-        if value is not None:
-            one_of(one.name, value, known["choices"])
-    elif isinstance(default, int) and not isinstance(default, bool):
-        integer(one.name, value, minimum=None if known["minimum"] is None else int(known["minimum"]))
-    elif isinstance(default, float):
-        number(one.name, value, minimum=known["minimum"])
-
-
 @dataclass(frozen=True)
 class Table:
-    """A table of a report.
-
-    Attributes:
-        head: the titles of its columns.
-        rows: the cells of each row.
-    """
-
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(abc.ABC):
-    """What a benchmark has measured.
+    """The measurements of a benchmark.
 
     Attributes:
         setup: the benchmark with its options.
@@ -99,7 +69,7 @@ class Report(abc.ABC):
 
     @abc.abstractmethod
     def derived(self) -> Mapping[str, Any]:
-        """Return what follows from the measurements: ratios and quartiles, by their names in the JSON."""
+        """Ratios and quartiles, by their names in the JSON."""
 
     @abc.abstractmethod
     def shown(self) -> Iterator[Table | str]:
@@ -110,11 +80,9 @@ class Report(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
 
     def to_json(self) -> str:
-        """Return the measurements and what follows from them as JSON."""
         return json.dumps({**dataclasses.asdict(self), **self.derived()}, indent=2, default=_plain)
 
     def ran_on(self) -> str:
-        """Return the machine, the versions, the time and the load as a sentence."""
         about = self.machine
         return (
             f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}, Horovod "
@@ -128,17 +96,12 @@ def _plain(value: Any) -> Any:
 
 
 def turn(number: int, count: int) -> str:
-    """Return which round it is; 0 is the one that is not counted.
-
-    Example:
-        >>> turn(0, 7), turn(3, 7)
-        ('warming up', 'round 3 of 7')
-    """
+    """The name of a round; 0 warms up."""
     return f"round {number} of {count}" if number else "warming up"
 
 
 def rotated(arms: Sequence[_Arm], number: int) -> list[_Arm]:
-    """Return the arms in their order, beginning with another one each round.
+    """The arms in their order, beginning with another one each round.
 
     Example:
         >>> rotated("abc", 1), rotated("abc", 5)
@@ -151,12 +114,7 @@ def rotated(arms: Sequence[_Arm], number: int) -> list[_Arm]:
 def rounds(
     arms: Sequence[_Arm], count: int, *, first: int = 0, order: Callable[[Sequence[_Arm], int], list[_Arm]] = rotated
 ) -> Iterator[tuple[int, list[_Arm]]]:
-    """Yield the number of each round, from 1 on, and the order in which it measures the arms.
-
-    Example:
-        >>> list(rounds("ab", 2))
-        [(1, ['a', 'b']), (2, ['b', 'a'])]
-    """
+    """The number of each round, from 1 on, and the order in which it measures the arms."""
     for index in range(count):
         yield index + 1, order(arms, index + first)
 
@@ -170,7 +128,7 @@ def in_turns(
     subject: str = "",
     first: int = 0,
 ) -> dict[_Arm, list[_Measured]]:
-    """Measure every arm once a round, each round in another order, and return what each arm's rounds have given.
+    """Measure every arm once a round, each round in another order; return the results of each arm's rounds.
 
     Example:
         >>> in_turns("ab", lambda arm, number: f"{arm}{number}", count=2)

@@ -16,13 +16,7 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 writes a huge number where there is no l
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The tightest limits of the group and of the groups around it; None where there is none.
-
-    Attributes:
-        memory_bytes: memory that all processes of the group may use together.
-        memory_used_bytes: what they use now, without what the kernel can drop at once.
-        cpus: processor time per wall-clock time, 1.0 for one core.
-    """
+    """The tightest limits of the group and of the groups around it, in bytes and cores; None: no limit."""
 
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
@@ -30,7 +24,6 @@ class Limits:
 
 
 def observe(root: Path = Path("/")) -> Limits:
-    """Read the limits of this process."""
     memory: list[tuple[int, int]] = []
     cpus: list[float] = []
     for controllers, group in _groups(root):
@@ -53,7 +46,7 @@ def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
 
 
 def _folders(root: Path, controllers: str, group: PurePosixPath) -> Iterator[Path]:
-    """The folders of a group and of all around it. Inside a container the mount may begin at the group itself."""
+    """The folders of a group and of its parents. Inside a container the mount may begin at the group itself."""
     mount = root / "sys/fs/cgroup" / controllers
     for inner in (group, *group.parents):
         yield mount / inner

@@ -16,13 +16,7 @@ _AFTER_KILL_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a program ended.
-
-    Attributes:
-        code: its exit code, negative for a signal; None when it could not be started or ran into the deadline.
-        output: what it wrote to standard output, stripped.
-        errors: what it wrote to standard error, stripped; or why it has no exit code.
-    """
+    """How a program ended; `code` is None when it could not be started or ran into the deadline."""
 
     code: int | None
     output: str = ""
@@ -30,9 +24,9 @@ class Outcome:
 
 
 def run(command: Sequence[str], *, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Return how ``command`` ended; it is killed, with all that it started, when the deadline passes.
+    """Run a program; at the deadline kill it and what it started.
 
-    A process that even SIGKILL does not end (one that waits inside a driver) is left to the kernel.
+    A process that SIGKILL does not end, because it waits inside a driver, is left to the kernel.
     """
     try:
         process = subprocess.Popen(

@@ -11,21 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tfdist.doctor import cgroup, framework
-from tfdist.doctor.checks import (
-    clock_check,
-    cluster_check,
-    collectives_check,
-    devices_check,
-    horovod_check,
-    native_check,
-    network_check,
-    precision_check,
-    proxies_check,
-    resources_check,
-    toolchain_check,
-    versions_check,
-)
+from tfdist.doctor import cgroup, framework, gpu_check, machine_check, native_check, network_check, software_check
 from tfdist.doctor.finding import Finding, warning
 from tfdist.native.build_target import version_of_tensorflow
 from tfdist.native.horovod_record import find_installed
@@ -35,19 +21,14 @@ _SHORT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
-
-    Attributes:
-        name: which its findings have.
-        look: looks, and returns what it found.
-    """
+    """A check by the name that its findings have."""
 
     name: str
     look: Callable[[], Iterable[Finding]]
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """Return the findings of all checks, in their order; a check that raises becomes a finding that says so."""
+    """Run each check alone: one that raises becomes a finding that says so."""
     return [finding for check in checks for finding in _look(check)]
 
 
@@ -74,45 +55,49 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
     """
     environ = os.environ if environ is None else environ
     asked = cache(lambda: framework.observe(environ, timeout_seconds=timeout_seconds))
-    packages = cache(versions_check.installed_packages)
-    needs = cache(versions_check.declared_needs)
+    packages = cache(software_check.installed_packages)
+    needs = cache(software_check.declared_needs)
     limits = cache(cgroup.observe)
     return (
-        Check("python", lambda: versions_check.judge_python(needs(), platform.python_version())),
-        Check("requirements", lambda: versions_check.judge_requirements(needs(), packages())),
-        Check("tensorflow", lambda: versions_check.judge_tensorflow(asked(), packages())),
-        Check("keras", lambda: versions_check.judge_keras(asked(), packages(), environ)),
-        Check("versions", lambda: versions_check.judge_pair(asked(), packages())),
+        Check("python", lambda: software_check.judge_python(needs(), platform.python_version())),
+        Check("requirements", lambda: software_check.judge_requirements(needs(), packages())),
+        Check("tensorflow", lambda: software_check.judge_tensorflow(asked(), packages())),
+        Check("keras", lambda: software_check.judge_keras(asked(), packages(), environ)),
+        Check("versions", lambda: software_check.judge_pair(asked(), packages())),
         Check(
-            "keras-backend", lambda: versions_check.judge_keras_backend(environ, versions_check.keras_config(environ))
+            "keras-backend", lambda: software_check.judge_keras_backend(environ, software_check.keras_config(environ))
         ),
-        Check("numpy", lambda: versions_check.judge_numpy(packages())),
-        Check("tensorflow-io", lambda: versions_check.judge_tensorflow_io(packages())),
+        Check("numpy", lambda: software_check.judge_numpy(packages())),
+        Check("tensorflow-io", lambda: software_check.judge_tensorflow_io(packages())),
         Check("horovod", lambda: _horovod(asked())),
         Check("gpus", lambda: _gpus(asked(), timeout_seconds, environ)),
-        Check("nccl", lambda: devices_check.judge_nccl(asked(), packages())),
-        Check("precision", lambda: precision_check.judge(asked(), precision_check.observe_processor())),
-        Check("compiler", lambda: toolchain_check.judge(toolchain_check.observe(environ))),
-        Check("native", lambda: [native_check.judge(native_check.observe(environ))]),
-        Check("collectives", lambda: [collectives_check.judge(collectives_check.observe(environ), asked().gpus)]),
-        Check("memory", lambda: resources_check.judge_memory(resources_check.observe_memory(limits()))),
-        Check("processors", lambda: resources_check.judge_processors(resources_check.observe_processors(limits()))),
-        Check("shared-memory", lambda: resources_check.judge_shared_memory(resources_check.observe_shared_memory())),
-        Check("open-files", lambda: resources_check.judge_open_files(*resources_check.observe_open_files())),
+        Check("nccl", lambda: gpu_check.judge_nccl(asked(), packages())),
+        Check("precision", lambda: gpu_check.judge_precision(asked(), gpu_check.observe_processor())),
+        Check("compiler", lambda: software_check.judge_toolchain(software_check.observe_toolchain(environ))),
+        Check("native", lambda: [native_check.judge_native(native_check.observe_native(environ))]),
+        Check("collectives", lambda: _collectives(asked(), environ)),
+        Check("memory", lambda: machine_check.judge_memory(machine_check.observe_memory(limits()))),
+        Check("processors", lambda: machine_check.judge_processors(machine_check.observe_processors(limits()))),
+        Check("shared-memory", lambda: machine_check.judge_shared_memory(machine_check.observe_shared_memory())),
+        Check("open-files", lambda: machine_check.judge_open_files(*machine_check.observe_open_files())),
         Check("ports", lambda: network_check.judge_ports(network_check.observe_ports())),
         Check(
             "hostname",
             lambda: network_check.judge_hostname(network_check.observe_hostname(timeout_seconds=_SHORT_SECONDS)),
         ),
-        Check("proxies", lambda: proxies_check.judge(environ, cluster_check.worker_hosts(environ))),
-        Check("cluster", lambda: cluster_check.judge(environ)),
-        Check("clock", lambda: clock_check.judge(clock_check.observe())),
+        Check("proxies", lambda: network_check.judge_proxies(environ, network_check.worker_hosts(environ))),
+        Check("cluster", lambda: network_check.judge_cluster(environ)),
+        Check("clock", lambda: machine_check.judge_clock(machine_check.observe_clock())),
     )
 
 
+def _collectives(asked: framework.Framework, environ: Mapping[str, str]) -> list[Finding]:
+    return [native_check.judge_collectives(native_check.observe_collectives(environ), asked.gpus)]
+
+
 def _horovod(asked: framework.Framework) -> list[Finding]:
-    return horovod_check.judge(asked, find_installed(), tensorflow=version_of_tensorflow())
+    return software_check.judge_horovod(asked, find_installed(), tensorflow=version_of_tensorflow())
 
 
 def _gpus(asked: framework.Framework, timeout_seconds: float, environ: Mapping[str, str]) -> list[Finding]:
-    return devices_check.judge_gpus(asked, devices_check.observe_driver(timeout_seconds=timeout_seconds), environ)
+    return gpu_check.judge_gpus(asked, gpu_check.observe_driver(timeout_seconds=timeout_seconds), environ)

@@ -53,37 +53,27 @@ class Finding:
 
 
 def ok(check: str, seen: str) -> Finding:
-    """Return a finding of level ok."""
     return Finding(check=check, level=Level.OK, seen=seen)
 
 
 def note(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    """Return a finding of level note."""
     return Finding(check=check, level=Level.NOTE, seen=seen, why=why, cure=cure)
 
 
 def warning(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    """Return a finding of level warning."""
     return Finding(check=check, level=Level.WARNING, seen=seen, why=why, cure=cure)
 
 
 def problem(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    """Return a finding of level problem."""
     return Finding(check=check, level=Level.PROBLEM, seen=seen, why=why, cure=cure)
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """Return the highest level among the findings; ok when there are none."""
     return max((finding.level for finding in findings), default=Level.OK)
 
 
 def as_report(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
-
-    Example:
-        >>> as_report([])["schema"]
-        'tfdist.doctor/1'
-    """
+    """The JSON document of ``tfdist doctor --json``, see docs/doctor.md."""
     return {
         "schema": SCHEMA,
         "tfdist": tfdist.__version__,

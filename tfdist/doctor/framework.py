@@ -75,13 +75,11 @@ class Framework:
 
 
 def observe(environ: Mapping[str, str], *, timeout_seconds: float) -> Framework:
-    """Return what TensorFlow says in a child process with this environment; its error when the deadline passes."""
     quiet = {**environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     return interpret(child.run([sys.executable, "-P", "-c", _PROGRAM], timeout_seconds=timeout_seconds, environ=quiet))
 
 
 def interpret(outcome: child.Outcome) -> Framework:
-    """Return what the child's output means."""
     lines = [line for line in outcome.output.splitlines() if line.startswith(_MARK)]
     if not lines:
         return Framework(error=_how_it_ended(outcome))

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.cluster.ports import free_ports
 from tfdist.doctor import cgroup
-from tfdist.doctor.checks.resources_check import observe_memory, observe_processors
+from tfdist.doctor.machine_check import observe_memory, observe_processors
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
 from tfdist.jobs.placement.worker_environment import worker_environments
 from tfdist.planner.layer_profile import Profile, beside_each_other, read

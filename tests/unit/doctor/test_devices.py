@@ -4,12 +4,11 @@ import sys
 
 import pytest
 
-from tfdist.doctor import child, framework
-from tfdist.doctor.checks import devices_check
-from tfdist.doctor.checks.devices_check import Driver
+from tfdist.doctor import child, framework, gpu_check
 from tfdist.doctor.child import Outcome
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
+from tfdist.doctor.gpu_check import Driver
 
 A100 = "NVIDIA A100, 550.54"
 CUDA = {"is_cuda_build": True, "cuda_version": "12.5.1"}
@@ -33,7 +32,7 @@ TWO = Framework(build=CUDA, gpus=("/physical_device:GPU:0", "/physical_device:GP
     ],
 )
 def test_gpus(asked: Framework, driver: Driver, environ: dict[str, str], level: Level, word: str) -> None:
-    (finding,) = devices_check.judge_gpus(asked, driver, environ)
+    (finding,) = gpu_check.judge_gpus(asked, driver, environ)
     assert finding.level is level
     assert word in finding.seen + finding.why
     assert bool(finding.cure) == (level >= Level.WARNING or word == "hides")
@@ -50,7 +49,7 @@ def test_gpus(asked: Framework, driver: Driver, environ: dict[str, str], level: 
     ],
 )
 def test_nccl(asked: Framework, packages: dict[str, str], level: Level, seen: str) -> None:
-    (finding,) = devices_check.judge_nccl(asked, packages)
+    (finding,) = gpu_check.judge_nccl(asked, packages)
     assert (finding.level, finding.seen) == (level, seen)
 
 
@@ -63,22 +62,22 @@ def fake_driver(folder, script: str) -> None:
 def test_driver_is_asked(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     fake_driver(tmp_path, f'echo "{A100}"; echo "{A100}"')
-    assert devices_check.observe_driver(timeout_seconds=200) == Driver(present=True, gpus=(A100, A100))
+    assert gpu_check.observe_driver(timeout_seconds=200) == Driver(present=True, gpus=(A100, A100))
     fake_driver(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert devices_check.observe_driver(timeout_seconds=200) == Driver(present=True, error="NVIDIA-SMI has failed")
+    assert gpu_check.observe_driver(timeout_seconds=200) == Driver(present=True, error="NVIDIA-SMI has failed")
 
 
 def test_driver_that_hangs_is_left(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     fake_driver(tmp_path, "exec sleep 600")
-    driver = devices_check.observe_driver(timeout_seconds=0.2)
+    driver = gpu_check.observe_driver(timeout_seconds=0.2)
     assert driver.present
     assert "did not end within 0.2 s" in driver.error
 
 
 def test_no_driver(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert devices_check.observe_driver(timeout_seconds=1) == Driver()
+    assert gpu_check.observe_driver(timeout_seconds=1) == Driver()
 
 
 def test_the_deadline_ends_grandchildren_too() -> None:

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor import cgroup
+from tfdist.doctor import cgroup, machine_check, software_check
 from tfdist.doctor.cgroup import Limits
-from tfdist.doctor.checks import clock_check, resources_check, toolchain_check
-from tfdist.doctor.checks.clock_check import Clock
-from tfdist.doctor.checks.resources_check import GIB, MIB, Memory, Processors
-from tfdist.doctor.checks.toolchain_check import Toolchain
 from tfdist.doctor.finding import Level
+from tfdist.doctor.machine_check import GIB, MIB, Clock, Memory, Processors
+from tfdist.doctor.software_check import Toolchain
 
 
 @pytest.mark.parametrize(
@@ -37,7 +35,7 @@ from tfdist.doctor.finding import Level
     ],
 )
 def test_memory(memory: Memory, level: Level, word: str) -> None:
-    (finding,) = resources_check.judge_memory(memory)
+    (finding,) = machine_check.judge_memory(memory)
     assert finding.level is level
     assert word in finding.seen
 
@@ -52,7 +50,7 @@ def test_memory(memory: Memory, level: Level, word: str) -> None:
     ],
 )
 def test_processors(processors: Processors, level: Level) -> None:
-    (finding,) = resources_check.judge_processors(processors)
+    (finding,) = machine_check.judge_processors(processors)
     assert finding.level is level
     if level is Level.WARNING:
         assert f"TF_NUM_INTRAOP_THREADS={max(1, int(processors.quota or 0))} " in finding.cure
@@ -62,14 +60,14 @@ def test_processors(processors: Processors, level: Level) -> None:
     ("size", "level"), [(None, Level.WARNING), (64 * MIB, Level.WARNING), (65 * MIB, Level.OK), (8 * GIB, Level.OK)]
 )
 def test_shared_memory(size: int | None, level: Level) -> None:
-    (finding,) = resources_check.judge_shared_memory(size)
+    (finding,) = machine_check.judge_shared_memory(size)
     assert finding.level is level
     assert ("--shm-size" in finding.cure) == (level is Level.WARNING)
 
 
 def test_shared_memory_is_observed(tmp_path: Path) -> None:
-    assert (resources_check.observe_shared_memory(tmp_path) or 0) > 0
-    assert resources_check.observe_shared_memory(tmp_path / "none") is None
+    assert (machine_check.observe_shared_memory(tmp_path) or 0) > 0
+    assert machine_check.observe_shared_memory(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_shared_memory_is_observed(tmp_path: Path) -> None:
     ],
 )
 def test_open_files(soft: int, hard: int, level: Level, cure: str) -> None:
-    (finding,) = resources_check.judge_open_files(soft, hard)
+    (finding,) = machine_check.judge_open_files(soft, hard)
     assert (finding.level, finding.cure) == (level, cure)
 
 
@@ -143,15 +141,15 @@ def test_cgroup_without_limits(tmp_path: Path) -> None:
 
 def test_this_machine_is_observed() -> None:
     limits = cgroup.observe()
-    memory = resources_check.observe_memory(limits)
+    memory = machine_check.observe_memory(limits)
     assert 0 < memory.available_bytes <= memory.total_bytes
-    assert resources_check.observe_processors(limits).usable >= 1
+    assert machine_check.observe_processors(limits).usable >= 1
 
 
 def test_toolchain() -> None:
-    good = toolchain_check.judge(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3"))
+    good = software_check.judge_toolchain(Toolchain(compiler="g++ 12.2.0", make="GNU Make 4.3"))
     assert [(f.check, f.level) for f in good] == [(name, Level.OK) for name in ("compiler", "make")]
-    bare = toolchain_check.judge(Toolchain())
+    bare = software_check.judge_toolchain(Toolchain())
     assert [f.level for f in bare] == [Level.NOTE] * 2
     assert all("tfdist build horovod" in f.why and f.cure for f in bare)
 
@@ -160,8 +158,8 @@ def test_the_compiler_of_cxx_comes_first(tmp_path: Path) -> None:
     compiler = tmp_path / "mycxx"
     compiler.write_text('#!/bin/sh\necho "mycxx 1.0"\necho second line\n')
     compiler.chmod(0o755)
-    assert toolchain_check.observe({"CXX": str(compiler)}).compiler == "mycxx 1.0"
-    assert toolchain_check.observe({"CXX": str(tmp_path / "none")}).compiler == ""
+    assert software_check.observe_toolchain({"CXX": str(compiler)}).compiler == "mycxx 1.0"
+    assert software_check.observe_toolchain({"CXX": str(tmp_path / "none")}).compiler == ""
 
 
 @pytest.mark.parametrize(
@@ -175,9 +173,9 @@ def test_the_compiler_of_cxx_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_clock(now: float, synchronised: bool | None, level: Level) -> None:
-    (finding,) = clock_check.judge(Clock(now=now, installed=1.9e9, synchronised=synchronised))
+    (finding,) = machine_check.judge_clock(Clock(now=now, installed=1.9e9, synchronised=synchronised))
     assert finding.level is level
 
 
 def test_this_clock_is_observed() -> None:
-    assert clock_check.observe().now > 1.7e9
+    assert machine_check.observe_clock().now > 1.7e9

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor.checks import cluster_check, network_check, proxies_check
-from tfdist.doctor.checks.network_check import Hostname, Ports
+from tfdist.doctor import network_check
 from tfdist.doctor.finding import Level
+from tfdist.doctor.network_check import Hostname, Ports
 
 TF_CONFIG = json.dumps(
     {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}
@@ -86,32 +86,32 @@ def test_a_resolver_that_does_not_answer_in_time_is_left() -> None:
     ],
 )
 def test_proxies(environ: dict[str, str], hosts: list[str], level: Level) -> None:
-    (finding,) = proxies_check.judge(environ, hosts)
+    (finding,) = network_check.judge_proxies(environ, hosts)
     assert finding.level is level
 
 
 def test_the_cure_keeps_the_exceptions_that_are_there_and_cures() -> None:
     environ = {"http_proxy": "http://p:1", "no_proxy": "localhost,10.0.0.1"}
     hosts = ["10.0.0.1", "10.0.0.2"]
-    (finding,) = proxies_check.judge(environ, hosts)
+    (finding,) = network_check.judge_proxies(environ, hosts)
     assert finding.cure == "export no_proxy=localhost,10.0.0.1,10.0.0.2"
     name, value = finding.cure.removeprefix("export ").split("=")
-    (finding,) = proxies_check.judge({**environ, name: value}, hosts)
+    (finding,) = network_check.judge_proxies({**environ, name: value}, hosts)
     assert finding.level is Level.OK
 
 
 def test_cluster() -> None:
-    (finding,) = cluster_check.judge({})
+    (finding,) = network_check.judge_cluster({})
     assert (finding.level, finding.seen) == (Level.OK, "one worker (from: alone)")
-    (finding,) = cluster_check.judge({"TF_CONFIG": TF_CONFIG})
+    (finding,) = network_check.judge_cluster({"TF_CONFIG": TF_CONFIG})
     assert finding.level is Level.OK
     assert finding.seen == "worker 1 of 2 (from: TF_CONFIG): 10.0.0.1:2222, 10.0.0.2:2222"
-    (finding,) = cluster_check.judge({"TF_CONFIG": "{not json"})
+    (finding,) = network_check.judge_cluster({"TF_CONFIG": "{not json"})
     assert finding.level is Level.PROBLEM
     assert "TF_CONFIG" in finding.seen
 
 
 def test_worker_hosts() -> None:
-    assert cluster_check.worker_hosts({"TF_CONFIG": TF_CONFIG}) == ("10.0.0.1", "10.0.0.2")
-    assert cluster_check.worker_hosts({}) == ("127.0.0.1",)
-    assert cluster_check.worker_hosts({"TF_CONFIG": "{not json"}) == ("127.0.0.1",)
+    assert network_check.worker_hosts({"TF_CONFIG": TF_CONFIG}) == ("10.0.0.1", "10.0.0.2")
+    assert network_check.worker_hosts({}) == ("127.0.0.1",)
+    assert network_check.worker_hosts({"TF_CONFIG": "{not json"}) == ("127.0.0.1",)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.doctor.checks import precision_check
+from tfdist.doctor import gpu_check
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
 
@@ -29,15 +29,15 @@ from tfdist.doctor.framework import Framework
     ],
 )
 def test_the_least_capable_decides(capabilities: list[tuple[int, int]], flags: list[str], policy: str) -> None:
-    assert precision_check.recommended(capabilities, flags) == policy
+    assert gpu_check.recommended(capabilities, flags) == policy
     gpus = tuple(f"GPU:{index}" for index in range(len(capabilities)))
-    (finding,) = precision_check.judge(Framework(gpus=gpus, capabilities=tuple(capabilities)), flags)
+    (finding,) = gpu_check.judge_precision(Framework(gpus=gpus, capabilities=tuple(capabilities)), flags)
     assert (finding.level, finding.check) == (Level.OK, "precision")
     assert finding.seen.startswith(policy)
 
 
 def test_gpus_that_do_not_say_what_they_are_get_no_advice() -> None:
-    (finding,) = precision_check.judge(Framework(gpus=("GPU:0",)), ["amx_bf16"])
+    (finding,) = gpu_check.judge_precision(Framework(gpus=("GPU:0",)), ["amx_bf16"])
     assert finding.level is Level.NOTE
     assert "unknown" in finding.seen
 
@@ -45,7 +45,7 @@ def test_gpus_that_do_not_say_what_they_are_get_no_advice() -> None:
 def test_the_processor_is_read(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: x\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert precision_check.observe_processor(cpuinfo) == {"fpu", "amx_bf16"}
+    assert gpu_check.observe_processor(cpuinfo) == {"fpu", "amx_bf16"}
     cpuinfo.write_text("processor\t: 0\nFeatures\t: fp asimd bf16\n")
-    assert "bf16" in precision_check.observe_processor(cpuinfo)
-    assert not precision_check.observe_processor(tmp_path / "none")
+    assert "bf16" in gpu_check.observe_processor(cpuinfo)
+    assert not gpu_check.observe_processor(tmp_path / "none")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tfdist.doctor.checks import versions_check
-from tfdist.doctor.checks.versions_check import Needs
+from tfdist.doctor import software_check
 from tfdist.doctor.finding import Level
 from tfdist.doctor.framework import Framework
+from tfdist.doctor.software_check import Needs
 
 CUDA_BUILD = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 GOOD = Framework(version="2.21.0", keras="3.15.1", build=CUDA_BUILD)
@@ -16,7 +16,7 @@ GOOD = Framework(version="2.21.0", keras="3.15.1", build=CUDA_BUILD)
     [("3.11.7", Level.OK), ("3.13.0", Level.OK), ("3.10.13", Level.PROBLEM), ("3.14.0", Level.PROBLEM)],
 )
 def test_python(running: str, level: Level) -> None:
-    (finding,) = versions_check.judge_python({"tfdist": Needs(python=">=3.11,<3.14"), "keras": Needs()}, running)
+    (finding,) = software_check.judge_python({"tfdist": Needs(python=">=3.11,<3.14"), "keras": Needs()}, running)
     assert (finding.level, finding.seen) == (level, running)
 
 
@@ -31,7 +31,7 @@ def test_python(running: str, level: Level) -> None:
 )
 def test_unmet_requirement(need: str, installed: dict[str, str], said: str) -> None:
     needs = {"tensorflow": Needs(packages=(need,))}
-    (finding,) = versions_check.judge_requirements(needs, {"tensorflow": "2.21.0", **installed})
+    (finding,) = software_check.judge_requirements(needs, {"tensorflow": "2.21.0", **installed})
     assert (finding.level, finding.seen) == (Level.PROBLEM, said)
     assert "tensorflow 2.21.0 needs" in finding.why
     assert finding.cure.startswith("python -m pip install ")
@@ -48,28 +48,28 @@ def test_unmet_requirement(need: str, installed: dict[str, str], said: str) -> N
     ],
 )
 def test_met_requirement(need: str, installed: dict[str, str]) -> None:
-    (finding,) = versions_check.judge_requirements({"tfdist": Needs(packages=(need,))}, installed)
+    (finding,) = software_check.judge_requirements({"tfdist": Needs(packages=(need,))}, installed)
     assert finding.level is Level.OK
 
 
 def test_tensorflow_loads() -> None:
-    (finding,) = versions_check.judge_tensorflow(GOOD, {"tensorflow": "2.21.0"})
+    (finding,) = software_check.judge_tensorflow(GOOD, {"tensorflow": "2.21.0"})
     assert (finding.level, finding.seen) == (Level.OK, "2.21.0, built for CUDA 12.5.1, cuDNN 9")
-    (finding,) = versions_check.judge_tensorflow(Framework(version="2.21.0"), {"tensorflow-cpu": "2.21.0"})
+    (finding,) = software_check.judge_tensorflow(Framework(version="2.21.0"), {"tensorflow-cpu": "2.21.0"})
     assert finding.seen == "2.21.0, built without CUDA"
 
 
 def test_tensorflow_does_not_load() -> None:
-    (finding,) = versions_check.judge_tensorflow(Framework(error="ImportError: no symbol"), {"tensorflow": "2.21.0"})
+    (finding,) = software_check.judge_tensorflow(Framework(error="ImportError: no symbol"), {"tensorflow": "2.21.0"})
     assert finding.level is Level.PROBLEM
     assert finding.seen.startswith("tensorflow 2.21.0 ")
     assert finding.seen.endswith(": ImportError: no symbol")
-    (finding,) = versions_check.judge_tensorflow(Framework(error="No module named 'tensorflow'"), {})
+    (finding,) = software_check.judge_tensorflow(Framework(error="No module named 'tensorflow'"), {})
     assert finding.cure == "python -m pip install tfdist"
 
 
 def test_two_tensorflows() -> None:
-    first, second = versions_check.judge_tensorflow(GOOD, {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"})
+    first, second = software_check.judge_tensorflow(GOOD, {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"})
     assert (first.level, second.level) == (Level.PROBLEM, Level.OK)
     assert first.seen == "tensorflow 2.21.0 and tensorflow-cpu 2.20.0"
     assert "uninstall -y tensorflow tensorflow-cpu" in first.cure
@@ -89,7 +89,7 @@ def test_two_tensorflows() -> None:
 def test_keras(
     framework: Framework, packages: dict[str, str], environ: dict[str, str], level: Level, word: str
 ) -> None:
-    (finding,) = versions_check.judge_keras(framework, packages, environ)
+    (finding,) = software_check.judge_keras(framework, packages, environ)
     assert finding.level is level
     assert word in finding.seen
 
@@ -105,11 +105,11 @@ def test_keras(
     ],
 )
 def test_the_pair(framework: Framework, packages: dict[str, str], level: Level) -> None:
-    (finding,) = versions_check.judge_pair(framework, packages)
+    (finding,) = software_check.judge_pair(framework, packages)
     assert finding.level is level
     assert "with Keras" in finding.seen
     assert ("docs/compatibility.md" in finding.seen) is (level is not Level.PROBLEM)
-    assert versions_check.judge_pair(Framework(error="x"), {}) == []
+    assert software_check.judge_pair(Framework(error="x"), {}) == []
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,15 @@ def test_the_pair(framework: Framework, packages: dict[str, str], level: Level) 
     ],
 )
 def test_keras_backend(environ: dict[str, str], config: str, level: Level, word: str) -> None:
-    (finding,) = versions_check.judge_keras_backend(environ, config)
+    (finding,) = software_check.judge_keras_backend(environ, config)
     assert finding.level is level
     assert word in finding.seen
 
 
 def test_keras_config_is_read_from_the_home_of_keras(tmp_path) -> None:
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
-    assert "jax" in versions_check.keras_config({"KERAS_HOME": str(tmp_path)})
-    assert versions_check.keras_config({"HOME": str(tmp_path)}) == ""
+    assert "jax" in software_check.keras_config({"KERAS_HOME": str(tmp_path)})
+    assert software_check.keras_config({"HOME": str(tmp_path)}) == ""
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_keras_config_is_read_from_the_home_of_keras(tmp_path) -> None:
     [("2.4.6", "2.21.0", Level.OK), ("1.26.4", "2.16.2", Level.OK), ("2.0.0", "2.16.2", Level.PROBLEM)],
 )
 def test_numpy(numpy: str, tensorflow: str, level: Level) -> None:
-    (finding,) = versions_check.judge_numpy({"numpy": numpy, "tensorflow": tensorflow})
+    (finding,) = software_check.judge_numpy({"numpy": numpy, "tensorflow": tensorflow})
     assert finding.level is level
 
 
 def test_tensorflow_io() -> None:
-    assert versions_check.judge_tensorflow_io({"tensorflow": "2.21.0"}) == []
-    (finding,) = versions_check.judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})
+    assert software_check.judge_tensorflow_io({"tensorflow": "2.21.0"}) == []
+    (finding,) = software_check.judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})
     assert finding.level is Level.WARNING
     assert finding.seen == "tensorflow-io 0.37.1 beside TensorFlow 2.21.0"
-    (finding,) = versions_check.judge_tensorflow_io({"tensorflow": "2.16.2", "tensorflow-io": "0.37.1"})
+    (finding,) = software_check.judge_tensorflow_io({"tensorflow": "2.16.2", "tensorflow-io": "0.37.1"})
     assert finding.level is Level.OK
 
 
 def test_what_is_installed_here() -> None:
-    packages = versions_check.installed_packages()
-    needs = versions_check.declared_needs()
+    packages = software_check.installed_packages()
+    needs = software_check.declared_needs()
     assert packages["keras"].startswith("3.")
     assert needs["keras"].python.startswith(">=3")
     assert any(need.startswith("protobuf") for need in needs["tensorflow"].packages)

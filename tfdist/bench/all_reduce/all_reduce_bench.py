@@ -36,12 +36,7 @@ _MODULES = {
 
 
 def engines(*, linked: bool) -> tuple[str, ...]:
-    """Return all that can be measured between workers of one host, or between workers behind links.
-
-    Example:
-        >>> sorted(set(engines(linked=False)) - set(engines(linked=True)))
-        ['bare', 'open-mpi']
-    """
+    """The engines between workers of one host, or between workers behind links."""
     return tuple(engine for engine in ENGINES if not (linked and engine in _ONE_HOST))
 
 
@@ -86,15 +81,10 @@ class AllReduceBench(Suite):
             )
 
     def arms(self) -> list[str]:
-        """Return the names of all engines, with the algorithm behind a colon where one is named."""
+        """The engines, and ``native:ALGORITHM`` for each algorithm."""
         return [*self.engines, *(f"native:{algorithm}" for algorithm in self.algorithms)]
 
     def run(self, told: Told = untold, on_row: Callable[["Row"], None] = lambda row: None) -> "AllReduceReport":
-        """Measure all engines in turns and return the report.
-
-        Example:
-            >>> AllReduceBench(engines=["ring"], sizes=[4096], rounds=3).run().rows              # doctest: +SKIP
-        """
         rows = []
         with machine.observed() as about, contextlib.ExitStack() as stack:
             joined = stack.enter_context(network(self.link, self.workers)) if self.link else None
@@ -164,21 +154,20 @@ class Row:
         return 4 * sum(self.elements)
 
     def time(self, engine: str) -> Quartiles:
-        """Return the seconds of an all-reduce."""
         return quartiles(self.seconds[engine])
 
     def algorithm_bandwidth(self, engine: str) -> Quartiles:
-        """Return S / t, in bytes per second."""
+        """S / t, in bytes per second."""
         return quartiles([self.bytes / seconds for seconds in self.seconds[engine]])
 
     def bus_bandwidth(self, engine: str, workers: int) -> Quartiles:
-        """Return the bytes per second of each link in a perfect all-reduce; see `reduced_message.bus_bandwidth`."""
+        """See `reduced_message.bus_bandwidth`."""
         return quartiles(
             [reduced_message.bus_bandwidth(self.bytes, seconds, workers) for seconds in self.seconds[engine]]
         )
 
     def speed(self, engine: str, peer: str) -> Quartiles | None:
-        """Return how many times as fast as the peer an engine was in the same round; None without the peer."""
+        """The peer's time over the engine's in the same round; None without the peer."""
         if peer not in self.seconds or engine == peer:
             return None
         return ratio(self.seconds[peer], self.seconds[engine])
@@ -186,19 +175,13 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceReport(Report):
-    """All rows.
-
-    Attributes:
-        rows: one per message.
-        left_out: engine -> why it could not run.
-    """
+    """A row for each message, and why engines were left out."""
 
     setup: AllReduceBench
     rows: Sequence[Row]
     left_out: Mapping[str, str]
 
     def derived(self) -> dict[str, Any]:
-        """Return bandwidths and ratios."""
         return {
             "results": [
                 {
@@ -217,14 +200,12 @@ class AllReduceReport(Report):
         }
 
     def shown(self) -> Iterator[str]:
-        """Yield the columns of nccl-tests and two more for the peers, then what was summed and what was left out."""
         yield from header(self.setup)
         for row in self.rows:
             yield from lines(row, self.setup)
         yield from self.footer()
 
     def footer(self) -> Iterator[str]:
-        """Yield the lines below the table: what was summed in one go, what was left out, and the machine."""
         yield ""
         for row in self.rows:
             if len(row.elements) > 1:
@@ -236,12 +217,10 @@ class AllReduceReport(Report):
         yield self.ran_on()
 
     def draw(self, path: Path) -> None:
-        """Draw bus bandwidth over size, and the times of gradients."""
         all_reduce_picture.draw(self, path)
 
 
 def header(setup: AllReduceBench) -> list[str]:
-    """Return the lines above the table."""
     link = f", each behind a link of {setup.link}" if setup.link else ""
     return [
         f"{setup.workers} workers on this machine{link}; {setup.rounds} rounds in which the engines take turns; "

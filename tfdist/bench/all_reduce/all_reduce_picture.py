@@ -29,10 +29,7 @@ _SHADES = ("#8fd0ab", "#5fb98a", "#1f7d4d", "#155f39", "#0b3d24")  # of native, 
 
 
 def draw(report: "AllReduceReport", path: Path) -> None:
-    """Draw bus bandwidth over size, a line for each engine with a band between its quartiles, as a PNG.
-
-    Where gradients of a model were reduced, bars beside it show their time.
-    """
+    """Bus bandwidth over size, with bands between quartiles; where gradients were reduced, bars with their times."""
     sizes = [row for row in report.rows if len(row.elements) == 1]
     models = [row for row in report.rows if len(row.elements) > 1]
     panels = [panel for panel, rows in ((_bandwidth, sizes), (_times, models)) if rows]

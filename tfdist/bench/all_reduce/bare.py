@@ -35,7 +35,7 @@ class _Sums:
     members: int
 
     def of(self, array: np.ndarray) -> None:
-        """Add up an array over all workers, in place."""
+        """Sum an array over all workers, in place."""
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         done = self.library.tfdist_bare_sum(base, self.member, self.members, array.ctypes.data, array.size)
         if not done:
@@ -58,7 +58,6 @@ def memory() -> Iterator[str]:
 
 
 def start(engine: str) -> None:
-    """Compile the loop where it is not kept, and open the memory."""
     del engine
     workers = clusters.from_environment()
     built = library.build(library.BARE, build_target.observe(), os.environ)
@@ -74,7 +73,6 @@ def start(engine: str) -> None:
 
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
-    """Make one array of all elements, add it up until that is warm, and return how many sums are wrong."""
     del engine
     sums, count = _started[-1], sum(elements)
     for _ in range(warm_up):
@@ -86,7 +84,6 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
-    """Return when each call began and ended, in seconds since 1970, after one call that is not counted."""
     del engine
     array, source = _arrays
     times = []

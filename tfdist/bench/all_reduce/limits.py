@@ -28,7 +28,7 @@ _arrays: list[np.ndarray] = []  # what is sent or copied, and where to
 
 
 def start(engine: str) -> None:
-    """Bring the workers together: each connects to the next."""
+    """Connect each worker to the next."""
     if engine != "tcp":
         return
     workers = clusters.from_environment()
@@ -45,7 +45,6 @@ def start(engine: str) -> None:
 
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
-    """Make the arrays, move them until that is warm, and return how many elements have arrived wrong."""
     workers = clusters.from_environment()
     count = sum(elements)
     before = workers.worker_index
@@ -59,7 +58,6 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
-    """Return when each call began and ended, in seconds since 1970, after one call that is not counted."""
     times = []
     for call in range(calls + 1):
         _arrays[0].fill(call)

@@ -30,15 +30,12 @@ _MEET_SECONDS = 120.0
 
 @dataclass
 class _Ranks:
-    """What this worker has started."""
-
     process: "subprocess.Popen[bytes]"
     written: IO[bytes]
     questions: IO[str]
     answers: IO[str]
 
     def ask(self, **question: Any) -> Any:
-        """Return what rank 0 answers."""
         try:
             self.questions.write(json.dumps(question) + "\n")
             self.questions.flush()
@@ -54,7 +51,6 @@ _started: list[_Ranks] = []
 
 
 def command(ranks: int, address: str) -> list[str]:
-    """Return the command that starts the ranks."""
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if importlib.util.find_spec("mpi4py") is None or mpirun is None or "Open MPI" not in _version(mpirun):
@@ -67,7 +63,6 @@ def command(ranks: int, address: str) -> list[str]:
 
 
 def start(engine: str) -> None:
-    """Start the ranks."""
     del engine
     with tempfile.TemporaryDirectory(prefix="tfdist-mpi-") as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "asked")  # of mode 0700: no other user connects
@@ -83,13 +78,11 @@ def start(engine: str) -> None:
 
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
-    """Let the ranks make their tensors and reduce them until that is warm; return how many elements were wrong."""
     del engine
     return int(_started[-1].ask(do="prepare", elements=list(elements), warm_up=warm_up))
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
-    """Return when the last rank had its tensors and when the last one had the sums, of each call."""
     del engine
     return [(began, ended) for began, ended in _started[-1].ask(do="measure", calls=calls)]
 

@@ -17,7 +17,7 @@ from tfdist.bench.all_reduce.reduced_message import values
 
 
 def main() -> None:
-    """Answer the lines of JSON that rank 0 is sent, all ranks together, until there are no more."""
+    """Answer the lines of JSON that rank 0 receives, on all ranks together."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _meet(world: Any) -> None:
-    """Wait for all ranks without a processor: Open MPI itself asks all the time, and others are measured meanwhile."""
+    """Wait for all ranks asleep: Open MPI itself polls, and would slow down the engine whose turn it is."""
     all_here = world.Ibarrier()
     while not all_here.Test():
         time.sleep(0.002)
@@ -58,7 +58,6 @@ def _reduce(world: Any, tensors: list[np.ndarray]) -> None:
 
 
 def _wrong(world: Any, tensors: list[np.ndarray], warm_up: int) -> int:
-    """Return how many elements of a sum are wrong, over all ranks."""
     for _ in range(warm_up):
         for index, tensor in enumerate(tensors):
             tensor[:] = values(tensor.size, tensor=index, worker=world.rank)
@@ -71,7 +70,7 @@ def _wrong(world: Any, tensors: list[np.ndarray], warm_up: int) -> int:
 
 
 def _times(world: Any, tensors: list[np.ndarray], calls: int) -> list[tuple[float, float]]:
-    """Return the last rank's times of each call, after one call that is not counted."""
+    """The last rank's times of each call, after one call that does not count."""
     own = []
     for call in range(calls + 1):
         for tensor in tensors:

@@ -18,7 +18,7 @@ _LARGEST = 125
 
 
 def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
-    """Return sizes in bytes from the smallest to the largest, each ``factor`` times the one before.
+    """Bytes from the smallest to the largest, each ``factor`` times the one before.
 
     Example:
         >>> sizes(4096, 262144, 8)
@@ -37,17 +37,12 @@ def sizes(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
 
 
 def calls(number_of_bytes: int) -> int:
-    """Return how many all-reduces of this size one measurement takes: many short ones, few long ones.
-
-    Example:
-        >>> calls(4096), calls(4 << 20), calls(256 << 20)
-        (50, 16, 1)
-    """
+    """The number of all-reduces in a measurement: many short ones, few long ones."""
     return max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES_PER_MEASUREMENT // number_of_bytes))
 
 
 def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Return the mean seconds of a call, from when the last worker has its tensors until the last one has its sums.
+    """Mean seconds of a call, from the last worker's tensors to the last worker's sums.
 
     Example:
         >>> seconds([[(0.0, 3.0), (5.0, 7.0)], [(1.0, 2.0), (4.0, 6.0)]])
@@ -71,12 +66,7 @@ def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
 
 
 def values(count: int, *, tensor: int, worker: int) -> "np.ndarray":
-    """Return float32 integers that depend on position, tensor and worker, and whose sums are exact.
-
-    Example:
-        >>> values(3, tensor=0, worker=0).tolist() != values(3, tensor=0, worker=1).tolist()
-        True
-    """
+    """Float32 integers that depend on position, tensor and worker, and whose sums are exact."""
     import numpy as np
 
     mixed = np.arange(count, dtype=np.uint32)

@@ -33,7 +33,6 @@ _prepared: dict[str, Callable[[], Timed]] = {}
 
 
 def start(engine: str) -> None:
-    """Bring the workers of an engine together."""
     if engine == "horovod":
         measured_strategies.horovod()
     elif engine.startswith("native"):
@@ -43,12 +42,12 @@ def start(engine: str) -> None:
 
 
 def gradients(model: str) -> list[int]:
-    """Return the numbers of elements of a model's gradients, in the order of its variables."""
+    """The sizes of a model's gradients, in the order of its variables."""
     return [int(np.prod(variable.shape)) for variable in MODELS[model].build().trainable_variables]
 
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
-    """Trace an all-reduce of float32 tensors, run it until it is warm, and return how many elements of it are wrong."""
+    """Trace an all-reduce of float32 tensors, warm it up, and return the number of wrong elements."""
     _prepared.pop(engine, None)
     _one()  # outside of any graph
     workers = clusters.from_environment()
@@ -71,7 +70,7 @@ def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
-    """Return when each call had its tensors and when it had the sums, after one call that is not counted."""
+    """The times at which each call had its tensors and its sums, after one call that does not count."""
     reduce = _prepared[engine]
     times = [reduce()[1:] for _ in range(calls + 1)][1:]
     return [(float(began), float(ended)) for began, ended in times]
@@ -94,7 +93,7 @@ def _native() -> Collective:
 
 @functools.cache
 def _one() -> tf.Variable:
-    """Return what no graph can know to be 1."""
+    """A 1 that no graph can fold."""
     return tf.Variable(1.0)
 
 

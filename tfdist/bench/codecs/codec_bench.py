@@ -44,7 +44,7 @@ class CodecBench(Suite):
     modules: Sequence[str] = ()
     model: str = option("perceptron", "Of steps, not of --train.", choices=MODELS)
     workers: int = option(2, "Processes.", minimum=2)
-    global_batch_size: int = option(64, "Of all workers.", flag="--batch-size")
+    global_batch_size: int = option(64, "Of all workers.", flags=["--batch-size"])
     steps: int = option(10, "Steps per measurement.")
     rounds: int = option(5, "Measurements each.")
 
@@ -55,11 +55,6 @@ class CodecBench(Suite):
             raise ConfigError("codecs is empty; name some, such as powersgd.")
 
     def run(self, told: Told = untold) -> "CodecReport":
-        """Measure all ways in turns and return the report.
-
-        Example:
-            >>> CodecBench(codecs=["powersgd"], model="small", steps=5, rounds=3).run().rows       # doctest: +SKIP
-        """
         found = compared(self.codecs, bound=True)
         what = {"model": self.model, "global_batch_size": self.global_batch_size, "modules": list(self.modules)}
         with machine.observed() as about, linked_lanes(found, self.workers, self.link) as call:
@@ -103,57 +98,50 @@ class Row:
 
     @property
     def sent(self) -> float | None:
-        """The median of the bytes that a worker has sent in a step."""
+        """Median bytes that a worker sends in a step."""
         return quartiles(self.sent_bytes).median if self.sent_bytes else None
 
     @property
     def payload(self) -> float | None:
-        """The median of the bytes that a worker has sent in a step, without the headers of packets."""
+        """The same without the headers of packets."""
         return quartiles(self.payload_bytes).median if self.payload_bytes else None
 
     @property
     def payload_over_formula(self) -> float | None:
-        """How many times the bytes of the formula have left."""
         return self.payload / self.wire_bytes if self.payload is not None and self.wire_bytes else None
 
     @property
     def encode(self) -> float | None:
-        """The median seconds of computing until the first messages leave."""
+        """Median seconds of computing until the first messages leave."""
         return quartiles([first for first, _ in self.computing]).median if self.computing else None
 
     @property
     def decode(self) -> float | None:
-        """The median seconds of computing from then on."""
+        """Median seconds of computing from then on."""
         return quartiles([rest for _, rest in self.computing]).median if self.computing else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecReport(Report):
-    """All rows.
-
-    Attributes:
-        rows: one for each way.
-        left_out: name -> why it could not run.
-    """
+    """A row for each way, and why ways were left out."""
 
     setup: CodecBench
     rows: Sequence[Row]
     left_out: Mapping[str, str]
 
     def speed(self, row: Row, peer: str) -> Quartiles | None:
-        """Return the time of the peer's step over that of a row's in the same round; None without the peer."""
+        """The peer's time over this row's in the same round; None without the peer."""
         found = [one for one in self.rows if one.name == peer]
         return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
 
     def regrets(self) -> dict[str, tuple[str, Quartiles]]:
-        """Return for each "auto" the fixed codec whose step was shortest, and how many times that its own step took."""
+        """For each "auto": the fastest fixed codec, and the time of auto's step over its."""
         own = [row for row in self.rows if parsed(row.name)[0] == AUTO]
         fixed = [row for row in self.rows if row not in own and row.name not in (NOOP, HOROVOD)]
         best = min(fixed, key=lambda row: quartiles(row.seconds).median)
         return {row.name: (best.name, ratio(row.seconds, best.seconds)) for row in own}
 
     def derived(self) -> dict[str, Any]:
-        """Return medians, ratios and regrets."""
         results = [
             {
                 "name": row.name,
@@ -171,7 +159,6 @@ class CodecReport(Report):
         return {"results": results, "regrets": regrets}
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield a table with a row for each way."""
         setup = self.setup
         head = ("codec", "sent, bytes", "payload, bytes", "formula, bytes", "payl./form.", "encode, ms", "decode, ms")
         rows = [
@@ -202,7 +189,6 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _row(name: str, setup: CodecBench, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:
-    """Return a row of what all workers have measured in each round, and what each has found of the codec."""
     seconds = [max(seconds for seconds, _ in workers) / setup.steps for workers in rounds]
     sent = [[Sent(*sent) for _, sent in workers] for workers in rounds] if setup.link else []
     sent_bytes = [sum(one.bytes for one in workers) / setup.workers / setup.steps for workers in sent]

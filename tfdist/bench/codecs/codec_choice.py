@@ -33,7 +33,7 @@ DEFAULT = (
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import modules that register codecs of the user's, also out of the current folder."""
+    """Import modules that register codecs, also from the current folder."""
     for module in modules:
         if "" not in sys.path:
             sys.path.insert(0, "")
@@ -68,12 +68,6 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def codec_of(text: str) -> "Codec":
-    """Return a codec by its name and options; loads TensorFlow.
-
-    Example:
-        >>> codec_of("powersgd:rank=4").codec.rank
-        4
-    """
     from tfdist.compression.registry import codec_of as registered
 
     name, options = parsed(text)
@@ -89,12 +83,7 @@ def codec_of(text: str) -> "Codec":
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Ways to reduce gradients.
-
-    Attributes:
-        lanes: name of each -> whose processes run it.
-        left_out: name -> why it cannot run.
-    """
+    """The ways to reduce gradients: name to lane, and name to why it cannot run."""
 
     lanes: Mapping[str, str]
     left_out: Mapping[str, str]
@@ -117,7 +106,6 @@ def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None)
 
 
 def require_equal_parts(global_batch_size: int, workers: int) -> None:
-    """Raise unless every worker has as many examples."""
     if global_batch_size % workers:
         raise ConfigError(
             f"the global batch has {global_batch_size} examples for {workers} workers; Horovod's loop takes as many on "
@@ -127,7 +115,7 @@ def require_equal_parts(global_batch_size: int, workers: int) -> None:
 
 @contextlib.contextmanager
 def linked_lanes(found: Compared, workers: int, link: EmulatedLink | None) -> Iterator[lanes.Call]:
-    """Yield a `lanes.Call` for everything that is compared; all processes end with the ``with`` block."""
+    """Yield a `lanes.Call` for everything that is compared; all processes end with the block."""
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(link, workers)) if link else None
         lane = {name: lanes.Lane(name, workers=workers, network=joined) for name in dict.fromkeys(found.lanes.values())}
@@ -135,5 +123,4 @@ def linked_lanes(found: Compared, workers: int, link: EmulatedLink | None) -> It
 
 
 def where(link: EmulatedLink | None) -> str:
-    """Return where the workers are."""
     return f"behind links of {link}" if link else "on this machine"

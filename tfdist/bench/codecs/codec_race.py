@@ -62,11 +62,6 @@ class CodecRace(Suite):
             )
 
     def run(self, told: Told = untold) -> "RaceReport":
-        """Train with each codec, with none and by Horovod, one after the other, and return the report.
-
-        Example:
-            >>> race.run().speed("powersgd", "horovod")                                        # doctest: +SKIP
-        """
         found = compared(self.codecs, bound=False)  # the bound learns nothing
         with machine.observed() as about, linked_lanes(found, self.workers, self.link) as call:
 
@@ -104,29 +99,18 @@ class Curve:
     accuracy: Sequence[float]
 
     def reached(self, target: float) -> int | None:
-        """Return the first check at which the accuracy was reached; None where it was not.
-
-        Example:
-            >>> Curve(seconds=[1.0, 2.0], accuracy=[0.5, 0.9]).reached(0.8)
-            1
-        """
+        """The first check with this accuracy, or None."""
         return next((index for index, found in enumerate(self.accuracy) if found >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the seconds of training to an accuracy; None where it was not reached."""
+        """Seconds of training to an accuracy, or None."""
         index = self.reached(target)
         return None if index is None else self.seconds[index]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceReport(Report):
-    """All trainings.
-
-    Attributes:
-        curves: name -> one training per round.
-        examples: in an epoch.
-        left_out: name -> why it could not run.
-    """
+    """Name to one training per round, the examples of an epoch, and name to why it was left out."""
 
     setup: CodecRace
     curves: Mapping[str, Sequence[Curve]]
@@ -134,22 +118,21 @@ class RaceReport(Report):
     left_out: Mapping[str, str]
 
     def seconds_to_target(self, name: str) -> Quartiles | None:
-        """Return the seconds of training until the target; None where a round has not reached it."""
+        """Seconds of training to the target; None where a round did not reach it."""
         found = [curve.seconds_to(self.setup.target) for curve in self.curves[name]]
         return None if None in found else quartiles([seconds for seconds in found if seconds is not None])
 
     def epochs_to_target(self, name: str) -> Quartiles | None:
-        """Return the epochs of training until the target; None where a round has not reached it."""
+        """Epochs of training to the target; None where a round did not reach it."""
         checks = [curve.reached(self.setup.target) for curve in self.curves[name]]
         each = self.setup.steps_per_check * self.setup.global_batch_size / self.examples
         return None if None in checks else quartiles([each * (1 + index) for index in checks if index is not None])
 
     def final_accuracy(self, name: str) -> Quartiles:
-        """Return the accuracy at the end."""
         return quartiles([curve.accuracy[-1] for curve in self.curves[name]])
 
     def speed(self, name: str, peer: str) -> Quartiles | None:
-        """Return how many times sooner than by a peer the target was reached; None where it was not."""
+        """The peer's time to the target over this one's; None where one did not reach it."""
         if name == peer or peer not in self.curves:
             return None
         own, other = ([one.seconds_to(self.setup.target) for one in self.curves[each]] for each in (name, peer))
@@ -157,7 +140,6 @@ class RaceReport(Report):
         return quartiles(ratios) if len(ratios) == len(own) else None
 
     def derived(self) -> dict[str, Any]:
-        """Return times to the target and ratios."""
         return {
             "results": [
                 {
@@ -172,7 +154,6 @@ class RaceReport(Report):
         }
 
     def shown(self) -> Iterator[Table | str]:
-        """Yield a table with a row for each way."""
         setup = self.setup
         rows = [
             [
@@ -195,7 +176,7 @@ class RaceReport(Report):
         yield self.ran_on()
 
     def draw(self, path: Path) -> None:
-        """Draw the accuracy on the test images over the seconds of training, as a PNG."""
+        """Accuracy on the test images over seconds of training."""
         require_matplotlib()
         from matplotlib import colormaps
         from matplotlib.figure import Figure
@@ -223,7 +204,6 @@ class RaceReport(Report):
 
 
 def _curve(workers: Sequence[Sequence[tuple[float, float]]]) -> Curve:
-    """Return the training of the (seconds, accuracy) at each check of all workers."""
     checks = list(zip(*workers, strict=True))
     seconds = [max(seconds for seconds, _ in check) for check in checks]
     return Curve(seconds=seconds, accuracy=[check[0][1] for check in checks])

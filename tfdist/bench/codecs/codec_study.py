@@ -26,7 +26,7 @@ _SEED = 7
 
 
 def study(codec: str, model: str, global_batch_size: int, times: int, modules: Sequence[str]) -> dict[str, Any]:
-    """Return what a codec does with the gradients of one batch."""
+    """What a codec does with the gradients of one batch."""
     load(modules)
     workers = clusters.from_environment()
     chosen, parts = codec_of(codec), _parts(model, global_batch_size, workers.num_workers)
@@ -94,7 +94,7 @@ def _error(codec: Codec, parts: list[list[tf.Tensor]], groups: list[list[int]]) 
 
 @functools.lru_cache(maxsize=1)
 def _parts(model: str, global_batch_size: int, members: int) -> list[list[tf.Tensor]]:
-    """Return each member's part of the mean gradients of a new model on one batch; kept for the next codec."""
+    """Each member's part of the mean gradients of a new model on one batch; kept for the next codec."""
     keras.utils.set_random_seed(_SEED)
     network = MODELS[model].build()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -147,7 +147,7 @@ def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
 
 
 def wire_bytes(codec: Codec, specs: Sequence[tf.TensorSpec], members: int) -> float:
-    """Return how many bytes a member sends for the gradients of a step by the formulas: no headers, no metrics."""
+    """Bytes that a member sends for the gradients of a step by the formulas, without headers and metrics."""
     groups = units(codec, specs)
     compressed = {index for group in groups for index in group}
     whole = (spec for index, spec in enumerate(specs) if index not in compressed)

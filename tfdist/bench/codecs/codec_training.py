@@ -29,7 +29,7 @@ _prepared: dict[str, training_loops.Runner] = {}
 
 
 def prepare(arm: str, model: str, global_batch_size: int, steps: int, modules: Sequence[str]) -> None:
-    """Build the model of an arm and run it for so many steps, which trace and warm it."""
+    """Build the model of an arm, and trace and warm it with this many steps."""
     load(modules)
     if arm == HOROVOD:
         _prepared[arm] = training_loops.horovod(model, global_batch_size)
@@ -40,7 +40,7 @@ def prepare(arm: str, model: str, global_batch_size: int, steps: int, modules: S
 
 
 def measure(arm: str, steps: int) -> training_loops.Measured:
-    """Return the seconds that this worker needs for so many steps, and the bytes that it has sent."""
+    """The seconds that this worker needs for this many steps, and the bytes that it sends."""
     return _prepared[arm](steps)
 
 
@@ -57,17 +57,15 @@ def _optimizer(arm: str, learning_rate: float, momentum: float = 0.0) -> keras.o
 
 
 class _Unreduced(DistributedOptimizer):
-    """Updates with the gradients of this replica alone: what remains of a step when gradients cost nothing."""
+    """Updates with the gradients of this replica alone: the cost of a step when gradients cost nothing."""
 
     @property
     def reduction_choices(self) -> reducer.Choices:
-        """A reducer that reduces nothing."""
         return reducer.Choices(compression=lambda inner: _AsTheyAre())
 
 
 class _AsTheyAre(reducer.GradientReducer):
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
-        """Return them."""
         return gradients
 
 
@@ -93,7 +91,7 @@ def train(
     steps_per_check: int,
     modules: Sequence[str],
 ) -> list[Check]:
-    """Train a new model, and return what it has come to after each few steps."""
+    """Train a new model, and return its state after every few steps."""
     load(modules)
     if arm == HOROVOD:
         rate = keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)
@@ -120,7 +118,7 @@ def train(
 
 
 class _Curve(keras.callbacks.Callback):
-    """Notes the time of training and the accuracy of each epoch, which is as many steps as there are between checks."""
+    """Records the training time and the accuracy of each epoch; an epoch has the steps between two checks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,15 +126,12 @@ class _Curve(keras.callbacks.Callback):
         self._began = self._spent = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the clock."""
         self._began = time.perf_counter()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Stop it: what follows is no training."""
         self._spent += time.perf_counter() - self._began
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note both."""
         self.checks.append(Check(self._spent, float((logs or {})["val_accuracy"])))
 
 
@@ -164,7 +159,6 @@ def _by_horovod(
 
 
 def examples(data: str) -> int:
-    """Return how many examples there are to train on."""
     return len(_digits(data, "train").labels)
 
 
@@ -182,14 +176,14 @@ def _digits(folder: str | Path, part: str) -> _Part:
 
 
 def _perceptron(seed: int) -> keras.Model:
-    """Return the classifier, not compiled, the same for the same seed: 2.2 M parameters, which are 8.7 MB."""
+    """The classifier, not compiled, equal for equal seeds: 2.2 M parameters, 8.7 MB."""
     keras.utils.set_random_seed(seed)
     hidden = [keras.layers.Dense(1024, activation="relu") for _ in range(3)]
     return keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])
 
 
 def _batches(part: _Part, global_batch_size: int, steps: int, seed: int) -> tf.data.Dataset:
-    """Return the batches of all workers for so many steps, in an order that the seed alone decides."""
+    """The batches of all workers for this many steps, in an order that only the seed decides."""
     draw, count = np.random.default_rng(seed), len(part.labels)
     epochs = -(-global_batch_size * steps // count)
     order = np.concatenate([draw.permutation(count) for _ in range(epochs)])

@@ -11,13 +11,7 @@ __all__ = ["MODELS", "Model"]
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model to train in a benchmark.
-
-    Attributes:
-        build: returns a new one.
-        input_shape: of one example.
-        classes: number of labels.
-    """
+    """A model to train: how to build one, the shape of an example, and the number of labels."""
 
     build: Callable[[], keras.Model]
     input_shape: tuple[int, ...]
@@ -33,7 +27,7 @@ def _perceptron() -> keras.Model:
 
 
 def _convolutional() -> keras.Model:
-    """A small convolutional network, 0.1 M parameters: a step is short, so what it costs beside computing shows."""
+    """A small convolutional network, 0.1 M parameters: a short step, so that overhead shows."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -48,7 +42,7 @@ def _convolutional() -> keras.Model:
 
 
 def _small() -> keras.Model:
-    """A perceptron of 7,000 parameters: a step takes about a millisecond, most of it beside computing."""
+    """A perceptron of 7,000 parameters: a step of about a millisecond, most of it overhead."""
     return keras.Sequential([keras.Input((32,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
 
 

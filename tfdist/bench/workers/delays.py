@@ -34,7 +34,7 @@ _READY = "ready\n"
 
 
 class Held:
-    """What waits, first in, first out: all of it equally long.
+    """A queue in which everything waits equally long.
 
     Example:
         >>> held = Held(0.5)
@@ -48,23 +48,22 @@ class Held:
         self._queue: collections.deque[tuple[float, Any]] = collections.deque()
 
     def add(self, now: float, what: Any) -> None:
-        """Let something wait from now on."""
         self._queue.append((now + self._seconds, what))
 
     def due(self, now: float) -> list[Any]:
-        """Return what has waited long enough, and forget it."""
+        """Return and forget what has waited long enough."""
         found = []
         while self._queue and self._queue[0][0] <= now:
             found.append(self._queue.popleft()[1])
         return found
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until something is due; None if nothing waits."""
+        """Seconds until something is due; None if nothing waits."""
         return max(0.0, self._queue[0][0] - now) if self._queue else None
 
 
 def relay(seconds: float, pairs: Sequence[tuple[socket.socket, socket.socket]], end: Any) -> None:
-    """Hand on frames between pairs of sockets until there is something to read at `end`."""
+    """Forward frames between pairs of sockets until `end` is readable."""
     held = Held(seconds)
     wires = dict(pairs)
     ports = {wire: port for port, wire in pairs}
@@ -96,7 +95,7 @@ def _send(device: socket.socket, frame: bytes) -> None:
 
 @contextlib.contextmanager
 def holding(inside: Sequence[str], seconds: float, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Hold what comes in at devices, in the ``with`` block."""
+    """Hold incoming frames at devices, in the block."""
     names = [name for pair in pairs for name in pair]
     process = subprocess.Popen(
         [*inside, sys.executable, "-m", __name__, str(seconds), *names],
@@ -124,7 +123,7 @@ def holding(inside: Sequence[str], seconds: float, pairs: Sequence[tuple[str, st
 
 
 def main() -> None:
-    """Open the devices that the command line names, say so, and hand frames on until standard input ends."""
+    """Open the named devices, say so, and forward frames until standard input ends."""
     names = sys.argv[2:]
     opened = [_opened(name) for name in names]
     sys.stdout.write(_READY)

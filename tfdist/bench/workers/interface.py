@@ -15,28 +15,19 @@ _BYTES, _PACKETS = 8, 9  # the columns after those of what was received
 
 
 class Sent(NamedTuple):
-    """What has left by an interface.
-
-    Attributes:
-        bytes: headers included.
-        packets: as they came to the interface; where the kernel hands it larger ones, such a one is one.
-
-    Example:
-        >>> Sent(bytes=3132, packets=2).payload
-        3000
-    """
+    """Sent bytes with headers, and sent packets; a packet that the kernel segments later counts once."""
 
     bytes: int
     packets: int
 
     @property
     def payload(self) -> int:
-        """The bytes without the headers of packets, all of which are those of TCP but for a few."""
+        """The bytes without the headers of packets; nearly all are TCP's."""
         return self.bytes - HEADER_BYTES * self.packets
 
 
 def sent() -> Sent | None:
-    """Return what has left by `DEVICE`: of a worker behind a link, all its own; None where there is none."""
+    """The counters of `DEVICE`, which carries only one worker's traffic behind a link; None where there is none."""
     try:
         text = _COUNTERS.read_text(encoding="ascii")
     except OSError:
@@ -45,7 +36,7 @@ def sent() -> Sent | None:
 
 
 def since(before: Sent | None) -> Sent | None:
-    """Return what has left since the counters stood there; None where there is none."""
+    """The traffic since the counters had these values; None where there is none."""
     now = None if before is None else sent()
     return None if before is None or now is None else Sent(now.bytes - before.bytes, now.packets - before.packets)
 

@@ -32,7 +32,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Lane:
-    """Worker processes that are started by the first call and ended on leaving the ``with`` block."""
+    """Worker processes that the first call starts and that end with the block."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Lane:
 
     @property
     def spins(self) -> bool:
-        """Whether the workers use the processor also with nothing to do, as Horovod does a thousand times a second."""
+        """True if idle workers use the processor, as Horovod's do a thousand times a second."""
         return self.name in ("horovod", "ring")
 
     def _environments(self) -> list[dict[str, str]]:
@@ -109,7 +109,7 @@ class Lane:
 
 @contextlib.contextmanager
 def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
-    """Let a lane run alone: those of the others that use the processor although they have nothing to do are held."""
+    """Let a lane run alone: idle workers of others that use the processor are stopped."""
     with contextlib.ExitStack() as stack:
         for other in lanes:
             if other.spins and other is not lane:
@@ -119,7 +119,7 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
 
 @contextlib.contextmanager
 def running(lane_of: Mapping[Any, Lane]) -> Iterator[Call]:
-    """Yield a `Call` that lets the lane of an arm run alone; the lanes end with the ``with`` block."""
+    """Yield a `Call` that lets the lane of an arm run alone; the lanes end with the block."""
     with contextlib.ExitStack() as stack:
         for lane in dict.fromkeys(lane_of.values()):
             stack.enter_context(lane)

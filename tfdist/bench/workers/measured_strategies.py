@@ -17,7 +17,6 @@ __all__ = ["horovod", "of_tensorflow", "of_tfdist"]
 
 @functools.cache
 def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strategy:
-    """Return tfdist's strategy of this name for the workers that the environment tells of."""
     if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
         return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
     chosen = {COLLECTIVES.name: collectives} if collectives else {}
@@ -26,7 +25,7 @@ def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strate
 
 @functools.cache
 def of_tensorflow(name: str) -> tf.distribute.Strategy:
-    """Return TensorFlow's strategy that stands beside tfdist's of this name."""
+    """TensorFlow's counterpart of a strategy of tfdist."""
     if strategy_table.get(name).processes == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
     replicas = REPLICAS_PER_WORKER.read(os.environ) or 1
@@ -38,7 +37,7 @@ def of_tensorflow(name: str) -> tf.distribute.Strategy:
 
 @functools.cache
 def horovod() -> Any:
-    """Return `horovod.tensorflow`, started as its users start it."""
+    """`horovod.tensorflow`, started as its users start it."""
     hvd = horovod_job.import_horovod()
     hvd.init()
     return hvd

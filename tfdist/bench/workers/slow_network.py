@@ -33,12 +33,7 @@ _COMMAND_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedLink:
-    """What each worker is connected by, in both directions.
-
-    Attributes:
-        rate: one of `RATES`.
-        delay_ms: that each packet is late, in milliseconds; a round trip takes twice as long.
-    """
+    """Each worker's link, both ways: a rate from `RATES`, and the delay of a packet; a round trip takes two."""
 
     rate: str
     delay_ms: float = 0.0
@@ -53,12 +48,12 @@ class EmulatedLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Where the workers of a benchmark are.
+    """The network of a benchmark's workers.
 
     Attributes:
-        name: that its namespaces begin with.
+        name: the prefix of its namespaces.
         subnet: the first three numbers of its addresses.
-        workers: number of them.
+        workers: their number.
     """
 
     name: str
@@ -67,16 +62,14 @@ class Network:
 
     @property
     def gateway(self) -> str:
-        """The address at which workers reach the process that has started them."""
+        """The address at which workers reach the process that started them."""
         return f"{self.subnet}.254"
 
     @property
     def hosts(self) -> list[str]:
-        """The workers' addresses."""
         return [f"{self.subnet}.{worker + 1}" for worker in range(self.workers)]
 
     def namespace(self, worker: int) -> str:
-        """Return the name of a worker's namespace."""
         return f"{self.name}-{worker}"
 
     @property
@@ -85,11 +78,10 @@ class Network:
         return f"{self.name}-hub"
 
     def namespaces(self) -> list[str]:
-        """Return the names of all namespaces."""
         return [*(self.namespace(worker) for worker in range(self.workers)), self.hub]
 
     def inside(self, worker: int) -> list[str]:
-        """Return what a command begins with that runs where a worker is."""
+        """The beginning of a command that runs where a worker is."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
 
@@ -138,7 +130,7 @@ def _limit(link: EmulatedLink, namespace: str, device: str) -> list[str]:
 
 @contextlib.contextmanager
 def network(link: EmulatedLink, workers: int) -> Iterator[Network]:
-    """Make a network for so many workers, and remove it at the end of the ``with`` block."""
+    """Make a network for this many workers, and remove it at the end of the block."""
     _require_rights()
     for name in stale(_namespaces(), _begun):
         _delete([name])
@@ -163,12 +155,6 @@ def _late(made: Network, link: EmulatedLink) -> contextlib.AbstractContextManage
 
 
 def stale(names: Iterable[str], begun: Callable[[int], str]) -> list[str]:
-    """Return the namespaces whose makers are gone.
-
-    Example:
-        >>> stale(["tfdist-link-7-100-hub", "tfdist-link-8-100-0", "mine"], {7: "100", 8: "900"}.__getitem__)
-        ['tfdist-link-8-100-0']
-    """
     found = ((name, re.match(rf"{_PREFIX}-(\d+)-(\d+)-", name)) for name in names)
     return [name for name, match in found if match and begun(int(match[1])) != match[2]]
 
@@ -199,7 +185,7 @@ def _namespaces() -> list[str]:
 
 
 def _name(namespace: str, host: str) -> None:
-    """Let this machine's name mean a worker's address there: Horovod listens where its machine's name leads."""
+    """Map this machine's name to a worker's address: Horovod listens at the address of its machine's name."""
     folder = _FILES / namespace
     folder.mkdir(parents=True, exist_ok=True)
     hosts = f"127.0.0.1 localhost\n{host} {socket.gethostname()}\n"

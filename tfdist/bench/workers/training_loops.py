@@ -36,38 +36,23 @@ __all__ = [
 
 
 class Clock(keras.callbacks.Callback):
-    """Callback that notes when the last epoch began and ended, without what `fit` does once in a call.
-
-    Example:
-        >>> clock = Clock()                                        # doctest: +SKIP
-        >>> model.fit(dataset, verbose=0, callbacks=[clock])       # doctest: +SKIP
-        >>> clock.seconds                                          # doctest: +SKIP
-        1.25
-    """
+    """Records when the last epoch began and ended, without what `fit` does once per call."""
 
     began = ended = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long the epoch took."""
         return self.ended - self.began
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the time."""
         self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the time."""
         self.ended = time.perf_counter()
 
 
 class Measured(NamedTuple):
-    """What a runner has measured.
-
-    Attributes:
-        seconds: that the steps took.
-        sent: what has left this worker by `slow_network.DEVICE`; None where there is none.
-    """
+    """The seconds of the steps, and what this worker sent by `slow_network.DEVICE`; None where there is none."""
 
     seconds: float
     sent: interface.Sent | None
@@ -77,7 +62,7 @@ Runner = Callable[[int], Measured]
 
 
 def dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
-    """Return batches of random numbers for a model, without end; the same in every process."""
+    """Endless batches of random numbers for a model, the same in every process."""
     shape, classes = MODELS[model].input_shape, MODELS[model].classes
     draw = np.random.default_rng(7)
     x = draw.normal(size=(4 * global_batch_size, *shape)).astype(np.float32)
@@ -86,7 +71,7 @@ def dataset(model: str, global_batch_size: int) -> tf.data.Dataset:
 
 
 def horovod(model: str, global_batch_size: int) -> Runner:
-    """Return a runner of the loop that Horovod's documentation and synthetic benchmark show."""
+    """A runner of the loop in Horovod's documentation and synthetic benchmark."""
     network = MODELS[model].build()
     step = horovod_step(network, keras.optimizers.SGD(0.01))
     iterator = iter(dataset(model, global_batch_size // measured_strategies.horovod().size()))
@@ -94,7 +79,7 @@ def horovod(model: str, global_batch_size: int) -> Runner:
 
 
 def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) -> Callable[[Any, Any], tf.Tensor]:
-    """Return a step of Horovod's loop, of this worker's examples and labels; all workers begin with equal weights."""
+    """A step of Horovod's loop, on this worker's examples and labels; all workers begin with equal weights."""
     hvd = measured_strategies.horovod()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer.build(network.trainable_variables)
@@ -113,7 +98,7 @@ def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def tensorflow(strategy: tf.distribute.Strategy, model: str, global_batch_size: int) -> Runner:
-    """Return a runner of the loop that TensorFlow's guide to custom training shows."""
+    """A runner of the loop in TensorFlow's guide to custom training."""
     with strategy.scope():
         network = MODELS[model].build()
         optimizer = keras.optimizers.SGD(0.01)
@@ -148,18 +133,16 @@ def _timed(step: Callable[[], tf.Tensor]) -> Runner:
 
 
 class _Meter(Clock):
-    """Notes what has been sent in an epoch, too."""
+    """Records what an epoch sends, too."""
 
     before: interface.Sent | None = None
     sent: interface.Sent | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the counter."""
         self.before = interface.sent()
         super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the counter."""
         super().on_epoch_end(epoch, logs)
         self.sent = interface.since(self.before)
 
@@ -172,7 +155,7 @@ def fit(
     steps_per_execution: int = 1,
     optimizer: Callable[[], keras.optimizers.Optimizer] | None = None,
 ) -> Runner:
-    """Return a runner of plain Keras `fit`, which measures its epoch."""
+    """A runner of plain Keras `fit`, which measures its epoch."""
     with strategy.scope():
         network = MODELS[model].build()
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -193,14 +176,14 @@ _prepared: dict[str, Runner] = {}
 
 
 def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps_per_execution: int, steps: int) -> None:
-    """Build the model of an arm and run it for some steps, which trace and warm it."""
+    """Build the model of an arm, and trace and warm it with some steps."""
     if arm not in _prepared:
         _prepared[arm] = _runner(arm, strategy, model, global_batch_size, steps_per_execution)
     _prepared[arm](steps)
 
 
 def measure(arm: str, steps: int) -> float:
-    """Return the seconds that this worker needs for some steps."""
+    """The seconds that this worker needs for some steps."""
     return _prepared[arm](steps).seconds
 
 

@@ -7,8 +7,9 @@ import click
 from tfdist.bench.all_reduce.all_reduce_bench import ENGINES, AllReduceBench, engines, header, lines
 from tfdist.bench.all_reduce.reduced_message import sizes
 from tfdist.bench.suite import MODELS
-from tfdist.cli.bench.suite_command import link_of, link_options, suite_options
+from tfdist.cli.bench.suite_command import link_of, link_options
 from tfdist.cli.common.command import Command
+from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.cli.common.written_files import json_option, plot_option
@@ -55,7 +56,7 @@ from tfdist.validation import as_bytes
     help="Also all gradients of this model.",
 )
 @link_options
-@suite_options(AllReduceBench)
+@field_options(AllReduceBench)
 @json_option
 @plot_option
 def command(

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from tfdist.bench.step_bench import STRATEGIES, StepBench, StepReport, shown
-from tfdist.cli.bench.suite_command import show, suite_options
+from tfdist.cli.bench.suite_command import show
 from tfdist.cli.common.command import Command
+from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.cli.common.written_files import json_option
@@ -32,7 +33,7 @@ from tfdist.errors import MissingDependencyError
     "--collectives", type=click.Choice(strategy_table.COLLECTIVES), multiple=True, help="Of multi-worker; repeatable."
 )
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas of mirrored.")
-@suite_options(StepBench)
+@field_options(StepBench)
 @json_option
 def command(
     strategy: tuple[str, ...],

@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,47 +14,16 @@ from rich.text import Text
 from tfdist.bench.suite import Report, Suite, Table
 from tfdist.bench.workers.slow_network import RATES, EmulatedLink
 from tfdist.cli.common.command import Command
+from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.interrupts import unwinding
 from tfdist.cli.common.progress import Line
 from tfdist.cli.common.written_files import json_option, plot_option
 from tfdist.planner.plot_style import require_matplotlib
 
-__all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command", "suite_options"]
+__all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command"]
 
 _WIDTH_IN_FILES = 160
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def suite_options(suite: type[Suite]) -> Callable[[_Function], _Function]:
-    """Return a decorator that gives a command an option for each field of a suite that `option` has made."""
-
-    def decorated(function: _Function) -> _Function:
-        for one in reversed(fields(suite)):
-            if known := one.metadata.get("text"):
-                flag = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
-                function = click.option(flag, one.name, help=known, **_kind(one.default, one.metadata))(function)
-        return function
-
-    return decorated
-
-
-def _kind(default: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what click is told of an option."""
-    if isinstance(default, bool):
-        return {"is_flag": True}
-    several = isinstance(default, tuple)
-    example = default[0] if several and default else default
-    kind: Any = str
-    if known["choices"]:
-        kind = click.Choice(list(known["choices"]))
-    elif isinstance(example, int):
-        kind = click.IntRange(known["minimum"])
-    elif isinstance(example, float):
-        kind = click.FloatRange(known["minimum"])
-    elif known["metavar"] == "FOLDER":
-        kind = click.Path(file_okay=False)
-    told = {"type": kind, "default": default, "multiple": several, "show_default": default not in (None, ())}
-    return told if known["metavar"] is None else {**told, "metavar": known["metavar"]}
 
 
 def link_options(function: _Function) -> _Function:
@@ -89,7 +57,7 @@ def suite_command(
             require_matplotlib()
         leave(measured((build or suite)(**values)), json_path, plot)
 
-    decorators: list[Callable[[Any], Any]] = [*options, suite_options(suite), json_option]
+    decorators: list[Callable[[Any], Any]] = [*options, field_options(suite), json_option]
     for decorator in reversed([*decorators, plot_option] if has_picture else decorators):
         command = decorator(command)
     made = click.command(name, cls=Command, examples=examples, page=page, help=inspect.getdoc(suite))

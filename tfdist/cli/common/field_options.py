@@ -31,5 +31,6 @@ def _arguments(default: Any, known: Option) -> dict[str, Any]:
     if known.kind is bool:
         return {**given, "is_flag": True}
     kind = click.Choice(list(known.choices)) if known.choices else known.kind
-    shown = {} if known.may_be_unset or known.is_several else {"default": default, "show_default": not known.is_hidden}
+    is_shown = not known.may_be_unset and default != ()
+    shown = {"default": default, "show_default": not known.is_hidden} if is_shown else {}
     return {**given, "type": kind, "metavar": known.metavar, "multiple": known.is_several, **shown}

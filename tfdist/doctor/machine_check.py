@@ -1,21 +1,61 @@
-"""Memory, processors, shared memory and open files: how much there is, and how much of it this process may use.
+"""The clock, memory, processors, shared memory and open files, and how much of them this process may use."""
 
-Example:
-    >>> judge_open_files(65536, 65536)[0].level.name
-    'OK'
-"""
-
+import ctypes
 import os
 import resource
 import shutil
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
+import tfdist
 from tfdist.doctor import cgroup
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.processes.shared_memory import CONTAINER_BYTES
+
+_TIMEX_BYTES = 512  # more than any kernel's struct timex; all zero asks and changes nothing
+_TIME_ERROR = 5
+_TOLERATED_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The wall clock, and when this package was installed, in seconds since 1970.
+
+    `synchronised` is None where the kernel cannot be asked whether a time service keeps the clock.
+    """
+
+    now: float
+    installed: float
+    synchronised: bool | None = None
+
+
+def observe_clock() -> Clock:
+    installed = Path(tfdist.__file__).stat().st_mtime
+    return Clock(now=time.time(), installed=installed, synchronised=_synchronised())
+
+
+def _synchronised() -> bool | None:
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (AttributeError, OSError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def judge_clock(clock: Clock) -> list[Finding]:
+    seen = datetime.fromtimestamp(clock.now, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if clock.now < clock.installed - _TOLERATED_SECONDS:
+        why = "it is behind the time at which tfdist was installed: certificates, make and event times go wrong"
+        return [problem("clock", seen, why, "timedatectl set-ntp true")]
+    if clock.synchronised is False:
+        why = "no time service keeps it; with several hosts the order of their events is not certain"
+        return [note("clock", f"{seen}, not synchronised", why, "timedatectl set-ntp true")]
+    return [ok("clock", seen)]
+
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -25,7 +65,7 @@ _FEW_FILES, _TOO_FEW_FILES = 1024, 256
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Memory of the machine and of the control group, in bytes; the group's is None when it has no limit."""
+    """Bytes of the machine, and of the control group where that has a limit."""
 
     total_bytes: int
     available_bytes: int
@@ -34,7 +74,6 @@ class Memory:
 
     @property
     def free_bytes(self) -> int:
-        """What this process and its children may still take."""
         if self.limit_bytes is None:
             return self.available_bytes
         return min(self.available_bytes, max(0, self.limit_bytes - (self.limit_used_bytes or 0)))
@@ -42,7 +81,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """Cores of the machine, cores this process may run on, and its quota of processor time (1.0 is one core)."""
+    """Cores of the machine, cores this process may run on, and its quota of processor time; 1.0 is one core."""
 
     cores: int
     usable: int
@@ -50,7 +89,6 @@ class Processors:
 
 
 def observe_memory(limits: cgroup.Limits) -> Memory:
-    """Read the memory of the machine."""
     machine = psutil.virtual_memory()
     return Memory(
         total_bytes=machine.total,
@@ -61,7 +99,7 @@ def observe_memory(limits: cgroup.Limits) -> Memory:
 
 
 def judge_memory(memory: Memory) -> list[Finding]:
-    """Say how many small workers fit."""
+    """Count the small workers that fit."""
     seen = f"{memory.free_bytes / GIB:.1f} GiB free of {memory.total_bytes / GIB:.1f} GiB"
     if memory.limit_bytes is not None and memory.limit_bytes < memory.total_bytes:
         seen += f", limited to {memory.limit_bytes / GIB:.1f} GiB by the control group"
@@ -77,12 +115,10 @@ def judge_memory(memory: Memory) -> list[Finding]:
 
 
 def observe_processors(limits: cgroup.Limits) -> Processors:
-    """Read the processors of the machine."""
     return Processors(cores=os.cpu_count() or 1, usable=len(os.sched_getaffinity(0)), quota=limits.cpus)
 
 
 def judge_processors(processors: Processors) -> list[Finding]:
-    """Say whether the threads that TensorFlow starts have the time that they expect."""
     seen = f"{processors.usable} of {processors.cores} cores"
     if processors.quota is None or processors.quota >= processors.usable:
         return [ok("processors", seen)]
@@ -93,12 +129,10 @@ def judge_processors(processors: Processors) -> list[Finding]:
 
 
 def observe_shared_memory(path: Path = Path("/dev/shm")) -> int | None:
-    """Return the size of the shared memory in bytes; None when there is none."""
     return shutil.disk_usage(path).total if path.is_dir() else None
 
 
 def judge_shared_memory(total_bytes: int | None) -> list[Finding]:
-    """Say whether processes of one host can exchange large buffers."""
     why = "NCCL exchanges gradients between the GPUs of a host there and fails when it is full"
     cure = "docker run --shm-size=1g ...   # Kubernetes: an emptyDir with medium Memory at /dev/shm"
     if total_bytes is None:
@@ -109,12 +143,11 @@ def judge_shared_memory(total_bytes: int | None) -> list[Finding]:
 
 
 def observe_open_files() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files; -1 is no limit."""
+    """The soft and the hard limit; -1 is no limit."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def judge_open_files(soft: int, hard: int) -> list[Finding]:
-    """Say whether a process may open enough files and connections."""
     if soft == resource.RLIM_INFINITY:
         return [ok("open-files", "no limit")]
     seen = f"{soft} per process"

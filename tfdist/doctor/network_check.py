@@ -1,24 +1,20 @@
-"""Ports and the name of this host: whether workers can listen, and whether other hosts can find this one.
-
-Example:
-    >>> judge_hostname(Hostname(name="node7", addresses=("10.0.0.7",)))[0].seen
-    'node7 is 10.0.0.7'
-"""
+"""Ports, the name of this host, proxies, and the cluster that the environment describes."""
 
 import ipaddress
 import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from tfdist import cluster
 from tfdist.cluster import ports
 from tfdist.doctor import child
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 
 _WANTED_PORTS = 8
 _FEW_EPHEMERAL = 2000
@@ -32,14 +28,9 @@ print(json.dumps(sorted({entry[4][0] for entry in found})))
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports on the loopback interface.
+    """Ports of the loopback interface, and the addresses by which others reach this machine.
 
-    Attributes:
-        free: ports on which a worker could listen now.
-        error: why there are none.
-        ephemeral: first and last port of the range that outgoing connections are given; None where it is unknown.
-        listening: how many sockets listen on this machine.
-        addresses: of this machine, by which others may reach it.
+    `ephemeral` is the range that outgoing connections take their ports from; `listening` counts sockets.
     """
 
     free: tuple[int, ...] = ()
@@ -51,7 +42,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class Hostname:
-    """The name of this host and the addresses it stands for; or why it stands for none."""
+    """The name of this host with its addresses, or why it has none."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -59,7 +50,6 @@ class Hostname:
 
 
 def observe_ports(range_file: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> Ports:
-    """Look for free ports on loopback and read the ephemeral range."""
     first_last = tuple(int(word) for word in range_file.read_text().split()) if range_file.is_file() else ()
     ephemeral = (first_last[0], first_last[1]) if len(first_last) == 2 else None
     sockets = psutil.net_connections(kind="tcp")
@@ -79,7 +69,6 @@ def _addresses() -> tuple[str, ...]:
 
 
 def judge_ports(seen: Ports) -> list[Finding]:
-    """Say whether local workers can listen."""
     if seen.error:
         why = "each worker listens on one port of 127.0.0.1"
         return [problem("ports", seen.error, why, "ss -ltnp   # what listens; ip link set lo up   # if lo is down")]
@@ -95,7 +84,7 @@ def judge_ports(seen: Ports) -> list[Finding]:
 
 
 def _open(seen: Ports) -> list[Finding]:
-    """Say who may reach TensorFlow's servers, which no option binds to one address."""
+    """TensorFlow's servers listen on all interfaces; no option binds them to one address."""
     if not seen.addresses:
         return []
     text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {_few(seen.addresses)}"
@@ -111,7 +100,7 @@ def _few(addresses: Sequence[str]) -> str:
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
-    """Resolve the name of this host in a child process, with a deadline (a resolver may wait for minutes)."""
+    """Resolve the name in a child process: a resolver may wait for minutes."""
     name = socket.gethostname()
     outcome = child.run([sys.executable, "-I", "-c", _RESOLVE, name], timeout_seconds=timeout_seconds)
     if outcome.code == 0:
@@ -120,7 +109,6 @@ def observe_hostname(*, timeout_seconds: float) -> Hostname:
 
 
 def judge_hostname(seen: Hostname) -> list[Finding]:
-    """Say whether the name of this host can stand in the address list of a cluster of several hosts."""
     if seen.error or not seen.addresses:
         why = "a cluster whose addresses use this name cannot connect; workers on this host alone are not affected"
         cure = f'echo "$(hostname -I | cut -d" " -f1) {seen.name}" >> /etc/hosts'
@@ -130,3 +118,61 @@ def judge_hostname(seen: Hostname) -> list[Finding]:
         why = "other hosts cannot use this name: on this host it means the loopback interface"
         return [note("hostname", text, why, "hostname -I   # use one of these addresses in TF_CONFIG")]
     return [ok("hostname", text)]
+
+
+# What gRPC's core reads, tried with TensorFlow 2.21: these, in lower case only. Exceptions are ends of host names and
+# networks (``10.0.0.0/8``); ``*`` excepts nothing. A proxy cannot serve gRPC between workers, even on 127.0.0.1, and a
+# session between two servers then waits beyond its own deadline.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+
+
+def judge_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> list[Finding]:
+    proxy = next((name for name in _PROXIES if environ.get(name)), None)
+    if proxy is None:
+        return [ok("proxies", "gRPC uses none")]
+    name = next((name for name in _EXCEPTIONS if environ.get(name)), "no_proxy")
+    exceptions = environ.get(name, "")
+    caught = [host for host in dict.fromkeys(hosts) if not excepted(host, exceptions)]
+    if not caught:
+        return [ok("proxies", f"{proxy} is set, {name} excepts {', '.join(dict.fromkeys(hosts))}")]
+    seen = f"{proxy}={environ[proxy]}, and {name}={exceptions!r} does not except {', '.join(caught)}"
+    why = "gRPC between workers goes to the proxy, and training waits without an end"
+    return [problem("proxies", seen, why, f"export {name}={','.join(filter(None, [exceptions, *caught]))}")]
+
+
+def excepted(host: str, exceptions: str) -> bool:
+    return any(_matches(host, entry.strip()) for entry in exceptions.split(",") if entry.strip())
+
+
+def _matches(host: str, entry: str) -> bool:
+    if "/" in entry:
+        try:
+            return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+        except ValueError:
+            return False
+    return host.lower().endswith(entry.lower())
+
+
+LOOPBACK = ("127.0.0.1",)
+
+
+def judge_cluster(environ: Mapping[str, str]) -> list[Finding]:
+    try:
+        found = cluster.from_environment(environ)
+    except ConfigError as error:
+        return [problem("cluster", str(error), "a script started here ends with this error", "env | sort")]
+    if found.num_workers == 1 and not found.parameter_servers:
+        return [ok("cluster", f"one worker (from: {found.source})")]
+    count = found.num_workers
+    place = f"worker {found.worker_index} of {count}" if found.is_worker else f"{found.task}, {count} worker(s)"
+    return [ok("cluster", f"{place} (from: {found.source}): {', '.join(found.addresses)}")]
+
+
+def worker_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of the cluster that the environment describes; loopback when it describes none."""
+    try:
+        addresses = cluster.from_environment(environ).addresses
+    except ConfigError:
+        return LOOPBACK
+    return tuple(address.rpartition(":")[0].strip("[]") for address in addresses) or LOOPBACK

@@ -1,13 +1,9 @@
-"""Check GPUs and NCCL: what the driver lists, what TensorFlow can use, and why they differ.
-
-Example:
-    >>> judge_gpus(Framework(), Driver(), {})[0].seen
-    'none; TensorFlow computes on the CPU'
-"""
+"""GPUs and NCCL as the driver and TensorFlow see them, and the dtype policy that the hardware suggests."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfdist.doctor import child
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
@@ -19,13 +15,7 @@ _NCCL_WHEELS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """What ``nvidia-smi`` says.
-
-    Attributes:
-        present: whether the program is there.
-        gpus: one line per GPU, with the version of the driver.
-        error: why it could not say.
-    """
+    """The answer of ``nvidia-smi``: a line for each GPU, or why there is none."""
 
     present: bool = False
     gpus: tuple[str, ...] = ()
@@ -33,7 +23,6 @@ class Driver:
 
 
 def observe_driver(*, timeout_seconds: float) -> Driver:
-    """Ask ``nvidia-smi`` for the GPUs, with a deadline."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Driver()
@@ -45,7 +34,6 @@ def observe_driver(*, timeout_seconds: float) -> Driver:
 
 
 def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str]) -> list[Finding]:
-    """Compare the GPUs that the driver lists with those that TensorFlow can use."""
     if framework.gpus:
         return [_usable(framework, driver)]
     if driver.error:
@@ -77,7 +65,7 @@ def _usable(framework: Framework, driver: Driver) -> Finding:
 
 
 def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether NCCL is there; it matters from two GPUs on."""
+    """NCCL matters from two GPUs on."""
     wheel = next((f"{name} {packages[name]}" for name in _NCCL_WHEELS if name in packages), "")
     if framework.nccl is not None:
         return [ok("nccl", nccl_version(framework.nccl) + (f" (wheel {wheel})" if wheel else ""))]
@@ -89,11 +77,58 @@ def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Findin
 
 
 def nccl_version(number: int) -> str:
-    """Return NCCL's version number as it is written: 22703 -> ``2.27.3``, 2708 -> ``2.7.8``.
-
-    Example:
-        >>> nccl_version(22703)
-        '2.27.3'
-    """
+    """NCCL's version as it is written: 22703 is ``2.27.3``, 2708 is ``2.7.8``."""
     thousands = 10_000 if number >= 10_000 else 1_000  # the scheme changed with 2.9
     return f"{number // thousands}.{number % thousands // 100}.{number % 100}"
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+# as the kernels of x86 and of ARM call them
+_BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def observe_processor(path: Path = _CPUINFO) -> frozenset[str]:
+    """The names of the processor's extensions; none where the system does not say."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def recommended(capabilities: Sequence[tuple[int, int]], flags: Iterable[str]) -> str:
+    """The Keras dtype policy that is faster on this hardware and learns as well.
+
+    Tensor cores multiply float16 from compute capability 7.0 on and bfloat16 from 8.0 on. bfloat16 needs no loss scale,
+    so it is preferred. A replica waits for the slowest, so the least capable GPU decides.
+
+    Source: NVIDIA, "CUDA C++ Programming Guide", compute capabilities; P. Micikevicius et al., "Mixed Precision
+    Training", 2018.
+    """
+    if not capabilities:
+        return "mixed_bfloat16" if set(flags) & set(_BFLOAT16_FLAGS) else "float32"
+    least = min(capabilities)
+    if least >= (8, 0):
+        return "mixed_bfloat16"
+    return "mixed_float16" if least >= (7, 0) else "float32"
+
+
+def judge_precision(framework: Framework, flags: Iterable[str]) -> list[Finding]:
+    if framework.gpus and not framework.capabilities:
+        why = "TensorFlow does not say what its GPUs can do, so no policy is recommended"
+        return [note("precision", "compute capability unknown", why)]
+    found = sorted(set(flags) & set(_BFLOAT16_FLAGS))
+    policy = recommended(framework.capabilities, found)
+    if framework.capabilities:
+        major, minor = min(framework.capabilities)
+        what = f"GPUs of compute capability {major}.{minor}" + (" and more" if len(framework.capabilities) > 1 else "")
+    else:
+        what = f"the processor has {', '.join(found)}" if found else "the processor multiplies no 16-bit numbers"
+    advice = {
+        "mixed_bfloat16": "mixed_bfloat16 pays, without a loss scale",
+        "mixed_float16": "mixed_float16 pays, with a loss scale, which Keras adds by itself",
+        "float32": "float32; mixed precision saves memory at most",
+    }
+    return [ok("precision", f"{advice[policy]} ({what})")]

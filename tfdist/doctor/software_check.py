@@ -1,13 +1,10 @@
-"""Versions that fit each other: what is installed against what is required, and the combinations known to fail.
-
-Example:
-    >>> judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})[0].level.name
-    'WARNING'
-"""
+"""Versions that fit each other, the tools that builds need, and Horovod."""
 
 import contextlib
 import importlib.metadata
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tfdist.compat.version_pairs import KERAS, MAIN, Standing, judge
+from tfdist.doctor import child
 from tfdist.doctor.finding import Finding, note, ok, problem, warning
 from tfdist.doctor.framework import Framework
+from tfdist.native.horovod_record import Installed
 
 # each of these brings the module `tensorflow`; two of them overwrite each other's files
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "intel-tensorflow", "tensorflow-rocm", "tf-nightly")
@@ -28,7 +27,6 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 def installed_packages() -> dict[str, str]:
-    """Return the version of every installed distribution, by its canonical name."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
@@ -39,14 +37,14 @@ def installed_packages() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a distribution declares: versions of Python, and other distributions, both as its metadata writes them."""
+    """The Python versions and the other distributions that a distribution requires, as its metadata writes them."""
 
     python: str = ""
     packages: tuple[str, ...] = ()
 
 
 def declared_needs() -> dict[str, Needs]:
-    """Return what tfdist, TensorFlow and Keras declare; one that is not installed is left out."""
+    """The requirements of tfdist, TensorFlow and Keras, as far as they are installed."""
     found: dict[str, Needs] = {}
     for owner in _OWNERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -58,7 +56,6 @@ def declared_needs() -> dict[str, Needs]:
 
 
 def judge_python(needs: Mapping[str, Needs], running: str) -> list[Finding]:
-    """Compare the running Python with what tfdist, TensorFlow and Keras require."""
     for owner, need in needs.items():
         if not SpecifierSet(need.python).contains(running, prereleases=True):
             why = f"{owner} needs Python {need.python}"
@@ -67,7 +64,6 @@ def judge_python(needs: Mapping[str, Needs], running: str) -> list[Finding]:
 
 
 def judge_requirements(needs: Mapping[str, Needs], packages: Mapping[str, str]) -> list[Finding]:
-    """Compare what is installed with what tfdist, TensorFlow and Keras declare (protobuf, numpy, ml_dtypes, ...)."""
     findings = []
     for owner, declared in needs.items():
         for need in map(Requirement, declared.packages):
@@ -88,7 +84,6 @@ def _version_of(name: str, packages: Mapping[str, str]) -> str | None:
 
 
 def judge_tensorflow(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether TensorFlow loads, what it was built for, and whether several packages claim to be TensorFlow."""
     findings = []
     claimants = [f"{name} {packages[name]}" for name in TENSORFLOWS if name in packages]
     if len(claimants) > 1:
@@ -107,7 +102,6 @@ def judge_tensorflow(framework: Framework, packages: Mapping[str, str]) -> list[
 
 
 def judge_keras(framework: Framework, packages: Mapping[str, str], environ: Mapping[str, str]) -> list[Finding]:
-    """Say whether ``keras`` is Keras 3, and whether anything asks for the legacy Keras 2."""
     version = framework.keras or packages.get("keras", "")
     if environ.get("TF_USE_LEGACY_KERAS", "").lower() in _TRUE:
         seen = f"TF_USE_LEGACY_KERAS={environ['TF_USE_LEGACY_KERAS']}"
@@ -128,7 +122,6 @@ def judge_keras(framework: Framework, packages: Mapping[str, str], environ: Mapp
 
 
 def judge_pair(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether this TensorFlow was tested with this Keras."""
     tensorflow = framework.version or _version_of("tensorflow", packages) or ""
     keras = framework.keras or packages.get("keras", "")
     if not tensorflow or not keras:
@@ -147,7 +140,7 @@ def judge_pair(framework: Framework, packages: Mapping[str, str]) -> list[Findin
 
 
 def judge_keras_backend(environ: Mapping[str, str], config: str = "") -> list[Finding]:
-    """Say which backend Keras will choose, from KERAS_BACKEND and the text of its configuration file."""
+    """The backend that Keras chooses: KERAS_BACKEND, else the text of its configuration file."""
     if "KERAS_BACKEND" in environ:
         backend, source, cure = environ["KERAS_BACKEND"], "KERAS_BACKEND", "export KERAS_BACKEND=tensorflow"
     else:
@@ -160,7 +153,6 @@ def judge_keras_backend(environ: Mapping[str, str], config: str = "") -> list[Fi
 
 
 def keras_config(environ: Mapping[str, str]) -> str:
-    """Return the text of Keras' configuration file; empty when there is none."""
     home = environ.get("KERAS_HOME") or str(Path(environ.get("HOME", "/"), ".keras"))
     path = Path(home, "keras.json")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -174,7 +166,6 @@ def _backend_in(config: str) -> str:
 
 
 def judge_numpy(packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether NumPy and TensorFlow were built for each other."""
     numpy, tensorflow = packages.get("numpy"), _version_of("tensorflow", packages)
     if numpy and tensorflow and Version(numpy).major >= 2 and Version(tensorflow) < Version("2.18"):
         why = f"TensorFlow {tensorflow} was built for NumPy 1 and fails when it is imported"
@@ -183,7 +174,6 @@ def judge_numpy(packages: Mapping[str, str]) -> list[Finding]:
 
 
 def judge_tensorflow_io(packages: Mapping[str, str]) -> list[Finding]:
-    """Say whether tensorflow-io, where it is installed, can load."""
     version, tensorflow = packages.get("tensorflow-io"), _version_of("tensorflow", packages)
     if version is None or tensorflow is None:
         return []
@@ -192,3 +182,63 @@ def judge_tensorflow_io(packages: Mapping[str, str]) -> list[Finding]:
         why = "it loads under TensorFlow 2.16 alone (undefined symbols); pyarrow, h5py and fsspec read the same formats"
         return [warning("tensorflow-io", seen, why, "python -m pip uninstall -y tensorflow-io")]
     return [ok("tensorflow-io", version)]
+
+
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """First line of each tool's ``--version``; empty when the tool is missing."""
+
+    compiler: str = ""
+    make: str = ""
+
+
+def observe_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
+    compilers = [environ["CXX"]] if environ.get("CXX") else ["c++", "g++", "clang++"]
+    return Toolchain(compiler=next(filter(None, map(_version, compilers)), ""), make=_version("make"))
+
+
+def _version(tool: str) -> str:
+    program = shutil.which(tool)
+    if program is None:
+        return ""
+    outcome = child.run([program, "--version"], timeout_seconds=_SECONDS)
+    return outcome.output.splitlines()[0] if outcome.code == 0 and outcome.output else ""
+
+
+def judge_toolchain(tools: Toolchain) -> list[Finding]:
+    """Only builds from source need these tools."""
+    needs = "training needs it not; `tfdist build horovod` does"
+    findings = []
+    for name, version, package in (("compiler", tools.compiler, "g++"), ("make", tools.make, "make")):
+        if version:
+            findings.append(ok(name, version))
+        else:
+            findings.append(note(name, "not found", needs, f"apt-get install {package}"))
+    return findings
+
+
+_BUILD = "tfdist build horovod"
+
+
+def judge_horovod(framework: Framework, found: Installed | None, *, tensorflow: str) -> list[Finding]:
+    if found is None:
+        why = "an option: only training over Horovod needs it"
+        return [note("horovod", "not installed", why, _BUILD)]
+    record = found.record
+    if record is not None and tensorflow and record.tensorflow != tensorflow:
+        seen = f"{found.version} was built for TensorFlow {record.tensorflow}, and {tensorflow} is installed"
+        return [warning("horovod", seen, "a library built for another TensorFlow does not load, or crashes", _BUILD)]
+    if framework.horovod is None:
+        seen = f"{found.version} does not load: {framework.horovod_error or framework.error}"
+        why = "it was built for another TensorFlow, or without TensorFlow"
+        return [warning("horovod", seen, why, f"{_BUILD} --force")]
+    has = [name for name, is_in in framework.horovod.items() if is_in]
+    lacks = [name for name, is_in in framework.horovod.items() if not is_in]
+    seen = f"{found.version}, built with {', '.join(has) or 'no transport'}"
+    seen += f"; without {', '.join(lacks)}" if lacks else ""
+    if framework.gpus and "nccl" in lacks:
+        return [note("horovod", seen, "gradients on GPUs go through host memory", f"{_BUILD} --gpu")]
+    return [ok("horovod", seen)]
