@@ -12,7 +12,8 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.monitor import fault_verdicts
-from tfdist.monitor.fault_plan import Fault, FaultPlan
+from tfdist.monitor.fault_plan import FaultPlan
+from tfdist.monitor.faults import Fault
 from tfdist.variables import FAULTS_LOG
 
 _DEADLINE_SECONDS = 240.0  # of a start, and once more for each kill

@@ -26,8 +26,8 @@ from tfdist.checkpoint.state_resizing import resharded
 from tfdist.cluster import from_environment
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.ports import free_ports
+from tfdist.collectives.collective_selection import Offer, chosen
 from tfdist.collectives.membership import sentence
-from tfdist.collectives.selection.collective_selection import Offer, chosen
 from tfdist.compat.version_pairs import judge
 from tfdist.data.order.class_shares import Weighted
 from tfdist.data.sources import Options, open_source

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.native import build_target, library, loading
+from tfdist.native import build_target, library
 from tfdist.variables import NATIVE
 
 tf = pytest.importorskip("tensorflow")
@@ -181,7 +181,7 @@ def test_an_optimizer_compiles_before_its_first_step_and_does_without(
         raise TfdistError("there is no compiler")
 
     monkeypatch.setenv(NATIVE.name, "1")
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(library, "load", load)
     monkeypatch.setattr(module, "_loaded", functools.cache(module._loaded.__wrapped__))
     DistributedOptimizer("sgd", compression=PowerSGD())
     assert asked == []

@@ -14,9 +14,9 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
-from tfdist.parallel.axes import Axes
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.vocabulary import Logits
+from tfdist.parallel.mesh_axes import Axes
 
 # what a step does with what is promised, and whether that takes its numbers
 USES: dict[str, tuple[Callable[[tf.Tensor], Any], bool]] = {

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
 from tfdist.parallel import sharded_initializers
-from tfdist.parallel import weight_sharding as lying
-from tfdist.parallel.axes import Axes
-from tfdist.parallel.weight_sharding import Sharding
+from tfdist.parallel import weight_layouts as lying
+from tfdist.parallel.mesh_axes import Axes
+from tfdist.parallel.weight_layouts import MeshLayout
 
 SHAPE = (70, 21, 3)
 INITIALIZERS = {
@@ -64,7 +64,7 @@ def test_parts_are_cut_from_a_few_rows_at_a_time(layout: Any, monkeypatch: pytes
     found = sharded_initializers.numbers_of(INITIALIZERS["glorot_uniform"], SHAPE, "float32")
     assert found is not None
     for rank in (0, 5, 41):
-        sharding = Sharding(Axes(mesh, rank, {}, lambda _: None), layout, SHAPE, "w")  # type: ignore[arg-type,return-value]
+        sharding = MeshLayout(Axes(mesh, rank, {}, lambda _: None), layout, SHAPE, "w")  # type: ignore[arg-type,return-value]
         part = sharding.drawn(found.stretch)
         assert part.shape == sharding.local_shape
         assert np.array_equal(part, sharding.cut(whole))

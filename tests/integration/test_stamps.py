@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.monitor.recording.compiled_stamps import CompiledRows
 from tfdist.monitor.recording.graph_stamps import Rows, Stamps
-from tfdist.monitor.recording.operations import OperationRows
 from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, ROWS_OF_STAMPS, STAMPS, Column
-from tfdist.native import build_target, library, loading, stamp_ops
+from tfdist.monitor.recording.stamp_rows import CompiledRows, OperationRows
+from tfdist.native import build_target, library, stamp_ops
 from tfdist.variables import NATIVE
 
 tf = pytest.importorskip("tensorflow")
@@ -273,7 +272,7 @@ def test_they_are_left_out_where_nobody_wants_or_has_them(
     def load(of: library.Library, made: Any) -> Any:
         raise TfdistError("there is no compiler")
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(library, "load", load)
     stamp_ops._loaded.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert stamp_ops.stamp_ops() is None

@@ -16,10 +16,9 @@ from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.jobs.process.exporter_process import Exporting
 from tfdist.monitor.exporters import exporter_names
-from tfdist.monitor.exporters import outlet as outlets
+from tfdist.monitor.exporters import exporting as outlets
 from tfdist.monitor.exporters.exporter import Point, Update
-from tfdist.monitor.exporters.feed import PATIENCE_SECONDS, Feed
-from tfdist.monitor.exporters.outlet import Outlet
+from tfdist.monitor.exporters.exporting import PATIENCE_SECONDS, Feed, Outlet
 from tfdist.monitor.verdict.step_parts import timeline
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 

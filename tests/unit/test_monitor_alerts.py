@@ -8,8 +8,19 @@ import pytest
 
 from tests.simulated_steps import USUAL, simulated
 from tfdist.monitor.recording.rows import LEAST_NORM, NORM_EVERY, Column
-from tfdist.monitor.verdict.alarm import AGAIN_SECONDS, Alarm, Looks
-from tfdist.monitor.verdict.alerts import LOOKS, NORMS, NORMS_BEFORE, SLOW_SECONDS, Alert, Kind, alerts, grows
+from tfdist.monitor.verdict.alerts import (
+    AGAIN_SECONDS,
+    LOOKS,
+    NORMS,
+    NORMS_BEFORE,
+    SLOW_SECONDS,
+    Alarm,
+    Alert,
+    Kind,
+    Looks,
+    alerts,
+    grows,
+)
 from tfdist.monitor.verdict.row_collection import RECENT
 from tfdist.monitor.verdict.step_parts import OF_STEPS, Timeline, timeline
 from tfdist.monitor.verdict.stragglers import SLOW_STEPS

@@ -13,8 +13,7 @@ from tfdist.cli.main import main
 from tfdist.errors import ConfigError
 from tfdist.planner import schedules
 from tfdist.planner.schedules import Schedule, Work
-from tfdist.planner.schedules.schedule_check import require_sound
-from tfdist.planner.schedules.schedule_timeline import most_live
+from tfdist.planner.schedules.schedule_timeline import most_live, require_sound
 
 
 def every(name: str) -> Iterator[Schedule]:

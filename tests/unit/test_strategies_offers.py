@@ -3,7 +3,7 @@
 import pytest
 
 from tests.refusals import refused
-from tfdist.collectives.selection.collective_selection import Offer, chosen
+from tfdist.collectives.collective_selection import Offer, chosen
 from tfdist.errors import ConfigError, MissingDependencyError, TfdistError, UnsupportedError
 
 CPU, GPU = "/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:0/device:GPU:0"

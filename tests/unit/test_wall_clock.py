@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.monitor.watch import process_usage
+from tfdist.monitor.watch import resource_usage
 
 PACKAGE = Path(__file__).parents[2] / "tfdist"
 READINGS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
@@ -26,7 +26,7 @@ READ_IN = {
     "monitor/recording/recorder.py": "TensorFlow's stamps have it; a reading in which it was set is dropped",
     "storage/block_cache.py": "which blocks of a cache were used last",
     "monitor/watch/observing.py": "a moment that is shown",
-    "monitor/watch/process_usage.py": "the age of a process, once",
+    "monitor/watch/resource_usage.py": "the age of a process, once",
 }
 
 
@@ -45,7 +45,7 @@ def test_the_wall_clock_is_read_where_a_moment_is_shown() -> None:
 
 @pytest.mark.parametrize("shift", [-1e9, 1e9])
 def test_what_a_process_uses_does_not_follow_a_clock_that_is_set(shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = process_usage.Process(os.getpid())
+    one = resource_usage.Process(os.getpid())
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + shift)
     until = time.process_time() + 0.05

@@ -33,9 +33,8 @@ from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.watch import event_log, observing, terminal
-from tfdist.monitor.watch.history import POINTS
-from tfdist.monitor.watch.process_usage import Process, Usage
-from tfdist.monitor.watch.server import Page
+from tfdist.monitor.watch.resource_usage import Process, Usage
+from tfdist.monitor.watch.server import POINTS, Page
 from tfdist.monitor.watch.snapshot import LABELS, Snapshot, WorkerView, sentence
 
 JOB = "3f9ac1d2aa"

@@ -14,14 +14,14 @@ from rich.console import Console
 from tests.refusals import absent
 from tfdist import resources
 from tfdist.monitor.watch import terminal
-from tfdist.monitor.watch.gpu_usage import Gpus
+from tfdist.monitor.watch.resource_usage import Gpus
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 
 SOURCE = Path(__file__).parents[1] / "native" / "nvml.c"
 ASK = """
 import json
 from tfdist.monitor.watch import terminal
-from tfdist.monitor.watch.gpu_usage import Gpus
+from tfdist.monitor.watch.resource_usage import Gpus
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 gpus = Gpus.found()
 print(json.dumps([gpus.used_by(pid) for pid in (100, 100, 200, 300)]))

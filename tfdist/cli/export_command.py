@@ -39,8 +39,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
     """
     integer("--every", every, minimum=1)
     from tfdist.monitor.exporters.exporter_names import parse_all
-    from tfdist.monitor.exporters.exporting import export
-    from tfdist.monitor.exporters.feed import Feed
+    from tfdist.monitor.exporters.exporting import Feed, export
     from tfdist.monitor.watch.observing import Observer
 
     targets = parse_all(exporters, option="EXPORTERS")

@@ -153,7 +153,7 @@ def batch(
         text = report.to_json() + "\n"
         click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
     if plot is not None and report.fitting:
-        from tfdist.tune.search_picture import draw
+        from tfdist.tune.tuning import draw
 
         draw(report, plot)
         click.echo(f"wrote {plot}", err=True)

@@ -70,11 +70,6 @@ def chosen_bytes(asked: int | str, collective: Collective) -> int:
 
 
 def suitable_bytes(latency_seconds: float, bytes_per_second: float) -> int:
-    """Return how large a bucket is of which a tenth of the time is latency: a power of two from 1 to 64 MiB.
-
-    Example:
-        >>> [suitable_bytes(latency, 1e9) >> 20 for latency in (20e-6, 1e-3, 1.0)]
-        [1, 8, 64]
-    """
+    """Return the power of two from 1 to 64 MiB at which a tenth of a bucket's time is latency."""
     size = latency_seconds * bytes_per_second / _LATENCY_PART
     return min(max(1 << round(math.log2(max(size, 1.0))), _SMALLEST), _LARGEST)

@@ -155,20 +155,15 @@ class Collective(Protocol):
 
 
 def hosts_of(names: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return a number for each member's host, given what identifies the host.
-
-    Example:
-        >>> hosts_of(["node7", "node3", "node7"])
-        (0, 1, 0)
-    """
+    """Number the hosts of members, which an identity of each host tells apart."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
 def cut(tensor: tf.Tensor, size: int) -> list[Any]:
-    """Return how many of a tensor's rows each of ``size`` members has: member r has those from rows r / size on.
+    """Return how many rows each of ``size`` members has of a tensor; member r has those from rows r / size on.
 
-    Numbers where the tensor's rows are known when a function is traced, and int32 scalars where they are not.
+    int32 scalars where the number of rows is unknown when a function is traced.
 
     Example:
         >>> cut(tf.zeros([7, 2]), 3), cut(tf.zeros([1]), 2)

@@ -11,9 +11,9 @@ HALVES = (tf.float16, tf.bfloat16)
 
 
 def reduce_scatter(collective: Collective, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-    """Return this member's part of the sum over members, from `all_to_all` and an addition in the order of ranks.
+    """Sum and scatter by `all_to_all` and additions in the order of ranks.
 
-    A member sends and receives S (n - 1) / n of S bytes, as in a ring, and holds S bytes for the others' parts.
+    A member moves S (n - 1) / n of S bytes, as in a ring, and holds S bytes for the others' parts.
     """
     parts = collective.all_to_all(require_rows(tensor), key=key)
     dtype, wide = tensor.dtype, tf.float32 if tensor.dtype in HALVES else tensor.dtype
@@ -24,10 +24,9 @@ def reduce_scatter(collective: Collective, tensor: tf.Tensor, *, key: str) -> tf
 
 
 def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key: str) -> list[tf.Tensor]:
-    """Return the sums of tensors of 16 bits: they travel as they are, and are added in float32 and rounded once.
+    """Sum tensors of 16 bits, which travel as they are, in float32, and round once.
 
-    Every member adds up its part of the tensors, which the others send to it, and hands it to all: as many bytes as a
-    ring moves.
+    Each member sums its part and sends it to all: as many bytes as a ring moves.
     """
     sizes = [count_of(tensor) for tensor in tensors]
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)

@@ -1,9 +1,8 @@
 """Record collectives in flight, for backends that cannot report what they wait for.
 
-Beside an operation of a graph stand two others, compiled ones: the first notes that what it is given is there, the
-second that its result is. They take and return nothing, so nothing of the step waits for them, and a condition or a
-loop that has one is not put in an order by it: variables of TensorFlow's, shared by replicas, would let a replica's
-condition wait for another's, which waits for it. Where nobody can ask a process where it stands there are none.
+Two compiled operations next to each collective note that its inputs, and then its result, are there. They take and
+return nothing, so nothing of the step waits for them. TensorFlow's variables would order conditions of replicas, and
+block them. There are none where the process cannot be asked for stacks.
 """
 
 import contextlib
@@ -19,18 +18,11 @@ from tfdist.compat.tensorflow import traced_uses
 from tfdist.native.stamp_ops import SLOTS, StampOps, stamp_ops_if_kept
 from tfdist.variables import STACKS_FILE
 
-__all__ = ["UnderWay", "described", "of_process"]
-
 _NAMED = 2  # of those that a process is in
 
 
 class UnderWay:
-    """The collectives that this process is in.
-
-    Example:
-        >>> UnderWay(library).text()                                                     # doctest: +SKIP
-        'all_reduce (sum, float32) of 4096 bytes'
-    """
+    """The collectives that this process is in."""
 
     def __init__(self, library: StampOps) -> None:
         self._library = library
@@ -41,10 +33,7 @@ class UnderWay:
     def noted(
         self, name: str, device: str, given: Sequence[tf.Tensor], run: Callable[[], list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Run or trace a collective, and note when this process is in it; return what it returns.
-
-        More than there are slots run without.
-        """
+        """Run or trace a collective, which is noted while it is in flight if there is a free slot."""
         if tf.executing_eagerly():
             with self._eagerly(name):
                 return run()
@@ -92,12 +81,7 @@ def of_process() -> UnderWay | None:
 
 
 def described(kind: str, tensors: Sequence[Any]) -> str:
-    """Return the name of a collective of these tensors, for people.
-
-    Example:
-        >>> described("all_reduce (sum, float32)", [])
-        'all_reduce (sum, float32) of 0 bytes'
-    """
+    """Describe a collective of tensors in a message."""
     counts = [tensor.shape.num_elements() for tensor in tensors]
     if None in counts:
         return kind

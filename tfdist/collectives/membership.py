@@ -1,7 +1,6 @@
 """Liveness of a job's workers: each writes to the store once a second, and silence means it is lost.
 
-The first worker that finds out what broke the job writes that too, and the others read it with their next beat: all
-name the same cause, and not each the worker that happened to end next.
+The first worker that finds the cause of a failure writes it too, so all name the same cause.
 """
 
 import contextlib
@@ -87,12 +86,7 @@ class Membership:
 
 
 def silent(ages: Mapping[str, float], count: int, limit_seconds: float) -> dict[int, str]:
-    """Return the workers that have not been heard of for longer than the limit.
-
-    Example:
-        >>> silent({"0": 0.4, "1": 9.0}, 2, 4.0)
-        {1: 'has not been heard of for 9 s'}
-    """
+    """Return the workers that have been silent for longer than the limit, with a clause for each."""
     told = {worker: ages.get(str(worker)) for worker in range(count)}
     return {
         worker: "has not been heard of" if age is None else f"has not been heard of for {age:.0f} s"
@@ -102,14 +96,7 @@ def silent(ages: Mapping[str, float], count: int, limit_seconds: float) -> dict[
 
 
 def sentence(missing: Mapping[int, str], addresses: Sequence[str]) -> str:
-    """Return the missing workers as a clause for a message.
-
-    Example:
-        >>> sentence({1: "has ended"}, ["a:1", "b:1"])
-        'worker 1 (b:1) has ended'
-        >>> sentence({}, [])
-        'a worker has gone'
-    """
+    """Return the missing workers as a clause for a message."""
     if not missing:
         return "a worker has gone"
     where = {worker: f" ({addresses[worker]})" if worker < len(addresses) else "" for worker in missing}

@@ -1,9 +1,8 @@
 """A small key-value store over HTTP, held by one worker for the workers of a job.
 
-It speaks what Horovod's gloo needs to bring processes together (PUT, GET and DELETE of ``/scope/key``), and also
-tells how long ago a key was written: a worker that writes regularly and stops has gone. Values are bytes, never
-pickles. The server listens on the one address it is given, loopback unless the job spans hosts; who can reach that
-address can read and write, as with TensorFlow's own servers.
+It speaks what Horovod's gloo needs (PUT, GET and DELETE of ``/scope/key``), and also has the age of each key, by which
+a lost worker shows. Values are bytes, never pickles. The server listens on one address, loopback unless the job spans
+hosts; as with TensorFlow's servers, any program that reaches it can read and write.
 """
 
 import http.client
@@ -15,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tfdist.cluster.cluster_values import split_address
+from tfdist.cluster.cluster_values import Cluster, split_address
 
 _LARGEST_VALUE_BYTES = 16 << 20
 _REQUEST_SECONDS = 5.0
@@ -51,12 +50,7 @@ class StoreServer:
 
 
 class Store:
-    """The store as a worker uses it.
-
-    Example:
-        >>> Store("127.0.0.1:40001").address
-        '127.0.0.1:40001'
-    """
+    """A worker's client of the store."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -177,3 +171,41 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def variables(cluster: Cluster, store_address: str) -> dict[str, str]:
+    """Return the variables by which Horovod's gloo finds the store and knows its ranks, as `horovodrun` sets them."""
+    addresses = cluster.require_addresses()
+    hosts = [split_address("address", address)[0] for address in addresses]
+    distinct = list(dict.fromkeys(hosts))
+    mine = hosts[cluster.worker_index]
+    store_host, store_port = split_address("address", store_address)
+    found = {
+        "HOROVOD_RANK": str(cluster.worker_index),
+        "HOROVOD_SIZE": str(cluster.num_workers),
+        "HOROVOD_LOCAL_RANK": str([w for w, host in enumerate(hosts) if host == mine].index(cluster.worker_index)),
+        "HOROVOD_LOCAL_SIZE": str(hosts.count(mine)),
+        "HOROVOD_CROSS_RANK": str(distinct.index(mine)),
+        "HOROVOD_CROSS_SIZE": str(len(distinct)),
+        "HOROVOD_HOSTNAME": mine,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": store_host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(store_port),
+    }
+    interface = _interface_of(mine)
+    return found | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+
+
+def _interface_of(host: str) -> str | None:
+    """Return the network interface of this machine that has the host's address, or None."""
+    import psutil
+
+    try:
+        wanted = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] in wanted for address in addresses):
+            return name
+    return None

@@ -11,8 +11,6 @@ from tfdist.collectives.buckets import in_buckets
 from tfdist.collectives.collective import Collective
 from tfdist.monitor.recording import graph_stamps
 
-__all__ = ["TracedCollective"]
-
 # What the collectives of Horovod and of TensorFlow reduce alike.
 _REDUCED_BY_ALL = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -22,12 +20,7 @@ _SMALL_TABLE_BYTES = 1 << 20
 
 
 class TracedCollective:
-    """Operations of a collective under keys that follow from the function that is being traced; see `keys`.
-
-    Example:
-        >>> TracedCollective(collective, bucket_bytes=4 << 20).all_reduce([tf.ones([3])])     # doctest: +SKIP
-        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
-    """
+    """Operations of a collective under keys that follow from the function that is being traced; see `keys`."""
 
     def __init__(
         self, collective: Collective, *, bucket_bytes: int, replica: int = 0, names_shapes: bool = True
@@ -42,10 +35,7 @@ class TracedCollective:
     def all_reduce(
         self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
     ) -> list[Any]:
-        """Return the sums over members, in the order given.
-
-        A bucket waits for its own tensors alone, and for no other bucket.
-        """
+        """Return the sums over members, in the order given; a bucket waits for its own tensors only."""
         if self.size == 1:
             return list(values)
         names = list(labels) or [""] * len(values)

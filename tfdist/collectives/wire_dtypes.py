@@ -12,17 +12,11 @@ _WORD, _WORD_BYTES = tf.float32, 4
 
 
 def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") -> tuple[tf.Tensor, Restore]:
-    """Return the tensor as a dtype that the engine reduces, and the way back from the result.
+    """Return the tensor as a dtype that the backend reduces, and the way back from the result.
 
-    bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype does. A sum of bools is True
-    where any is. A minimum or maximum of floating numbers is that of integers in the same order: engines differ in
-    what they make of NaN and of zeros with another sign, and some have other bits on each member. A NaN anywhere
-    makes the result NaN, always with the same bits, and -0 is less than 0.
-
-    Example:
-        >>> carried, restore = for_op(tf.constant([True, False]), [tf.float32, tf.int32, tf.int64])
-        >>> restore(carried + carried).numpy().tolist()
-        [True, False]
+    bfloat16 is summed in float32 and rounded once. Integers wrap as their own dtype. A sum of bools is True where any
+    is. Minima and maxima of floats are those of integers in the same order, because backends differ for NaN and signed
+    zeros: any NaN makes the result NaN, with the same bits everywhere, and -0 is less than 0.
     """
     dtype = tensor.dtype
     require_op(dtype, op)
@@ -71,13 +65,7 @@ def require_op(dtype: tf.DType, op: str) -> None:
 
 
 def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
-    """Return the tensor's bits as integers whose sum with zeros is exact, and the way back.
-
-    Example:
-        >>> carried, restore = for_copy(tf.constant([-0.0, 1.5]))
-        >>> restore(carried + 0).numpy().tolist()
-        [-0.0, 1.5]
-    """
+    """Return the tensor's bits as integers whose sum with zeros is exact, and the way back."""
     dtype = tensor.dtype
     require_copy(dtype)
     if dtype == tf.bool:
@@ -89,15 +77,9 @@ def for_copy(tensor: tf.Tensor) -> tuple[tf.Tensor, Restore]:
 
 
 def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
-    """Return each row's bits as words of 32, and the way back from any number of such rows.
+    """Return each row's bits as words of 32, and the way back, for backends that carry few dtypes.
 
-    An engine that carries few dtypes carries all in this way, without a byte more than the last word's. The words are
-    called float32, whatever they are, because TensorFlow keeps int32 of a GPU in the host's memory.
-
-    Example:
-        >>> words, restore = in_words(tf.constant([[1.5, -0.0, 2.0]], tf.bfloat16))
-        >>> words.shape.as_list(), restore(tf.concat([words, words], 0)).numpy().tolist()
-        ([1, 2], [[1.5, -0.0, 2.0], [1.5, -0.0, 2.0]])
+    The words are called float32, because TensorFlow keeps int32 of a GPU in the host's memory.
     """
     dtype = table.dtype
     require_copy(dtype)

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.native import library
-from tfdist.native.loading import load_or_none, module_of
+from tfdist.native.library import load_or_none, module_of
 from tfdist.native.ops import is_wanted
 
 _OPS = (

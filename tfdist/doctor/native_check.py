@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfdist import variables
 from tfdist.cluster.strategy_table import COLLECTIVES
-from tfdist.collectives.selection.collective_selection import without_native
+from tfdist.collectives.collective_selection import without_native
 from tfdist.doctor.finding import Finding, note, ok
 from tfdist.errors import TfdistError
 from tfdist.native import build_target, library, ops

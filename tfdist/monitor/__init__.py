@@ -1,4 +1,1 @@
-"""Observe the steps of a worker: one clock, its observers, and the table that the agent reads.
-
-Loads no TensorFlow.
-"""
+"""Observe the steps of a worker: one clock, its observers, and the table that the agent reads. Loads no TensorFlow."""

@@ -1,10 +1,4 @@
-"""Plans of faults, given or made up: what shall happen to which worker of a job, so that one sees how it recovers.
-
-Example:
-    >>> plan = FaultPlan(faults=(Fault(kind="kill", worker=1, step=20),))
-    >>> plan.to_environment()
-    {'TFDIST_FAULTS': '[{"kind": "kill", "worker": 1, "at": "step", "step": 20}]'}
-"""
+"""Plans of faults, given or drawn: which fault which worker of a job suffers."""
 
 import json
 import random
@@ -15,8 +9,6 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.monitor.faults import CHIEF, KINDS, RESTARTING, SIGNALS, Fault, parse
 from tfdist.variables import FAULTS
-
-__all__ = ["Fault", "FaultPlan"]
 
 _SLOW_SECONDS = 0.05
 _POINTS = {"disk-full": ("save-begin", "save-middle", "save-commit"), "corrupt": ("save-commit",)}

@@ -11,15 +11,13 @@ from tfdist.monitor.faults import RESTARTING, Fault
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of one fault.
+    """The outcome of one fault.
 
     Attributes:
-        fault: which.
-        step: at which step it happened; None if it did not.
-        found_after: seconds until the agent had seen it; None if it did not, or there was nothing to see.
+        step: of the fault; None if it did not happen.
+        found_after: seconds until the agent noticed, or None.
         recovered_after: seconds until all workers had ended a step again.
-        lost: how many steps were repeated.
-        text: in words.
+        lost: number of repeated steps.
     """
 
     fault: Fault
@@ -31,12 +29,7 @@ class Verdict:
 
 
 def lines(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; one that is not complete is left out.
-
-    Example:
-        >>> lines('{"event": "started"}\\n{"eve')
-        [{'event': 'started'}]
-    """
+    """Return the objects of a file of JSON lines, without an incomplete one."""
     found = []
     for line in text.splitlines():
         try:
@@ -111,13 +104,7 @@ def _said(event: dict[str, Any]) -> str:
 
 
 def table(found: Sequence[Verdict]) -> str:
-    """Return the verdicts as a table.
-
-    Example:
-        >>> print(table([Verdict(fault=Fault(kind="kill", worker=1), step=7, text="worker 1 failed")]))
-        fault                       step  found after  all step again after  repeated
-        kill worker 1 at step          7            -                     -         -  worker 1 failed
-    """
+    """Format the verdicts as a table."""
     names = [f"{one.fault.kind} {one.fault.victim} at {one.fault.at}" for one in found]
     width = max([26, *map(len, names)])
     rows = [f"{'fault':<{width}}  {'step':>4}  {'found after':>11}  {'all step again after':>20}  {'repeated':>8}"]

@@ -1,14 +1,13 @@
-"""Faults on purpose: what TFDIST_FAULTS says shall happen to a worker, at a named point of its way.
+"""Faults on purpose: what TFDIST_FAULTS plans for a worker, at a named point.
 
-`FaultInjector` learns from the step clock that a step begins or is traced; saving and restoring call `at` where
-something may go wrong, which costs a tenth of a microsecond without a plan. The plan is a JSON list, which
-`tfdist.testing.FaultPlan` writes and `tfdist chaos` makes up:
+`FaultInjector` is an observer of the step clock; saving and restoring call `at` where something may fail, which costs a
+tenth of a microsecond without a plan. The plan is a JSON list, which `tfdist.testing.FaultPlan` and `tfdist chaos`
+write:
 
     [{"kind": "kill", "worker": 1, "at": "step", "step": 20}]
 
-A fault happens once, before the first restart of the job, unless it names another one; "slow" stays. When it happens it
-is a line of JSON in the file that TFDIST_FAULTS_LOG names, if that is set; so is a warning that a backup is damaged, or
-could not be written.
+A fault happens once, before the first restart of the job unless it names another one; "slow" stays. It adds a line of
+JSON to the file TFDIST_FAULTS_LOG, as does a warning that a backup is damaged or could not be written.
 """
 
 import contextlib
@@ -171,12 +170,7 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Return the faults of a plan.
-
-    Example:
-        >>> [fault.step for fault in parse('[{"kind": "stop", "step": 7}]')]
-        [7]
-    """
+    """Parse the faults of a plan."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -209,7 +203,6 @@ class Script:
     """What shall happen to this worker, in this start of it."""
 
     def __init__(self, faults: tuple[Fault, ...], *, worker: int, restart: int) -> None:
-        """Take the faults that are meant for it."""
         self.waiting = [f for f in faults if f.worker == worker and f.restart in (None, restart)]
 
     @classmethod
@@ -223,13 +216,7 @@ class Script:
         )
 
     def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
-        """Return what happens now, and forget what happens once.
-
-        Example:
-            >>> script = Script((Fault(kind="kill", step=3),), worker=0, restart=0)
-            >>> [bool(script.due("step", step)) for step in (2, 3, 3)]
-            [False, True, False]
-        """
+        """Return the faults due now, and forget those that happen once."""
         found, left = list[Fault](), list[Fault]()
         for fault in self.waiting:
             is_due = fault.at == point and fault.memory == memory and _matches(fault, step)
@@ -269,10 +256,7 @@ def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, mem
 
 
 class FaultInjector(StepObserver):
-    """Lets happen what is planned for this worker's steps.
-
-    It stands behind all other observers: they know of a step before the fault does, as they would of a real one.
-    """
+    """Causes the faults planned for this worker's steps; comes after all other observers, as real faults do."""
 
     may_raise = True
 

@@ -1,12 +1,10 @@
 """Stop workers that step together before the same step, as a pure function.
 
-The agent asks; every worker that is about to start a step sees the request and holds, or had looked a moment before and
-starts it. So what a worker will do is known once it is HELD before a step or RUNNING one, and nothing is known of one
-that is DONE with its last: it may have looked already. When all are known, the largest step that somebody has really
-started is the target: whoever is held at or before it goes on, takes part in it, and all stop before the next.
+After the agent's request, every worker that is about to start a step holds, or had looked before and starts it. A
+worker that is HELD or RUNNING is known; one that is DONE may have looked already, so it is not. Once all are known, the
+largest step that a worker has started is the target: workers run up to it, and all stop before the next.
 
-Nobody waits for ever: steps up to the target are started by everybody, because the others need them, and a worker
-that ends, or starts no other step, is for the agent's deadline, or for its look at hangs.
+No wait is endless: all workers start the steps up to the target, and the agent has a deadline for the others.
 """
 
 from collections.abc import Iterable
@@ -24,36 +22,19 @@ class StepState(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPosition:
-    """How far a worker is in the steps, which are numbered alike on all workers and rise by one.
-
-    Attributes:
-        step: its number; -1 before the first.
-        state: what the worker does with it.
-    """
+    """The number of a worker's step (-1 before the first), the same on all workers, and its state."""
 
     step: int
     state: StepState
 
     @property
     def started(self) -> int:
-        """The largest step that the worker has really started.
-
-        Example:
-            >>> StepPosition(step=7, state=StepState.HELD).started
-            6
-        """
+        """The largest step that the worker has really started."""
         return self.step - 1 if self.state is StepState.HELD else self.step
 
 
 def target_of(positions: Iterable[StepPosition]) -> int | None:
-    """Return the last step that all workers run; None while it cannot be known, or when there is no worker.
-
-    Example:
-        >>> held, running = (StepPosition(step=6, state=s) for s in (StepState.HELD, StepState.RUNNING))
-        >>> target_of([held, held]), target_of([held, running])
-        (5, 6)
-        >>> target_of([held, StepPosition(step=5, state=StepState.DONE)])
-    """
+    """Return the last step that all workers run; None while it is unknown, or without workers."""
     known = tuple(positions)
     if not known or any(position.state is StepState.DONE for position in known):
         return None

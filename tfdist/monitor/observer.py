@@ -1,9 +1,8 @@
 """The base class of observers: override the hooks of interest, and attach it to the `StepClock`.
 
-An observer cannot break a step: one that raises is detached, and named once in the log. It is told in the thread that
-steps, so its time is the step's; it must not block. Times are nanoseconds of the machine's monotonic clock. A script
-that trains in several threads has several steps under way, each with a number of its own, and observers are then called
-from each of these threads.
+An observer cannot break a step: one that raises is detached, with one warning. It runs in the thread that steps, so it
+must not block. Times are nanoseconds of the monotonic clock. Several threads may have steps under way, with numbers of
+their own.
 """
 
 from collections.abc import Mapping
@@ -13,33 +12,20 @@ from tfdist.monitor.phases import Activity, Kind, Passes, Phase
 
 
 class End(NamedTuple):
-    """This process is to end before a step.
-
-    Attributes:
-        code: its exit code.
-        saves: whether the state is saved first.
-    """
+    """End this process before a step, with an exit code, after saving the state or not."""
 
     code: int
     saves: bool
 
 
 class StepObserver:
-    """Is told about steps; by default it ignores everything.
+    """Receives the events of steps; by default it ignores everything.
 
-    For each step `on_begin`, then `on_phase` for each stretch of time in one phase, in order and without gaps, then
-    `on_end` and `on_step`; a phase that is left and entered again has several stretches. A step that raises ends as any
-    other does.
+    For each step `on_begin`, then `on_phase` for each interval in one phase, in order and without gaps, then `on_end`
+    and `on_step`. A phase may have several intervals. A step that raises ends like any other.
 
     Attributes:
-        may_raise: whether what it raises is meant for the step, as a fault on purpose is.
-
-    Example:
-        >>> class Slowest(StepObserver):
-        ...     nanoseconds = 0
-        ...
-        ...     def on_end(self, step: int, worked: int, now: int) -> None:
-        ...         self.nanoseconds = max(self.nanoseconds, worked)
+        may_raise: what it raises is meant for the step, as a fault on purpose is.
     """
 
     may_raise: ClassVar[bool] = False

@@ -1,17 +1,16 @@
 """The vocabulary of a worker's time: phases, which are measured, and activities, which the agent judges.
 
-A step is always in exactly one phase, so the phases of a step add up to it. Times are the host's: on a GPU the call
-that `EXECUTE` measures may return before its kernels have ended, and the wait for them falls into the phase that needs
-a result. What each strategy can tell apart:
+A step is always in exactly one phase, so its phases add up to it. Times are the host's: on a GPU the call of `EXECUTE`
+may
+return before its kernels end. The phases by strategy:
 
     a model in a tfdist scope     DISPATCH, INPUT, TRACE or PYTHON, EXECUTE; AGREE with several workers
     a chief of parameter servers  the same, with WAIT and UPDATE in place of EXECUTE
     a model without a scope       UNDIVIDED, PYTHON; only with `tfdist.callbacks.BackupAndRestore` under an agent
 
-Forward and backward passes, the reduction of gradients and the update are one TensorFlow function, so the host cannot
-time computation and communication: both are in EXECUTE, and stamps in the graph tell them apart (`recording`); what a
-chief's worker does is what it tells of its `Passes`. A phase that somebody learns to time is a new member here, with
-its activity; observers take phases that they do not know as time of the step.
+Computation and communication are one TensorFlow function, so both are in EXECUTE; stamps in the graph divide it
+(`recording`), and a chief's workers report `Passes`. A new phase is a member here, with its activity; observers count
+unknown phases as time of the step.
 """
 
 from collections.abc import Mapping
@@ -44,10 +43,7 @@ class Phase(StrEnum):
 
 
 class Activity(IntEnum):
-    """What a worker does, as the agent reads it; how long it may take follows from it. Values are in the status table.
-
-    Events and messages have the names.
-    """
+    """What a worker does, which decides how long it may take. The status table has the values, events the names."""
 
     STARTING = 0  # before fit, or restoring
     TRACING = 1  # the first time of a function, which is compiled; or a step of an eager model, the user's Python
@@ -78,11 +74,11 @@ ACTIVITY_OF: Mapping[Phase, Activity] = {
 
 @dataclass(frozen=True)
 class Passes:
-    """What a worker that runs no script tells of its part of a step.
+    """The report of a worker without a script on its part of a step.
 
     Attributes:
-        forward: seconds from when weights and data were there until the loss was known; 0 where it was not seen.
-        backward: seconds from then until the last gradient was there.
+        forward: seconds from weights and data to the loss; 0 where it was not seen.
+        backward: seconds from the loss to the last gradient.
         loss: of its examples; NaN where it was not seen.
     """
 

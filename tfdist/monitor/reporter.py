@@ -34,15 +34,7 @@ _RESERVE_LOOK_SECONDS = 0.005
 
 
 class StatusReporter(StepObserver):
-    """Writes how far this worker is, and stops it where the agent asks for that.
-
-    Each call takes about a microsecond; those that wait say so.
-
-    Example:
-        >>> reporter = StatusReporter.from_environment({})  # not under `tfdist run`
-        >>> reporter is None
-        True
-    """
+    """Reports this worker's progress, and stops it at the agent's request; a call takes about a microsecond."""
 
     def __init__(self, path: str | os.PathLike[str], worker: int) -> None:
         self._words = Words(path, must_have=worker)
@@ -166,9 +158,9 @@ class StatusReporter(StepObserver):
         self._map[self._at + Word.STATES] += 1
 
     def leaves(self) -> bool:
-        """Say that this worker was asked to end (SIGTERM), in a handler; return whether all stop before a step.
+        """Report a request to end (SIGTERM), in a handler; return whether all workers stop before a step.
 
-        If they do, `before_step` says when; if not, the agent itself ends the job, and this worker shall end at once.
+        If so, `before_step` ends this worker; otherwise it has to end at once, and the agent ends the job.
         """
         self._put(Word.LEAVES, 1)
         return not self._map[ENDING]

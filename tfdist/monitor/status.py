@@ -1,15 +1,15 @@
-"""The status table: memory in which each worker says how far it is, and the agent whether all shall stop.
+"""The status table: memory in which each worker reports its progress, and the agent whether all are to stop.
 
-The agent makes a small file and maps it; each worker maps it too, and writes into a record of its own, one aligned word
-of eight bytes at a time, so that nobody ever sees half a number. No call waits for anybody. Loads no TensorFlow.
+The agent makes a small file; all map it, and write one aligned word of eight bytes at a time, so no half-written number
+is ever read. No call waits. Loads no TensorFlow.
 
     word 0  what the file is                          4  whether all are to end at once
          1  number of workers                         5  whether these workers are in reserve
-         2  number of the request to halt, or 0       6  whether it is a chief's, which nobody asks to halt
+         2  number of the request to halt, or 0       6  whether it is a chief's, which is never halted
          3  the last step before a halt, + 2; or 0
 
-and from word 8 on, for each worker, what `Word` names. A worker writes it by `reporter`; how all stop before the same
-step is in `halt`. Warnings are texts of any length: each worker appends them to a file beside the table.
+From word 8 on each worker has a record (`Word`), written by `reporter`; `halt` stops all before the same step. Each
+worker appends warnings to a file next to the table.
 """
 
 import contextlib
@@ -58,21 +58,19 @@ class Word(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """What a worker has said.
+    """What a worker has reported.
 
     Attributes:
-        pid: of its process; 0 when it has said nothing.
-        activity: what it does.
-        position: how far it is in the steps.
-        changed: clock time at which activity or position changed last, in seconds; 0 when it has said nothing.
-        step_seconds: how long its last step took; 0 when none has ended.
-        ended: how many steps have ended.
-        first_step_ended: clock time at which its first step ended, or None.
-        resumed: how many steps it need not repeat, or None when it has restored nothing.
-        source: where the state came from.
-        done: how many steps have been done, in earlier starts too, or None when it did not say.
-        saved: number of steps in its newest backup, or None.
-        leaves: whether it was asked to end.
+        pid: 0 before the first report.
+        changed: clock time of the last change of activity or position, in seconds; 0 before.
+        step_seconds: of its last step; 0 when none has ended.
+        ended: number of ended steps.
+        first_step_ended: clock time, or None.
+        resumed: steps that it need not repeat, or None when it has restored nothing.
+        source: of the restored state.
+        done: steps done, in earlier starts too, or None when unknown.
+        saved: steps in its newest backup, or None.
+        leaves: it was asked to end.
     """
 
     pid: int
@@ -90,17 +88,7 @@ class WorkerStatus:
 
 
 class StatusTable:
-    """The agent's side of the table.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> table = StatusTable(Path(folder.name, "status"), workers=2)
-        >>> table.read(1).position
-        StepPosition(step=-1, state=<StepState.DONE: 0>)
-        >>> table.close(), folder.cleanup()
-        (None, None)
-    """
+    """The agent's side of the table."""
 
     def __init__(self, path: Path, workers: int, *, reserve: bool = False, chief: bool = False) -> None:
         words = bytearray(8 * (HEADER + workers * RECORD))
@@ -115,7 +103,6 @@ class StatusTable:
         self.workers = workers
 
     def read(self, worker: int) -> WorkerStatus:
-        """Return what a worker has said until now."""
         return _said(self._words.view, worker)
 
     def record(self, worker: int) -> list[int]:
@@ -170,7 +157,6 @@ class StatusTable:
         self._words.view[ENDING] = 1
 
     def close(self) -> None:
-        """Let go of the file, and remove it."""
         self._words.close()
         self.path.unlink(missing_ok=True)
         for worker in range(self.workers):
@@ -183,34 +169,13 @@ def warnings_file(table: Path, worker: int) -> Path:
 
 
 def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
-    """Return what all workers have said in a table that another process has made.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> table = StatusTable(Path(folder.name, "status"), workers=2)
-        >>> [said.activity.name for said in read_all(table.path)]
-        ['STARTING', 'STARTING']
-        >>> table.close(), folder.cleanup()
-        (None, None)
-    """
+    """Return the status of all workers in a table that another process has made."""
     with contextlib.closing(Words(path, must_have=0)) as words:
         return tuple(_said(words.view, worker) for worker in range(words.view[1]))
 
 
 def is_in_reserve(path: str | os.PathLike[str]) -> bool:
-    """Return whether the workers of a table that another process has made wait in reserve, and take no part yet.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> table = StatusTable(Path(folder.name, "status"), workers=2, reserve=True)
-        >>> before, _ = is_in_reserve(table.path), table.take_over()
-        >>> before, is_in_reserve(table.path)
-        (True, False)
-        >>> table.close(), folder.cleanup()
-        (None, None)
-    """
+    """Whether the workers of another process's table wait in reserve."""
     with contextlib.closing(Words(path, must_have=0)) as words:
         return bool(words.view[RESERVE])
 
@@ -221,12 +186,7 @@ def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
 
 
 def status_of(words: Sequence[int], request: int) -> WorkerStatus:
-    """Return what the words of a worker's record say.
-
-    Example:
-        >>> status_of([0] * RECORD, 0).activity
-        <Activity.STARTING: 0>
-    """
+    """Decode a worker's record."""
     step, state = divmod(words[Word.POSITION], 4)
     if state == StepState.HELD and words[Word.HELD_FOR] != request:
         step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and goes on
@@ -262,7 +222,6 @@ class Words:
             raise _no_table(path, must_have)
 
     def close(self) -> None:
-        """Let go of it."""
         self.view.release()
         self._mapped.close()
 

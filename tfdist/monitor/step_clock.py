@@ -35,21 +35,9 @@ class _Step:
 class StepClock:
     """Counts the steps of this process, and divides each into phases.
 
-    A step is a call of the function that Keras trains, tests or predicts with; everything that all workers do together
-    is counted, so the numbers are the same on all of them. Each thread has at most one step under way. What this
-    process does, its activity, is what the thread does that has begun the last step.
-
-    Example:
-        >>> class Print(StepObserver):
-        ...     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
-        ...         print(step, phase, end - begin)
-        >>> times = iter(range(100))
-        >>> clock = StepClock([Print()], now=lambda: next(times))
-        >>> with clock.step(Kind.TRAIN, Phase.INPUT):
-        ...     clock.enter(Phase.EXECUTE)
-        0 dispatch 1
-        0 input 1
-        0 execute 1
+    A step is a call of the function that Keras trains, tests or predicts with; only what all workers do together is
+    counted, so numbers are the same on all. Each thread has at most one step. The activity of the process is that of
+    the thread that has begun the last step.
     """
 
     def __init__(
@@ -136,10 +124,10 @@ class StepClock:
     # Steps
 
     def begin(self, kind: Kind) -> None:
-        """Begin a step, or the work of one that is paused; where an observer says so, end this process before it.
+        """Begin a step, or the work of a paused one; end this process instead if an observer says so.
 
-        A function that runs inside a step, as where a `train_step` of the user's evaluates a model, is a part of it.
-        Who begins a step ends it, whatever happens in between; ending one that did not begin does nothing.
+        A function inside a step, as where a `train_step` evaluates a model, is a part of it. Each `begin` is paired
+        with an `end`; the end of an inner one does nothing.
         """
         thread = get_ident()
         step = self._steps.get(thread)
@@ -218,10 +206,10 @@ class StepClock:
     # Phases
 
     def enter(self, phase: Phase) -> None:
-        """Say that the step is in this phase from now on.
+        """Enter a phase of the step.
 
-        A thread without a step speaks for the only one that is under way, as a replica's thread does that traces.
-        Outside of steps it is an activity, until the next one.
+        A thread without a step speaks for the only one under way, as a replica's tracing thread does. Outside of steps
+        it is an activity, until the next one.
         """
         step = self._steps.get(get_ident())
         if step is not None:
@@ -237,18 +225,15 @@ class StepClock:
             self._tell(self._on_enter, self._last, phase, self._now())
 
     def goes_on(self, thread: int, phase: Phase) -> None:
-        """Say of another thread's step, which runs several in one call, that it has gone on, and what it does now.
-
-        Its phase stays the same: when it changed is not known. The activity is told also where it is the same.
-        """
+        """Report progress and activity of another thread's step, which runs several in one call; its phase stays."""
         if thread == self._leader and thread in self._steps:
             self.activity = ACTIVITY_OF[phase]
             self._tell(self._on_activity, self.activity, self._now())
 
     def during(self, phase: Phase) -> "_During":
-        """Return a context in which the step is in this phase; afterwards it is in the one that it was in before.
+        """Return a context in which the step is in this phase, and after which it is in the one before.
 
-        Outside of steps it is an activity; of a thread without a step it is nothing while others have one.
+        Outside of steps it is an activity; in a thread without a step nothing, while others have one.
         """
         return _During(self, phase)
 

@@ -1,6 +1,6 @@
-"""Measures the first steps of a job and ends it: how `tfdist tune` learns what a batch costs.
+"""Measures the first steps of a job and ends it, for `tfdist tune`. Loads no TensorFlow.
 
-Every worker counts the same batches of training, so all end before the same step, with code 0. Loads no TensorFlow.
+Every worker counts the same batches of training, so all end before the same step, with code 0.
 """
 
 import atexit
@@ -25,40 +25,28 @@ _BLOCKS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be measured; the value of TFDIST_STOPWATCH as JSON.
-
-    Attributes:
-        folder: where each worker leaves its measurement.
-        warm_up: steps of training before the clock starts.
-        steps: steps that are measured.
-    """
+    """The value of TFDIST_STOPWATCH, as JSON: a folder for measurements, and the steps before and on the clock."""
 
     folder: str
     warm_up: int
     steps: int
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that asks for it.
-
-        Example:
-            >>> Request(folder="/f", warm_up=1, steps=5).to_environment()
-            {'TFDIST_STOPWATCH': '{"folder": "/f", "warm_up": 1, "steps": 5}'}
-        """
+        """Return the variable that asks for it."""
         return {STOPWATCH.name: json.dumps(asdict(self))}
 
 
 @dataclass(kw_only=True)
 class Measurement:
-    """What a worker has measured.
+    """The measurement of a worker.
 
     Attributes:
-        steps: steps of training that have ended, those of the warm-up included.
-        examples: the most that a step had over all replicas; 0 if that is not known.
+        steps: ended steps of training, with those of the warm-up.
+        examples: the most of a step over all replicas; 0 if unknown.
         replicas: over all workers.
-        blocks: pairs of examples and seconds, each of successive steps, with what lies between steps of an epoch.
-        memory: the largest resident set of the process, bytes.
-        device_memory: the most that the process had allocated on its GPUs, bytes; 0 without any.
-        is_complete: whether all steps were measured.
+        blocks: pairs of examples and seconds of successive steps, with the time between steps of an epoch.
+        memory: largest resident set of the process, bytes.
+        device_memory: most GPU memory of the process, bytes; 0 without any.
     """
 
     steps: int = 0
@@ -71,22 +59,7 @@ class Measurement:
 
 
 class Stopwatch(StepObserver):
-    """Measures a worker's steps of training, and ends the process before the step after the last that is measured.
-
-    Example:
-        >>> import tempfile
-        >>> now = 0
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     watch = Stopwatch(Request(folder=folder, warm_up=1, steps=2), 0, now=lambda: now)
-        ...     for step in range(3):
-        ...         watch.on_begin(step, Kind.TRAIN, now)
-        ...         now += 10**9
-        ...         watch.on_trained(step, examples=8, replicas=2)
-        ...     read(folder)[0].blocks
-        [(8, 1.0), (8, 1.0)]
-        >>> watch.before_step(3)
-        End(code=0, saves=False)
-    """
+    """Measures a worker's steps of training, and ends the process after the last measured one."""
 
     def __init__(
         self,
@@ -110,7 +83,6 @@ class Stopwatch(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> "Stopwatch | None":
-        """Return the stopwatch that is asked for, or None."""
         asked = STOPWATCH.read(environ)
         if not asked:
             return None
@@ -184,7 +156,6 @@ def _settle() -> None:
 
 
 def _device_memory() -> int:
-    """Return the most bytes that were allocated on the GPUs."""
     if "tensorflow" not in sys.modules:
         return 0
     import tensorflow as tf

@@ -1,9 +1,4 @@
-"""The target of native builds: this Python, the installed TensorFlow, and the compiler.
-
-Example:
-    >>> Target.example().include
-    PosixPath('/env/lib/python3.11/site-packages/tensorflow/include')
-"""
+"""The target of native builds: this Python, the installed TensorFlow, and the compiler."""
 
 import importlib.metadata
 import importlib.util
@@ -22,16 +17,13 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What native parts are made for.
+    """What native parts are built for.
 
     Attributes:
         package: the distribution that brings the module ``tensorflow``.
-        version: its version.
-        root: the folder that holds the package ``tensorflow``.
-        python: this interpreter.
-        python_tag: as wheels write it, ``cp311``.
-        platform: as wheels write it, ``linux_x86_64``.
-        libc: name and version of the C library; a library built on a newer one does not load on an older one.
+        root: the folder of the package ``tensorflow``.
+        python_tag: as wheels write it, ``cp311``; so is platform, ``linux_x86_64``.
+        libc: name and version; a library built with a newer one does not load on an older one.
     """
 
     package: str
@@ -62,7 +54,7 @@ class Target:
 
 
 def observe() -> Target:
-    """Return what is installed here; TensorFlow is found, not loaded."""
+    """TensorFlow is found, not loaded."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
@@ -112,11 +104,7 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def find_program(environ: Mapping[str, str], variable: str, *names: str) -> str | None:
-    """Return the path of a program; None when there is none.
-
-    Example:
-        >>> find_program({"PATH": "/nowhere"}, "CXX", *COMPILERS)
-    """
+    """Return the path of a program, or None."""
     chosen = environ.get(variable, "").split()[:1]
     found = (shutil.which(name, path=environ.get("PATH", "")) for name in chosen or names)
     return next(filter(None, found), None)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from tfdist.native import library
-from tfdist.native.loading import load, module_of
+from tfdist.native.library import load, module_of
 
 #: what the errors of operations begin with when the engine has ended, whatever the cause
 BROKEN = "The native collectives have ended: "
@@ -34,16 +34,15 @@ _WHY_BYTES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """Who takes part in a job, alike on all members but for the rank.
+    """The members of a job, alike on all of them but for the rank.
 
     Attributes:
-        rank: of this process.
-        hosts: the number of each rank's host.
+        hosts: number of each rank's host.
         indexes: of each rank among the members on its host.
-        addresses: host and port at which each rank listens for those on other hosts.
-        key: the job's secret, which proves on a connection that one belongs to it.
+        addresses: where each rank listens for ranks on other hosts.
+        key: the job's secret, which authenticates connections.
         silent_seconds: how long a member may give no sign of life.
-        timeout_seconds: how long an operation may take; 0: however long it takes.
+        timeout_seconds: how long an operation may take; 0: no limit.
     """
 
     rank: int
@@ -56,11 +55,7 @@ class Members:
 
 
 class Engines:
-    """The library of the collectives; `engines` returns the one of this process.
-
-    Attributes:
-        ops: the module of the ops.
-    """
+    """The library of the collectives; `engines` returns the one of this process."""
 
     def __init__(self, path: Path) -> None:
         self.ops = module_of(path, [f"tfdist_{order}{name}" for name in _OPS for order in ("", "ordered_")])
@@ -90,7 +85,6 @@ class Engines:
         return self._joined("make", nonce, members, index)
 
     def open(self, path: str, nonce: int, *, members: int, index: int) -> tuple[int, str]:
-        """Open the memory that another member has made."""
         return self._joined("open", nonce, members, index, path.encode())
 
     def _joined(self, name: str, nonce: int, members: int, index: int, *path: bytes) -> tuple[int, str]:
@@ -157,9 +151,5 @@ class Engines:
 
 @cache
 def engines() -> Engines:
-    """Return the library, compiled by the first process that asks.
-
-    Example:
-        >>> engines().ops.tfdist_all_reduce  # doctest: +SKIP
-    """
+    """Return the library, compiled by the first process that asks."""
     return load(library.COLLECTIVES, Engines)

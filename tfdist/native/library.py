@@ -1,15 +1,12 @@
 """Compiled op libraries: built in seconds, cached per user, and verified before use.
 
-A library that is cut short would end the process that maps it. So a kept one carries its own digest behind its last
-byte, where the loader does not look, and one whose digest does not fit counts for none.
-
-Example:
-    >>> name(RECORDS, Target.example(), digest="0123456789abcdef")
-    'records-tensorflow-2.21.0-linux_x86_64-glibc2.36-0123456789ab.so'
+Mapping a truncated library would crash the process. So a kept library carries its digest after its last byte, where the
+loader does not look, and is ignored if the digest does not match.
 """
 
 import contextlib
 import hashlib
+import logging
 import os
 import shlex
 import signal
@@ -17,10 +14,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, TypeVar
 
 from tfdist import cache
 from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, TfdistError
@@ -35,6 +32,8 @@ _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _COMPILE_SECONDS = 900.0
 _LOOK_SECONDS = 0.02
 _WAIT_SECONDS = 1800.0
+_log = logging.getLogger(__name__)
+_Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,11 @@ class Library:
     """One of the libraries: all C++ files of a folder.
 
     Attributes:
-        name: of the library.
-        folder: where its sources are, below `SOURCES`.
-        flags: for the compiler, beside those that all have.
-        takes: how long it takes to compile, in words, on two idle processors.
+        folder: of the sources, below `SOURCES`.
+        flags: additional ones for the compiler.
+        takes: compile time in words, on two idle processors.
         shares: headers of other folders that it includes.
-        uses_tensorflow: whether it is linked to TensorFlow's library, which the process must have loaded then.
+        uses_tensorflow: it is linked to TensorFlow's library, which the process must have loaded.
     """
 
     name: str
@@ -96,22 +94,17 @@ BARE = Library(name="bare", folder="bare", flags=("-O3",), takes="some seconds",
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The library that `build` returns.
-
-    Attributes:
-        path: where it is kept.
-        was: "built", or "kept" when there was nothing to do.
-    """
+    """The path of the library that `build` returns, and whether it was "built" or "kept"."""
 
     path: Path
     was: str
 
 
 def name(of: Library, target: Target, *, digest: str) -> str:
-    """Return the file name of a library: everything that it depends on.
+    """Return the file name of a library, which has everything that the library depends on.
 
-    The ops use TensorFlow's C interface, and of its C++ classes only where `collectives/cancellation.cc` finds a
-    member, which the version says: so what a compiler makes of C++ classes is no part of it.
+    Of TensorFlow's C++ classes only `collectives/cancellation.cc` uses a member, which the version covers. So the C++
+    ABI is not part of the name.
     """
     parts = (of.name, f"{target.package}-{target.version}", target.platform, target.libc, digest[:12])
     return "-".join(part for part in parts if part) + ".so"
@@ -152,17 +145,11 @@ def why_not(of: Library, environ: Mapping[str, str]) -> str:
 
 
 def sealed(content: bytes) -> bytes:
-    """Return the bytes of a library with their digest behind them.
-
-    Example:
-        >>> is_sealed(sealed(b"library")), is_sealed(sealed(b"library")[:-1]), is_sealed(b"")
-        (True, False, False)
-    """
+    """Append the digest to the bytes of a library."""
     return content + _SEAL + hashlib.sha256(content).digest()
 
 
 def is_sealed(content: bytes) -> bool:
-    """Return whether the bytes are those of a whole library."""
     return sealed(content[:-_SEAL_BYTES]) == content
 
 
@@ -203,12 +190,7 @@ def build(
 
 
 def compile_command(of: Library, compiler: Sequence[str], target: Target, source: Path, output: Path) -> list[str]:
-    """Return the command that compiles one file of the library.
-
-    Example:
-        >>> compile_command(RECORDS, ["g++"], Target.example(), Path("a.cc"), Path("a.o"))[-4:]
-        ['-c', 'a.cc', '-o', 'a.o']
-    """
+    """Return the command that compiles one file of the library."""
     flags = [*_FLAGS, *of.flags, "-isystem", str(target.include)]
     return [*compiler, *flags, "-c", str(source), "-o", str(output)]
 
@@ -216,14 +198,7 @@ def compile_command(of: Library, compiler: Sequence[str], target: Target, source
 def link_command(
     of: Library, compiler: Sequence[str], target: Target, objects: Sequence[Path], output: Path
 ) -> list[str]:
-    """Return the command that makes the library of what was compiled.
-
-    Example:
-        >>> link_command(RECORDS, ["g++"], Target.example(), [Path("a.o")], Path("a.so"))[-2:]
-        ['-L/env/lib/python3.11/site-packages/tensorflow', '-l:libtensorflow_framework.so.2']
-        >>> link_command(BARE, ["g++"], Target.example(), [Path("a.o")], Path("a.so"))[-3:]
-        ['a.o', '-o', 'a.so']
-    """
+    """Return the command that links the library."""
     library = [f"-L{target.include.parent}", "-l:libtensorflow_framework.so.2"] if of.uses_tensorflow else []
     return [*compiler, *_FLAGS, *of.flags, *_LINKING, *map(str, objects), "-o", str(output), *library]
 
@@ -335,7 +310,6 @@ class _Command:
 
 @contextlib.contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C count when the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -350,12 +324,45 @@ def _interrupted_later() -> Iterator[None]:
 
 
 def first_error(log: str) -> str:
-    """Return the first error in what a compiler wrote; its last line where none is marked.
-
-    Example:
-        >>> first_error("$ g++ a.cc\\na.cc:1:10: fatal error: x.h: No such file or directory\\ncompilation terminated.")
-        'a.cc:1:10: fatal error: x.h: No such file or directory'
-    """
+    """Return the first error in a compiler's output, or its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("$ ")]
     marked = (line for line in lines if "error: " in line or "undefined reference" in line)
     return next(marked, lines[-1] if lines else "it wrote nothing")
+
+
+def load(of: Library, made: Callable[[Path], _Loaded]) -> _Loaded:
+    """Load a library that TensorFlow can load; the first process that asks compiles it."""
+    import tensorflow as tf
+
+    target, environ = observe(), dict(os.environ)
+    built = build(of, target, environ, on_start=_log.warning)
+    try:
+        return made(built.path)
+    except (tf.errors.OpError, OSError) as error:
+        if built.was == "built":
+            raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+    # It may have been compiled on a machine with newer libraries.
+    built = build(of, target, environ, force=True, on_start=_log.warning)
+    try:
+        return made(built.path)
+    except (tf.errors.OpError, OSError) as error:
+        raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+
+
+def load_or_none(of: Library, made: Callable[[Path], _Loaded], *, instead: str) -> _Loaded | None:
+    """Return what `load` does, or None and a warning where the library is unavailable."""
+    try:
+        return load(of, made)
+    except (TfdistError, OSError, AttributeError) as error:
+        _log.warning("%s, which takes longer, because tfdist's ops are missing: %s", instead, error)
+        return None
+
+
+def module_of(path: Path, names: Iterable[str]) -> Any:
+    import tensorflow as tf
+
+    module = tf.load_op_library(str(path))
+    missing = [name for name in names if not hasattr(module, name)]
+    if missing:
+        raise TfdistError(f"{path} has no op {missing}. Compile it anew: tfdist build ops --force")
+    return module

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.native import library
-from tfdist.native.loading import load_or_none, module_of
+from tfdist.native.library import load_or_none, module_of
 from tfdist.variables import NATIVE
 
 _OPS = ("tfdist_read_records", "tfdist_read_rows", "tfdist_parse_records")
@@ -178,12 +178,7 @@ class Records:
 
 
 def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether TFDIST_NATIVE leaves the ops on.
-
-    Example:
-        >>> is_wanted({"TFDIST_NATIVE": "0"}), is_wanted({})
-        (False, True)
-    """
+    """Whether TFDIST_NATIVE leaves the ops on."""
     return NATIVE.read(environ)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.native import library
 from tfdist.native.build_target import observe
-from tfdist.native.loading import load_or_none, module_of
+from tfdist.native.library import load_or_none, module_of
 from tfdist.native.ops import is_wanted
 
 _OPS = ("begin", "loss", "end", "norm")
@@ -21,11 +21,7 @@ SLOTS = 4096
 
 
 class StampOps:
-    """The library; `stamp_ops` returns the one of this process.
-
-    Attributes:
-        ops: the module of the ops.
-    """
+    """The library; `stamp_ops` returns the one of this process."""
 
     def __init__(self, path: Path) -> None:
         self.ops = module_of(path, ["tfdist_stamp", "tfdist_note", *(f"tfdist_stamp_{name}" for name in _OPS)])
@@ -43,9 +39,9 @@ class StampOps:
         return int(self._library.tfdist_stamps_make(rows, width))
 
     def read(self, number: int, into: np.ndarray) -> int:
-        """Copy a ring, once the rows of steps that have ended are whole, and return how many have ended.
+        """Copy a ring once the rows of ended steps are complete, and return how many steps have ended.
 
-        It waits for a second at most. Steps do not wait for it. A row that is overwritten meanwhile is all zeros.
+        It waits a second at most, and blocks no step. A row that is overwritten meanwhile is all zeros.
         """
         return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
 
@@ -57,14 +53,7 @@ class StampOps:
 
 
 def stamp_ops() -> StampOps | None:
-    """Return the library, compiled by the first process that asks; None with TFDIST_NATIVE=0, or if it cannot be had.
-
-    Why it cannot is said in one warning.
-
-    Example:
-        >>> stamp_ops().make(1024, 26)  # doctest: +SKIP
-        0
-    """
+    """Return the library; None with TFDIST_NATIVE=0, or, after one warning, if it is unavailable."""
     if not is_wanted():
         return None
     with _alone:

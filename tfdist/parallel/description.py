@@ -12,8 +12,6 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.gradients.sharding import slot_saving
 
-__all__ = ["WeightPlace", "describe", "places"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPlace:

@@ -1,7 +1,8 @@
-"""Map weights to layouts by their paths: the mesh axis along which each dim is cut. Loads no TensorFlow.
+"""Map weights and activations to layouts by their paths: the mesh axis that cuts each dim. Loads no TensorFlow.
 
 A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of
-the mesh, or None, for each dim of the weight. A weight that no pattern matches lies whole on every process.
+the mesh, or None, for each dim. A weight that no pattern matches is whole on every process. An activation has its
+layer's path with ``/output`` after it; its layout has the axis of the examples or None, then the sequence's axis.
 """
 
 import re
@@ -12,23 +13,24 @@ from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import AUTO_OF
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.parallel.auto_layout import Layout, ProposedLayouts
-from tfdist.parallel.sequence_outputs import SUFFIX, OutputLayouts, pattern_of
 
+#: the axis of the mesh that cuts each dim
+DimAxes = tuple[str | None, ...]
+
+_PROJECTIONS = ("query", "key", "value", "gate")
+_BACK = "attention_output"
 #: asks for layouts that follow from paths and shapes
 AUTO = "auto"
 #: asks for them for all weights, and that activations lie in parts of their sequence
 AUTO_SEQUENCE = "auto-sequence"
+#: what stands behind a layer's path
+SUFFIX = "/output"
+#: the layout of what is to be whole
+WHOLE = ""
 
 
 class Layouts:
-    """The layouts of a model's weights.
-
-    Example:
-        >>> layouts = Layouts(Mesh.parse("batch=2,model=2"), {".*kernel": (None, "model")}, batch="batch")
-        >>> layouts.of("dense/kernel", (4, 6)), layouts.of("dense/bias", (6,))
-        ((None, 'model'), (None,))
-    """
+    """The layouts of a model's weights and activations."""
 
     def __init__(self, mesh: Mesh, given: Any, *, batch: str) -> None:
         self.mesh = mesh
@@ -37,9 +39,9 @@ class Layouts:
         self._layers = {name.strip() for name in given.removeprefix(AUTO_OF).split(",")} if is_of else None
         axes = [name for name in mesh.others(batch) if mesh.size_of(name) > 1]
         if self._is_auto:
-            every: dict[str, Layout] = {}
+            every: dict[str, DimAxes] = {}
             is_sequence = given == AUTO_SEQUENCE and axes
-            outputs: dict[str, Layout] = {f".*{SUFFIX}": (batch, axes[-1])} if is_sequence else {}
+            outputs: dict[str, DimAxes] = {f".*{SUFFIX}": (batch, axes[-1])} if is_sequence else {}
         else:
             every = _layouts(given, mesh, batch)
             outputs = {pattern: layout for pattern, layout in every.items() if pattern.endswith(SUFFIX)}
@@ -49,15 +51,14 @@ class Layouts:
         #: the layout of each pattern for weights
         self.given = {pattern: layout for pattern, layout in every.items() if pattern not in outputs}
         self._seen: dict[str, tuple[int, ...]] = {}
-        self._proposals: dict[str, Layout] = {}
+        self._proposals: dict[str, DimAxes] = {}
         self._matched: set[str] = set()
 
     @property
     def may_cut(self) -> bool:
-        """Whether some weight or activation may be cut."""
         return self._is_auto or bool(self.given) or self.outputs.may_cut
 
-    def of(self, path: str, shape: Sequence[int]) -> Layout:
+    def of(self, path: str, shape: Sequence[int]) -> DimAxes:
         """Return the axis of each dim of a weight, and note that there is such a weight."""
         self._seen[path] = tuple(shape)
         if self._is_auto:
@@ -86,7 +87,7 @@ class Layouts:
                 )
         return (*layout, *[None] * (len(shape) - len(layout)))
 
-    def _proposal(self, path: str, shape: Sequence[int]) -> Layout:
+    def _proposal(self, path: str, shape: Sequence[int]) -> DimAxes:
         if self._layers is None:
             return self._proposed.of(path, shape)
         named = self._layers.intersection(path.split("/"))
@@ -116,30 +117,20 @@ class Layouts:
             )
 
 
-def local_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the part of a weight that each process has.
-
-    Example:
-        >>> local_shape(Mesh.parse("batch=2,model=2"), (None, "model"), (4, 6))
-        (4, 3)
-    """
+def local_shape(mesh: Mesh, layout: DimAxes, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of each process's part of a weight."""
     return tuple(size if axis is None else size // mesh.size_of(axis) for size, axis in zip(shape, layout, strict=True))
 
 
-def bounds(mesh: Mesh, layout: Layout, shape: Sequence[int], rank: int) -> tuple[tuple[int, int], ...]:
-    """Return for each dim the first index that a process has of a weight, and the one behind the last.
-
-    Example:
-        >>> bounds(Mesh.parse("batch=2,model=2"), (None, "model"), (4, 6), rank=3)
-        ((0, 4), (3, 6))
-    """
+def bounds(mesh: Mesh, layout: DimAxes, shape: Sequence[int], rank: int) -> tuple[tuple[int, int], ...]:
+    """Return the first index, and the last one plus 1, of a process's part in each dim."""
     place = mesh.coordinates(rank)
     sizes = local_shape(mesh, layout, shape)
     begins = [0 if axis is None else place[axis] * size for size, axis in zip(sizes, layout, strict=True)]
     return tuple((begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
 
 
-def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
+def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, DimAxes]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -149,7 +140,7 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
             name="layout_map",
             received=validation.shown(given),
         )
-    found: dict[str, Layout] = {}
+    found: dict[str, DimAxes] = {}
     for pattern in given:
         try:
             re.compile(pattern)
@@ -184,3 +175,140 @@ def _layouts(given: Any, mesh: Mesh, batch: str) -> dict[str, Layout]:
                 received=found[pattern],
             )
     return found
+
+
+class ProposedLayouts:
+    """The layouts of `layout_map="auto"`, from the paths and shapes of weights, in the order in which they are made.
+
+    - a dense kernel is cut by columns; a next one with as many rows as that has columns, by rows
+    - projections of attention are cut by heads, convolutions by filters
+    - a table is cut by words, or by columns if the axis does not divide the words
+    - a bias is cut as the dims of its kernel to which it is added
+    - other weights with several dims are cut along the last dim that the axis divides; all others are whole
+
+    Example:
+        >>> proposed = ProposedLayouts("model", 2)
+        >>> proposed.of("up/kernel", (8, 32)), proposed.of("up/bias", (32,)), proposed.of("down/kernel", (32, 8))
+        ((None, 'model'), ('model',), ('model', None))
+
+    Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+    2019. Theirs know the model. These know names and sizes, so a layer may be cut by rows without need, which is right
+    but costs a cut.
+    """
+
+    def __init__(self, axis: str | None, size: int) -> None:
+        self._axis = axis
+        self._size = size
+        self._columns: int | None = None  # of the dense kernel before, if it lies by columns
+        self._kernels: dict[str, tuple[tuple[int, ...], DimAxes]] = {}
+
+    def of(self, path: str, shape: Sequence[int]) -> DimAxes:
+        """Return the axis of each dim of a weight that is made."""
+        layer, _, name = path.rpartition("/")
+        shape = tuple(shape)
+        if name == "kernel":
+            layout = self._kernel(layer.rpartition("/")[2], shape)
+            self._kernels[layer] = shape, layout
+            return layout
+        if name == "embeddings":
+            return self._first_that_fits(shape, range(len(shape)))
+        known, layout = self._kernels.get(layer, ((), ()))
+        if shape and known[-len(shape) :] == shape:
+            return layout[-len(shape) :]
+        return self._last_that_fits(shape) if len(shape) > 1 else (None,) * len(shape)
+
+    def whole(self, shape: Sequence[int]) -> DimAxes:
+        """Return the layout of a weight that is not cut; a kernel behind it follows none by columns."""
+        if len(shape) > 1:
+            self._columns = None
+        return (None,) * len(shape)
+
+    def _kernel(self, layer: str, shape: tuple[int, ...]) -> DimAxes:
+        if len(shape) == 3 and layer in _PROJECTIONS:
+            return self._first_that_fits(shape, [1])
+        if len(shape) == 3 and layer == _BACK:
+            return self._first_that_fits(shape, [0])
+        if len(shape) != 2:
+            return self._last_that_fits(shape)
+        follows = self._columns == shape[0]
+        layout = self._first_that_fits(shape, [0, 1] if follows else [1, 0])
+        self._columns = shape[1] if layout[1] is not None else None
+        return layout
+
+    def _first_that_fits(self, shape: tuple[int, ...], dims: Sequence[int]) -> DimAxes:
+        fits = [dim for dim in dims if self._axis is not None and shape[dim] and shape[dim] % self._size == 0]
+        return tuple(self._axis if fits and dim == fits[0] else None for dim in range(len(shape)))
+
+    def _last_that_fits(self, shape: tuple[int, ...]) -> DimAxes:
+        return self._first_that_fits(shape, range(len(shape))[::-1])
+
+
+class OutputLayouts:
+    """The layouts of what layers return.
+
+    Example:
+        >>> one = OutputLayouts(Mesh.parse("batch=2,model=2"), {".*/output": ("batch", "model", None)}, batch="batch")
+        >>> one.of("block/normalization")
+        'model'
+    """
+
+    def __init__(self, mesh: Mesh, given: Mapping[str, DimAxes], *, batch: str) -> None:
+        self.given = dict(given)
+        self._axes: dict[str, str] = {}
+        self._paths: set[str] = set()
+        self._matched: set[str] = set()
+        for pattern, layout in self.given.items():
+            padded: list[str | None] = [*layout, None, None]
+            axis = padded[1]
+            is_sequence = axis != batch and not any(padded[2:])
+            if padded[0] not in (None, batch) or not is_sequence:
+                raise ConfigError(
+                    f"layout_map[{pattern!r}] is {layout}. An activation has its examples along {batch!r} in any case, "
+                    "and may be cut along its second dim, the sequence, by another axis, as in "
+                    f"({batch!r}, {next(iter(mesh.others(batch)), 'model')!r}, None). Between layers by columns and by "
+                    "rows its last dim is in parts without a layout.",
+                    name=f"layout_map[{pattern!r}]",
+                    received=layout,
+                )
+            self._axes[pattern] = WHOLE if axis is None or mesh.size_of(axis) == 1 else axis
+
+    @property
+    def may_cut(self) -> bool:
+        return any(axis != WHOLE for axis in self._axes.values())
+
+    def of(self, path: str) -> str | None:
+        """Return the axis along which a layer's output sequence is cut, `WHOLE`, or None where it is not known."""
+        name = path + SUFFIX
+        self._paths.add(name)
+        pattern = pattern_of(self.given, name, "the activation")
+        if pattern is None:
+            return None
+        self._matched.add(pattern)
+        return self._axes[pattern]
+
+    def require_all_matched(self, paths: Sequence[str]) -> None:
+        """Raise if a pattern matches no layer."""
+        for path in paths:
+            self.of(path)
+        lost = [pattern for pattern in self.given if pattern not in self._matched]
+        if lost:
+            raise ConfigError(
+                f"the layouts name {', '.join(map(repr, lost))}, which matches the whole path of no activation. Those "
+                "of layers in Sequential and functional models may be cut, where it is known what takes them: "
+                f"{'; '.join(sorted(self._paths)) or 'none'}.",
+                name="layout_map",
+                received=", ".join(lost),
+            )
+
+
+def pattern_of(given: Mapping[str, object], path: str, what: str) -> str | None:
+    if path in given:
+        return path
+    found = [pattern for pattern in given if re.fullmatch(pattern, path)]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{what} {path!r} is matched by {' and '.join(map(repr, found))}; one pattern may match it. "
+            "Make them narrower.",
+            name=path,
+        )
+    return found[0] if found else None

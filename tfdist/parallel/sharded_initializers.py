@@ -1,20 +1,28 @@
-"""Initializers computed in pieces: one device's numbers, bit for bit, without the whole tensor.
+"""First values of a weight in parts: one device's numbers, bit for bit, without the whole tensor.
 
-TensorFlow's stateless random numbers are counted: number i of a tensor follows from a key and from a counter that is
-i / 4 steps ahead. So any stretch of them can be made by itself. What an initializer does with them (scale, shift, cast)
-is read off the graph that it makes, and done to the stretch.
+TensorFlow's stateless random numbers are counted: number i follows from a key and from a counter i / 4 steps ahead, so
+any range can be made alone. Scale, shift and cast are read from the initializer's graph, and applied to the range.
 
-Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox). How TensorFlow lays its numbers
-out was read in 2.21.0 (`core/kernels/random_op_cpu.h`): groups of 16 bytes take one step of the counter each; those of
-a truncated normal, of which numbers may be drawn again, 256 steps.
+Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox). TensorFlow's layout was read in
+2.21.0 (`core/kernels/random_op_cpu.h`): each group of 16 bytes takes one step of the counter; one of a truncated
+normal, which may be drawn again, 256 steps.
 """
 
+import contextlib
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.tensorflow.meshes.sharded_variable import Layout
+
+_LARGE_BYTES = 1 << 30
 _BYTES_PER_STEP = 16
 _SMALLEST = 4  # what is smaller is drawn as four bytes
 _PHILOX = 1
@@ -28,6 +36,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Cast": lambda op, a: tf.cast(a, op.get_attr("DstT")),
     "Identity": lambda op, a: a,
 }
+_log = logging.getLogger("tfdist")
 
 
 class Numbers:
@@ -100,3 +109,69 @@ def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | 
         return []
     inner = [_drawing(one, shape) for one in op.inputs] if op.type in _ELEMENTWISE else [None]
     return None if None in inner else [drawn for one in inner for drawn in one or ()]
+
+
+class InitialParts:
+    """Makes the parts that this process's replicas have of the first process's initial values."""
+
+    def __init__(
+        self,
+        everybody: TracedCollective,
+        waiting: Callable[[str], AbstractContextManager[None]],
+        agree: Callable[[str, Sequence[int], tf.DType], None] | None = None,
+    ) -> None:
+        self._everybody = everybody
+        self._waiting = waiting
+        self._agree = agree
+
+    def __call__(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Layout]) -> list[tf.Tensor]:
+        # else those of all replicas would be on the device of the first
+        with contextlib.nullcontext() if len(shardings) == 1 else tf.device("/device:CPU:0"):
+            return self._made(value, initializer, dtype, shardings)
+
+    def _made(self, value: Any, initializer: Any, dtype: tf.DType, shardings: Sequence[Layout]) -> list[tf.Tensor]:
+        sharding = shardings[0]
+        if self._agree is not None:
+            self._agree(sharding.path, sharding.shape, dtype)
+        known = self._alike(initializer, sharding.path)
+        found = None if known is None else numbers_of(known, sharding.shape, dtype.name)
+        if found is not None:
+            return [one.drawn(found.stretch) for one in shardings]
+        size = math.prod(sharding.shape) * dtype.size
+        if size > _LARGE_BYTES:
+            _log.warning(
+                "The weight %s of %.1f GB lies in parts, and its first value is made whole on each process and then "
+                "cut: tfdist does not see how to make parts of what %s makes. Keras' initializers that draw each "
+                "element by itself (uniform, normal, glorot, he, ...) or fill with a constant need no more "
+                "than a part.",
+                sharding.path,
+                size / 1e9,
+                "an array" if initializer is None else type(initializer).__name__,
+            )
+        if known is not None:
+            whole = tf.convert_to_tensor(known(sharding.shape, dtype=dtype.name))
+        else:
+            whole = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+            whole = self._from_first(whole, f"the initial value of {sharding.path}")
+        return [one.cut(whole) for one in shardings]
+
+    def _alike(self, initializer: Any, path: str) -> Any:
+        """Return an initializer with the first process's values on all processes, or None where it is unknown.
+
+        Keras' initializers depend on their seed alone. Without one, Keras draws one that the configuration does not
+        have.
+        """
+        if not keras_variables.is_own_initializer(initializer):
+            return None
+        config = initializer.get_config()
+        if "seed" not in config:
+            return initializer
+        seed = getattr(initializer, "seed", None)
+        if not isinstance(seed, int):
+            return None
+        first = int(self._from_first(tf.constant([seed], tf.int64), f"the seed of {path}")[0])
+        return initializer if first == seed else type(initializer).from_config({**config, "seed": first})
+
+    def _from_first(self, tensor: tf.Tensor, what: str) -> tf.Tensor:
+        with self._waiting(what):
+            return self._everybody.broadcast(tensor, what)

@@ -8,8 +8,6 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.validation import as_bytes
 
-__all__ = ["DeviceKind"]
-
 _WRITE = "Write one as fast=2,speed=3,memory=16GB,price=2.5: the name and how many, then what differs."
 
 

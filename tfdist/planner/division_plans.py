@@ -1,7 +1,4 @@
-"""The plans for a model on some devices: data parallelism, pipelines and both; what each step takes, what fits.
-
-Loads no TensorFlow.
-"""
+"""The plans for a model on some devices: data parallelism, pipelines, and both. Loads no TensorFlow."""
 
 import dataclasses
 import json
@@ -19,8 +16,6 @@ from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import SCHEDULES, Memory, Setting, Stage
 from tfdist.planner.step_time import Prediction
 from tfdist.variables import LAYOUTS, MICROBATCHES, SCHEDULE, STAGES
-
-__all__ = ["Plan", "Report", "plans"]
 
 _PIPELINE = "pipeline"
 _MOST_MICROBATCHES = 32  # that are tried
@@ -288,7 +283,6 @@ class _Maker:
         )
 
     def _counts(self, replicas: int) -> list[int]:
-        """Return the numbers of micro-batches of a pipeline to try."""
         if self.microbatches is not None:
             return [self.microbatches]
         share, powers = self.profile.batch / replicas, [2**power for power in range(6)]
@@ -365,12 +359,7 @@ class _Maker:
 
 
 def shown_bytes(size: float) -> str:
-    """Return bytes in the unit that fits, powers of 1024.
-
-    Example:
-        >>> shown_bytes(3 << 29), shown_bytes(1_024_000), shown_bytes(12)
-        ('1.5 GB', '1000 KB', '12 bytes')
-    """
+    """Format bytes in the unit that fits, in powers of 1024."""
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.{3 if size < 1000 * factor else 4}g} {unit}"

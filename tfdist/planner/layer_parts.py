@@ -1,9 +1,7 @@
-"""Choose the layers of a stage to cut along the model axis, for the shortest micro-batch.
+"""Choose the layers of a stage to cut along the model axis, for the shortest micro-batch. Loads no TensorFlow.
 
-HyPar's rule where the mesh is given: along the model axis all processes have the same rows, so a layer either has all
-of its weights on each, and computes all, or a part of them, and computes a part. What travels then depends on its
-neighbour too: two layers behind one another, by columns and by rows, exchange nothing between them. Loads no
-TensorFlow.
+HyPar's rule on a given mesh: all processes along the model axis have the same rows, and a layer has all of its
+weights on each of them, or a part. Two adjacent layers cut by columns and by rows exchange nothing between them.
 """
 
 import itertools
@@ -13,24 +11,20 @@ from dataclasses import dataclass
 from tfdist.planner.layer_profile import LayerProfile
 from tfdist.planner.planner_link import Link
 
-__all__ = ["Costs", "costs", "every", "least", "seconds"]
-
 #: layers whose processes have summands of the result, by themselves: heads, rows of a table
 _SUMMING = ("Embedding", "MultiHeadAttention", "GroupedQueryAttention", "GroupQueryAttention")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of a layer for a micro-batch.
+    """Seconds of a layer for a micro-batch, whole and in parts; `part` is None where it cannot be cut.
 
     Attributes:
-        whole: to compute with all weights.
-        part: with a part of them; None: it cannot.
-        entering: to add up the gradients of what it takes.
-        leaving: to put its result together.
-        summing: to add up the summands of its result.
-        has_summands: whether it ends in these by itself.
-        joins: whether it takes what the layer before leaves in parts.
+        entering: the sum of the gradients of its inputs.
+        leaving: the gathering of its result.
+        summing: the sum of the partial results.
+        has_summands: the layer alone ends in partial results.
+        joins: the layer takes what the layer before leaves in parts.
     """
 
     whole: float
@@ -43,7 +37,6 @@ class Costs:
 
 
 def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, link: Link, rows: float) -> list[Costs]:
-    """Return what each layer costs, whole and in parts."""
     found = []
     for one, time in zip(layers, times, strict=True):
         can = parts > 1 and one.divides > 0 and one.divides % parts == 0
@@ -76,14 +69,7 @@ def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Cost
 
 
 def seconds(given: Sequence[Costs], choices: Sequence[bool]) -> float:
-    """Return the seconds of a stage whose layers lie in parts or whole; at its end all is whole.
-
-    Example:
-        >>> wide = Costs(whole=8.0, part=4.0, entering=1.0, leaving=2.0, summing=3.0)
-        >>> narrow = Costs(whole=8.0, part=4.0, entering=1.0, leaving=2.0, summing=3.0, joins=True)
-        >>> [seconds([wide, narrow], pair) for pair in ((False, False), (True, False), (False, True), (True, True))]
-        [16.0, 15.0, 15.0, 12.0]
-    """
+    """Seconds of a stage whose layers are cut or whole; at its end all is whole."""
     total, open_ = 0.0, None
     for one, in_parts in zip(given, choices, strict=True):
         adds, open_ = _step(open_, one, in_parts)
@@ -92,12 +78,10 @@ def seconds(given: Sequence[Costs], choices: Sequence[bool]) -> float:
 
 
 def least(given: Sequence[Costs]) -> tuple[bool, ...]:
-    """Return which layers lie in parts in the stage that takes the least time; of equal ones the fewest, the last.
+    """Choose the layers to cut for the least time, by dynamic programming; of equal choices the fewest and last.
 
-    By dynamic programming over the layers, with what is best where the result is whole, and where it is in parts.
-
-    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. Theirs makes
-    bytes few, for halves that divide the batch or the weights of a layer; here computing counts as well.
+    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. Theirs
+    minimizes bytes for halves of the devices; computing counts here as well.
     """
     best: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {False: (0.0, 0, (), None)}
     for one in given:

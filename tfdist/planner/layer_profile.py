@@ -12,8 +12,6 @@ from typing import Any
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError, fields_of
 
-__all__ = ["LayerProfile", "Profile", "beside_each_other", "read"]
-
 VERSION = 1
 KIND = "profile of layers"
 
@@ -233,19 +231,9 @@ class Profile:
 
 
 def beside_each_other(profiles: Sequence[Profile], alone: Profile) -> Profile:
-    """Return the profile of several processes that were measured at once and wait for each other, and of one alone.
+    """Merge the profiles of processes that were measured at once, and add that of one process alone.
 
-    It is that of the slowest, longer by as much as the last of a turn takes longer than that one mostly does: now one
-    of them is late, now another.
-
-    Example:
-        >>> layer = LayerProfile(name="a", forward_seconds=(1.0,), backward_seconds=(2.0,))
-        >>> given = {"model": "m", "batch": 8, "batch_sizes": (8,), "layers": (layer,)}
-        >>> turns = [(3.0, 3.0, 6.0), (5.0, 4.0, 4.0)]
-        >>> made = [Profile(**given, whole_seconds=(sorted(one)[1],), repeated_seconds=one) for one in turns]
-        >>> found = beside_each_other(made, alone=made[0])
-        >>> found.processes, found.for_devices(2).whole_seconds, found.for_devices(1).whole_seconds
-        (2, (5.0,), (3.0,))
+    The slowest process decides. Its times grow by how much later the last process of a turn mostly is than it.
     """
     slowest = max(profiles, key=lambda one: one.whole_seconds[-1])
     longer = 1.0
@@ -346,12 +334,6 @@ def _product(seconds: Sequence[float], scales: Sequence[float]) -> list[float]:
 
 
 def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> float:
-    """Return the time for a batch, given those of some sizes.
-
-    Example:
-        >>> [_on_line((4, 8), (2.0, 3.0), batch) for batch in (1, 4, 6, 8, 16)]
-        [1.25, 2.0, 2.5, 3.0, 5.0]
-    """
     if len(sizes) == 1:
         return seconds[0] * batch / sizes[0]
     upper = next((place for place in range(1, len(sizes) - 1) if batch <= sizes[place]), len(sizes) - 1)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-__all__ = ["describe", "observed"]
-
 
 @contextlib.contextmanager
 def observed() -> Iterator[dict[str, str]]:
@@ -20,12 +18,7 @@ def observed() -> Iterator[dict[str, str]]:
 
 
 def describe() -> dict[str, str]:
-    """Return processor, cores, versions, the time, and how much else the machine does (the load average).
-
-    Example:
-        >>> sorted(describe())
-        ['cores', 'horovod', 'load average', 'processor', 'python', 'tensorflow', 'time']
-    """
+    """Describe the processor, cores, versions, time, and load average."""
     return {
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from tfdist import validation
 from tfdist.errors import ConfigError
 
-__all__ = ["Link"]
-
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from tfdist.errors import MissingDependencyError
 
-__all__ = ["caption", "figure_of", "plain", "require_matplotlib"]
-
 
 def require_matplotlib() -> None:
     """Raise now if the picture cannot be drawn later."""
@@ -19,7 +17,6 @@ def require_matplotlib() -> None:
 
 
 def plain(axes: Any) -> None:
-    """Give axes a pale grid and no box."""
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -12,8 +12,6 @@ from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile
 from tfdist.planner.planner_link import Link
 
-__all__ = ["SCHEDULES", "Memory", "Setting", "Stage"]
-
 #: the schedules whose time and memory are known
 SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "pipedream")
 
@@ -254,7 +252,6 @@ class Setting:
         return self.profile.adding_seconds * self._held(stage) / self.kinds[stage.kind].speed
 
     def _held(self, stage: Stage) -> float:
-        """Return the part of all weights that a device of a stage has."""
         whole = self.profile.parameter_bytes
         return self.held_bytes(stage) / whole if whole else 0.0
 

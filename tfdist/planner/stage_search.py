@@ -1,9 +1,8 @@
-"""The stages with the shortest step, or the lowest price, that fit into memory: exact, by dynamic programming.
+"""Find the stages with the shortest step or the lowest price that fit into memory, exactly. Loads no TensorFlow.
 
-Loads no TensorFlow. From the last layer to the first, for each place and each set of devices that the layers from there
-on use, what can still be the best is kept: a triple of the slowest pace, the passing and the end (see `predict`), of
-which no other one is below in all three. A step is a sum of functions that rise in each of them, so the best is among
-these, whatever lies before.
+Dynamic programming from the last layer to the first. For each place and set of devices it keeps the triples of slowest
+pace, passing and end (see `predict`) of which no other is lower in all three. The cost of a step rises in each of them,
+so the best stages are among these, whatever comes before.
 """
 
 import itertools
@@ -16,8 +15,6 @@ from tfdist import validation
 from tfdist.planner import step_time
 from tfdist.planner.stage_cost import Setting, Stage
 from tfdist.planner.step_time import Parts
-
-__all__ = ["OBJECTIVES", "best_stages", "cost"]
 
 #: what is made small: the time of a step, or the price of the devices in that time
 OBJECTIVES = ("time", "price")
@@ -87,7 +84,6 @@ class _Search:
         return found
 
     def _all(self, bound: tuple[float, float] | None) -> dict[tuple[int, ...], list[_Kept]]:
-        """Return for each set of used devices what is kept of all layers."""
         setting = self._setting
         found: dict[int, dict[tuple[int, ...], list[_Kept]]] = {
             self._layers: {(0,) * len(setting.kinds): [_Kept(0.0, 0.0, 0.0, ())]}
@@ -159,10 +155,7 @@ def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> 
 
 
 def every(setting: Setting) -> Iterator[tuple[Stage, ...]]:
-    """Yield all ways to make stages, whether they fit or not: what `best_stages` is compared with in tests.
-
-    There are as many as layers, devices and kinds make them; for a dozen layers.
-    """
+    """Yield all ways to make stages, whether they fit or not: the reference for `best_stages` in tests."""
     layers = len(setting.profile.layers)
     inner = setting.begins()[1:]
     devices = [

@@ -17,17 +17,15 @@ from dataclasses import dataclass
 
 from tfdist.planner.stage_cost import Memory, Setting, Stage
 
-__all__ = ["Parts", "Prediction", "parts", "predict", "step_seconds"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a stage adds to a step.
+    """What a stage adds to a step, in seconds.
 
     Attributes:
-        pace: the seconds between two micro-batches that it needs.
-        passing: the seconds that the first micro-batch needs here and on the way.
-        end: the seconds after the last one.
+        pace: between two micro-batches.
+        passing: of the first micro-batch here and on the way.
+        end: after the last one.
     """
 
     pace: float
@@ -72,7 +70,6 @@ class Prediction:
 
 
 def parts(setting: Setting, stage: Stage) -> Parts:
-    """Return what a stage adds to a step."""
     turns = 1 if setting.replicas else stage.devices
     compute, first = setting.compute_seconds(stage), setting.first_seconds(stage)
     there, back = setting.sending_seconds(stage.begin)
@@ -87,7 +84,6 @@ def parts(setting: Setting, stage: Stage) -> Parts:
 
 
 def step_seconds(setting: Setting, found: Sequence[Parts]) -> float:
-    """Return the seconds of a step, given what its stages add."""
     turns = setting.microbatches - 1 if setting.flushes else setting.microbatches
     return turns * max(one.pace for one in found) + sum(one.passing for one in found) + max(one.end for one in found)
 

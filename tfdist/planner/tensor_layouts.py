@@ -1,8 +1,8 @@
 """Choose layers that cut weights and layers that cut the batch, by HyPar's rule. Loads no TensorFlow.
 
-Two halves of a layer either have half of the batch each and all weights ("data"), and exchange gradients of weights; or
-half of the weights each and all of the batch ("model"), and exchange sums of outputs. What travels between two layers
-depends on both, see `between`. For 2^H devices this is done H times, each time with what is left.
+Two halves of a layer each have half of the batch and all weights ("data"), and exchange gradients of weights. Or they
+have half of the weights and all of the batch ("model"), and exchange sums of outputs. For 2^H devices this is done H
+times.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,6 @@ from typing import Literal
 from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.planner.layer_profile import Profile
-
-__all__ = ["TensorLayouts", "between", "inside", "layouts", "traffic"]
 
 Choice = Literal["data", "model"]
 _CHOICES: tuple[Choice, Choice] = ("data", "model")
@@ -37,10 +35,7 @@ class TensorLayouts:
 
 
 def inside(choice: Choice, weights: float, outputs: float) -> float:
-    """Return the bytes that travel for a layer between two halves, given those of its weights and of its outputs.
-
-    Each half takes the other's gradients of weights ("data"), or its summands of outputs ("model").
-    """
+    """Bytes between two halves of a layer: gradients of weights ("data") or partial outputs ("model")."""
     return 2 * (weights if choice == "data" else outputs)
 
 

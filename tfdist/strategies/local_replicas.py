@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.collectives.backends import replica_collectives
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.replicas import in_process
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
@@ -97,7 +97,7 @@ def native_collectives(backend: str, devices: Sequence[str]) -> list[Collective]
     if backend not in ("native", "auto") or on_gpus or len(devices) == 1:
         return []
     try:
-        return list(in_process.of_replicas(devices))
+        return list(replica_collectives.of_replicas(devices))
     except UnsupportedError:
         if backend == "native":
             raise

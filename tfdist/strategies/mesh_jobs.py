@@ -21,10 +21,10 @@ from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts, services
 from tfdist.errors import ConfigError
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
-from tfdist.parallel import mesh_groups
-from tfdist.parallel.axes import Axes
-from tfdist.parallel.initial import InitialParts
+from tfdist.parallel import mesh_axes
 from tfdist.parallel.layouts import Layouts
+from tfdist.parallel.mesh_axes import Axes
+from tfdist.parallel.sharded_initializers import InitialParts
 from tfdist.strategies import local_replicas
 from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from tfdist.training.strategy_mixin import KerasTraining
@@ -57,7 +57,7 @@ class MeshJob:
 
     def axes(self, mesh: Mesh, processes: Mesh, *, batch: str) -> list[Axes]:
         """Return the ends of the collectives along each axis, for each replica of this process."""
-        along = {name: mesh_groups.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
+        along = {name: mesh_axes.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
         count, found = len(self.replicas), list[Axes]()
         inside = [name for name in mesh.names if processes.size_of(name) == 1 and mesh.size_of(name) > 1]
         for replica in range(count):

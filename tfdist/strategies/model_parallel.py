@@ -21,11 +21,11 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.parallel import mesh_groups
-from tfdist.parallel.compute import adapting, sequence_parallel, vocabulary
+from tfdist.parallel import mesh_axes
+from tfdist.parallel.compute import sequence_parallel, vocabulary
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.layouts import Layouts
-from tfdist.parallel.weight_sharding import Sharding
+from tfdist.parallel.weight_layouts import MeshLayout
 from tfdist.strategies import mesh_jobs
 from tfdist.variables import MESH
 
@@ -51,7 +51,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
             regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": columns,
             then rows, attention by heads, tables by words and convolutions by filters, along the last axis, as
-            `parallel.auto_layout.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
+            `parallel.layouts.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
             activations too, as patterns for ``path/output`` do. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
             of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
@@ -126,7 +126,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         self._job, self._workers = job, job.workers
         tf_strategies.claim_collective_keys(self, within_worker=True)
         self._axes = job.axes(self._mesh, processes, batch=self._batch)
-        along = mesh_groups.along(self._workers.collective, processes, [self._batch])
+        along = mesh_axes.along(self._workers.collective, processes, [self._batch])
         self._begin(
             ModelParallelReplicas,
             examples=[self._mesh.coordinates(one.rank)[self._batch] for one in self._axes],
@@ -190,7 +190,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
                 name="run_eagerly",
                 received=True,
             )
-        adapting.adapt(every, sequence_parallel.Placing(self._layouts.outputs, self._along))
+        sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)
         # a process may have built other models before, and Keras numbers what has no name of its own
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
@@ -208,11 +208,11 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
 
     def _shardings_of(
         self, path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool
-    ) -> list[Sharding] | None:
+    ) -> list[MeshLayout] | None:
         del dtype, trainable
         layout = self._layouts.of(path, shape)
         cut = any(axis is not None and self._mesh.size_of(axis) > 1 for axis in layout)
-        return [Sharding(axes, layout, shape, path) for axes in self._axes] if cut else None
+        return [MeshLayout(axes, layout, shape, path) for axes in self._axes] if cut else None
 
 
 def _mesh(given: Any, layout_map: Any) -> Mesh:

@@ -11,11 +11,10 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist import validation, variables
 from tfdist.cluster.strategy_table import COLLECTIVES
-from tfdist.collectives import buckets
+from tfdist.collectives import buckets, collective_backends
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.selection import collective_backends
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
@@ -29,8 +28,8 @@ from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, Wei
 from tfdist.errors import ConfigError
 from tfdist.gradients.sharding import shard_layout
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
-from tfdist.parallel.initial import InitialParts
-from tfdist.parallel.zero3_sharding import StretchSharding
+from tfdist.parallel.sharded_initializers import InitialParts
+from tfdist.parallel.weight_layouts import ElementLayout
 from tfdist.strategies import local_replicas
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
@@ -187,7 +186,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         def shardings_of(path: str, shape: tuple[int, ...], dtype: tf.DType, trainable: bool) -> Any:
             if not (trainable and dtype.is_floating and shape and all(shape)):
                 return None
-            return [StretchSharding(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
+            return [ElementLayout(sharding.traced, self._workers.waiting, gathers, shape, dtype, path)]
 
         parts = WeightParts(
             shardings_of=shardings_of,

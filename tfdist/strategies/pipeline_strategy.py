@@ -27,15 +27,15 @@ from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding.sharded_slots import UPDATES
 from tfdist.monitor.process_clock import step_clock
-from tfdist.parallel import mesh_groups
-from tfdist.parallel.axes import Axes
-from tfdist.parallel.compute import adapting, sequence_parallel
+from tfdist.parallel import mesh_axes
+from tfdist.parallel.compute import sequence_parallel
+from tfdist.parallel.mesh_axes import Axes
 from tfdist.parallel.pipeline import model_blocks
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
-from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE, StageSharding
-from tfdist.parallel.weight_sharding import Sharding
+from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE, StageLayout
+from tfdist.parallel.weight_layouts import MeshLayout
 from tfdist.planner import schedules
 from tfdist.planner.schedules import Schedule
 from tfdist.strategies import local_replicas, mesh_jobs, stage_placement
@@ -167,7 +167,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         self._workers, chosen = self._job.workers, self._job.bucket_bytes
         tf_strategies.claim_collective_keys(self, within_worker=True)
         processes = Mesh(((PIPELINE, 1),)) if devices else self._mesh
-        ends = {axis: mesh_groups.along(self._workers.collective, processes, [axis]) for axis in processes.names}
+        ends = {axis: mesh_axes.along(self._workers.collective, processes, [axis]) for axis in processes.names}
         between, others = ends[PIPELINE], ends.get(DATA, LocalCollective())
         along = TracedCollective(between, bucket_bytes=chosen)
         # stages reduce other gradients, so what the processes of a stage reduce has keys of its own
@@ -270,7 +270,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         self._require_possible(model)
         if self._copies > 1:
             every = keras_model.layers(model)
-            adapting.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
+            sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, lambda axis, label: None))
             if all(layer.built for layer in every):
                 self._layouts.require_all_matched()
                 self._log_proposal(model)
@@ -356,19 +356,19 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 "those of the batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
             )
 
-    def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageSharding | None:
+    def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageLayout | None:
         del dtype
         if not self.cuts_weights:
             return None
         layout = self._layouts.of(path, shape) if self._copies > 1 else ()
-        return StageSharding(
+        return StageLayout(
             self._axes,
             self._pipe.traced,
             is_first_replica=self._pipe.replica == 0,
             shape=shape,
             path=path,
             replicas=None if self.sharding is None else self.sharding.traced,
-            within=Sharding(self._axes, layout, shape, path) if any(layout) else None,
+            within=MeshLayout(self._axes, layout, shape, path) if any(layout) else None,
         )
 
 

@@ -6,6 +6,7 @@ Example:
     ('WorkerPool', 1)
 """
 
-from tfdist.monitor.fault_plan import Fault, FaultPlan
+from tfdist.monitor.fault_plan import FaultPlan
+from tfdist.monitor.faults import Fault
 
 __all__ = ["Fault", "FaultPlan"]

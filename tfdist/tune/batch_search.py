@@ -10,8 +10,6 @@ _CLOSE = 1.5  # neighbours of a fast batch that are no further apart are not loo
 
 
 class Outcome(StrEnum):
-    """What became of a batch."""
-
     FITS = "fits"
     TOO_LARGE = "out of memory"
     SHORT = "too few data"  # they do not fill it, or not often enough: nothing larger can be tried
@@ -20,13 +18,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One trial.
-
-    Attributes:
-        batch: as it was given to the script.
-        outcome: what became of it.
-        speed: examples per second, where it fits.
-    """
+    """One trial: the batch, its outcome, and the examples per second where it fits."""
 
     batch: int
     outcome: Outcome
@@ -34,16 +26,11 @@ class Tried:
 
 
 def following(trials: Sequence[Tried], *, start: int, most: int, precision: float) -> int | None:
-    """Return the batch to try next, or None when all is known that is asked for.
+    """Return the batch to try next, or None at the end.
 
-    The batch is doubled until one does not fit, or halved until one does; then the border is bisected. A batch counts
-    as too large after two trials: the smallest one that did not fit is tried again, because other processes may have
-    had the memory. At last the gaps beside the fastest, and below the smallest that is nearly as fast, are bisected.
-
-    Example:
-        >>> trials = [Tried(batch=32, outcome=Outcome.FITS), Tried(batch=64, outcome=Outcome.TOO_LARGE)]
-        >>> following(trials, start=32, most=1024, precision=0.1)
-        48
+    Double until one does not fit, or halve until one does; then bisect the border. A batch counts as too large after
+    two trials, because other processes may have had the memory. At last, bisect the gaps next to the fastest batch, and
+    below the smallest one that is nearly as fast.
     """
     if not trials:
         return start
@@ -90,7 +77,6 @@ def _speeds(trials: Sequence[Tried]) -> dict[int, float]:
 
 
 def largest(trials: Sequence[Tried]) -> int:
-    """Return the largest batch that fits."""
     return max(_speeds(trials))
 
 
@@ -101,12 +87,6 @@ def fastest(trials: Sequence[Tried]) -> int:
 
 
 def nearly_best(trials: Sequence[Tried]) -> int:
-    """Return the smallest batch that is within 5 % of the fastest.
-
-    Example:
-        >>> speeds = {8: 50.0, 16: 97.0, 32: 100.0}
-        >>> nearly_best([Tried(batch=b, outcome=Outcome.FITS, speed=s) for b, s in speeds.items()])
-        16
-    """
+    """Return the smallest batch that is within 5 % of the fastest."""
     speeds = _speeds(trials)
     return min(batch for batch, speed in speeds.items() if speed >= NEAR * max(speeds.values()))

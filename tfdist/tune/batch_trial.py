@@ -34,13 +34,8 @@ class Job:
     """What is tried.
 
     Attributes:
-        run: arguments of `tfdist run`, before the script.
-        script: the script and its own arguments.
-        argument: of the script, which takes the batch; None: the script calls `tfdist.tune.batch_size`.
-        warm_up: steps before the clock starts.
-        steps: steps that are measured.
+        argument: the script's option for the batch; None: the script calls `tfdist.tune.batch_size`.
         memory_limit: bytes of data (heap, stacks, private memory) of each process, or None.
-        timeout_seconds: for one trial.
     """
 
     run: tuple[str, ...] = ()
@@ -54,17 +49,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of one batch.
+    """The result of one batch.
 
     Attributes:
-        batch: as it was given to the script.
-        outcome: what became of it.
-        text: in words, where it does not fit.
+        text: why it does not fit.
         examples: of a step over all replicas.
-        replicas: over all workers.
-        speed: examples per second: the median over blocks of steps.
-        memory: the largest resident set among the workers' processes, bytes.
-        device_memory: the most that a worker had allocated on its GPUs, bytes.
+        speed: median over blocks of steps, in examples per second.
+        memory: largest resident set of a worker's process, in bytes.
+        device_memory: most GPU memory of a worker, in bytes.
     """
 
     batch: int
@@ -88,7 +80,6 @@ class Trial:
 
 
 def judged(batch: int, code: int | None, output: str, found: Sequence[Measurement], job: Job) -> Trial:
-    """Return what a job's end means."""
     chief = found[0] if found else Measurement()
     if code == 0 and chief.is_complete:
         sizes = {"examples": chief.examples or batch, "replicas": chief.replicas}

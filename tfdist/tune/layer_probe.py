@@ -16,8 +16,6 @@ from typing import Any
 from tfdist.errors import TfdistError
 from tfdist.jobs.process.script_worker import end_with_parent, run_as_main
 
-__all__ = ["Request", "main"]
-
 _POLL_SECONDS = 0.02
 
 
@@ -26,12 +24,11 @@ class Request:
     """What is to be measured.
 
     Attributes:
-        path: where the profile goes; beside it, with ".error", a message if there is none.
-        parent: the process without which this one ends.
-        is_module: whether the script is the name of a module.
-        divisors: the batch of `fit` is measured whole, and divided by each of these.
-        counts_processor: whether seconds are those of the processor, which others cannot lengthen.
-        together: the paths of all requests that are measured at once; each process waits until all have come to `fit`.
+        path: of the profile; a message goes to the same path with ".error".
+        parent: the process whose end ends this one.
+        divisors: the batch of `fit` is also measured divided by each of these.
+        counts_processor: measure processor seconds, which other programs cannot lengthen.
+        together: paths of all requests measured at once; they wait for each other in `fit`.
     """
 
     path: str

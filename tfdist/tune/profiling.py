@@ -25,8 +25,6 @@ from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
 from tfdist.variables import PREFIX, STRATEGY
 
-__all__ = ["beside", "measured", "measured_link", "profiled"]
-
 _FOREIGN = ("TF_CONFIG", PREFIX)  # the script is to find a process alone
 _LINK_SECONDS = 120.0
 _LINK_BYTES = 16 << 20  # too many for caches, which would show a higher rate
@@ -36,14 +34,9 @@ _SHOWN_LINES = 15
 
 
 def beside(devices: int, *, threads: int | None, processors: int, gpus: int, free_bytes: int, each_bytes: int) -> int:
-    """Return how many processes of a host to measure at once: as many as devices, if they can run beside each other.
+    """Return how many of so many devices' processes can be measured at once on this host.
 
-    Each needs its GPU where there are some, else a processor, or as many as it has threads; and memory.
-
-    Example:
-        >>> host = {"processors": 8, "gpus": 0, "free_bytes": 16 << 30, "each_bytes": 1 << 30}
-        >>> beside(4, threads=None, **host), beside(4, threads=4, **host), beside(32, threads=None, **host)
-        (4, 2, 8)
+    Each needs a GPU of its own if the host has any, else its threads' processors; and memory.
     """
     places = gpus or processors // (threads or 1)
     return max(min(devices, places, free_bytes // max(each_bytes, 1)), 1)
@@ -123,7 +116,6 @@ def profiled(
 
 
 def _require(path: Path, code: int | None, script: str) -> None:
-    """Raise if a process has ended without a profile."""
     refused = Path(f"{path}.error")
     if refused.exists():
         raise UnsupportedError(refused.read_text(encoding="utf-8"))
@@ -139,7 +131,6 @@ def _require(path: Path, code: int | None, script: str) -> None:
 
 
 def _log(path: Path) -> Path:
-    """Return where the process prints whose profile goes to a path."""
     return path.with_suffix(".output")
 
 
@@ -151,12 +142,7 @@ def _end(path: Path) -> str:
 def environment(
     base: Mapping[str, str], number: int, processes: int, *, threads: int | None, gpus: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the variables of one of several processes that are measured at once.
-
-    Example:
-        >>> environment({"TFDIST_MESH": "data=2"}, 1, 2, threads=None, gpus=["0", "1"])
-        {'TFDIST_STRATEGY': 'multi-worker', 'CUDA_VISIBLE_DEVICES': '1'}
-    """
+    """Return the variables of one of several processes that are measured at once."""
     kept = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     if processes > 1:
         kept[STRATEGY.name] = "multi-worker"

@@ -19,8 +19,8 @@ def measured(
 ) -> Timeline:
     """Return when the passes of a step ran, in forward passes from the first one on.
 
-    A process for each stage, on this host, whose clock all of them read. Layers sleep, so stages do not take the
-    processor from each other: what is measured is the schedule, what carries it out, and nothing of a model.
+    Each stage is a process of this host, so all read one clock. Layers sleep, so stages do not compete for the
+    processor.
     """
     if pool is None:
         with WorkerPool(lambda: _environments(schedule.stages)) as own:

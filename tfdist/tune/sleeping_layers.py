@@ -28,8 +28,6 @@ class Sleeping(keras.layers.Layer):
         self._weight = self.add_weight(shape=(1,), initializer="zeros")
 
     def call(self, x: Any) -> Any:
-        """Return what is given."""
-
         @tf.custom_gradient
         def passed(x: Any, weight: Any) -> Any:
             def back(gradient: Any) -> Any:
@@ -40,7 +38,6 @@ class Sleeping(keras.layers.Layer):
         return passed(x, tf.convert_to_tensor(self._weight.value))
 
     def compute_output_shape(self, shape: Any) -> Any:
-        """Return the shape of what is given."""
         return shape
 
     def _slept(self, kind: str, numbers: Any, value: Any) -> Any:

@@ -3,21 +3,20 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from tfdist.errors import TfdistError
+from tfdist.planner.plot_style import plain, require_matplotlib
 from tfdist.tune import batch_search
 from tfdist.tune.batch_search import NEAR, Outcome
 from tfdist.tune.batch_trial import Job, Trial, attempt
 
+_APART = 1.25  # of two batches that both have a number at the axis
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found.
-
-    Attributes:
-        trials: in their order.
-        machine: what it ran on.
-    """
+    """The trials in their order, and the machine they ran on."""
 
     trials: tuple[Trial, ...]
     machine: dict[str, str] = field(default_factory=dict)
@@ -41,13 +40,7 @@ class Report:
         return {name: self.fitting[batch] for name, batch in found.items()}
 
     def verdict(self) -> list[str]:
-        """Return what was found, in sentences.
-
-        Example:
-            >>> trial = Trial(batch=8, outcome=Outcome.FITS, examples=8, speed=100.0)
-            >>> Report(trials=(trial,)).verdict()[0]
-            'largest that fits: 8; nothing larger was tried'
-        """
+        """Return the findings in sentences."""
         if not self.fitting:
             smallest = min(self.trials, key=lambda one: one.batch)
             none = "no batch was measured" if smallest.outcome is Outcome.SHORT else "no batch fits"
@@ -100,3 +93,53 @@ def tune(
             raise TfdistError(
                 f"the script fails with a batch of {batch}: {trials[0].text}", name="batch", received=batch
             )
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw examples per second over the batch, and where memory ends, as a PNG."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    fitting = list(report.fitting.values())
+    figure = Figure(figsize=(8, 5), dpi=200, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([one.batch for one in fitting], [one.speed for one in fitting], "-o", color="#1f6fb4", ms=5)
+    chosen = report.chosen
+    for name, text, colour in (("fastest", "fastest", "#1f6fb4"), ("nearly", "smallest within 5 %", "#2f8f4e")):
+        if name in chosen:
+            one = chosen[name]
+            axes.plot([one.batch], [one.speed], "o", color=colour, ms=11, label=f"{text}: {one.batch:,}")
+    beyond = [one.batch for one in report.trials if fitting and one.batch > fitting[-1].batch]
+    if beyond:
+        why = next(one.outcome.value for one in report.trials if one.batch == min(beyond))
+        axes.axvline(min(beyond), color="#d1602b", linestyle="--", label=f"{why}: {min(beyond):,}")
+    axes.set_xscale("log", base=2)
+    batches = [one.batch for one in fitting]
+    ticks = apart(batches, keep=[one.batch for one in chosen.values()])
+    axes.set_xticks(ticks, [f"{batch:,}" for batch in ticks], rotation=45)
+    axes.set_xticks(batches, minor=True)
+    axes.tick_params(which="minor", labelbottom=False)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("batch")
+    axes.set_ylabel("examples per second")
+    axes.set_title("Which batch pays", loc="left", fontweight="bold")
+    about = report.machine
+    figure.suptitle(
+        f"{about['processor']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; {about['time'][:10]}",
+        fontsize=9,
+        color="#555555",
+    )
+    axes.legend(frameon=False)
+    plain(axes)
+    figure.savefig(path, format="png")
+
+
+def apart(batches: Sequence[int], *, keep: Sequence[int]) -> list[int]:
+    """Return the batches to label: those to keep, and others far enough from them."""
+    shown = sorted(dict.fromkeys(batch for batch in batches if batch in keep))
+    shown = [one for place, one in enumerate(shown) if place == 0 or one >= _APART * shown[place - 1]]
+    for batch in batches:
+        if all(max(batch, one) >= _APART * min(batch, one) for one in shown):
+            shown.append(batch)
+    return sorted(shown)

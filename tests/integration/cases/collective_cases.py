@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist import errors
 from tfdist.collectives.backends import native_collective
-from tfdist.collectives.joining.byte_exchange import exchange_over
-from tfdist.collectives.workers.watchdog import Watchdog
+from tfdist.collectives.byte_exchange import exchange_over
+from tfdist.collectives.workers.worker_processes import Watchdog
 from tfdist.native.engine import ALGORITHMS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -77,7 +77,7 @@ def _native(groups: Sequence[Sequence[int]], host: str | None) -> _Made:
 @functools.cache
 def _replicas(count: int) -> Any:
     import tfdist.strategies
-    from tfdist.collectives.replicas.in_process import Replicas
+    from tfdist.collectives.backends.replica_collectives import Replicas
 
     tfdist.strategies.use_logical_cpus(count)
     return Replicas([f"/device:CPU:{rank}" for rank in range(count)])

@@ -33,8 +33,8 @@ from tests.integration.cases.resuming import Interrupt, far
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.mesh import Mesh
-from tfdist.parallel import weight_sharding
-from tfdist.parallel.axes import Axes
+from tfdist.parallel import weight_layouts
+from tfdist.parallel.mesh_axes import Axes
 from tfdist.strategies import ModelParallelStrategy
 
 RANK = int(os.environ.get("TFDIST_WORKER_INDEX", "0"))
@@ -475,7 +475,7 @@ def memory_of_a_table(mesh: str, rows: int, width: int) -> dict[str, Any] | None
     except ValueError:
         return None
     tf.config.experimental.reset_memory_stats("CPU:0")
-    with found.scope(), mock.patch.object(weight_sharding, "_BLOCK_ELEMENTS", rows * width // 64):
+    with found.scope(), mock.patch.object(weight_layouts, "_BLOCK_ELEMENTS", rows * width // 64):
         table = keras.layers.Embedding(rows, width)
         model = keras.Sequential([keras.Input((4,), dtype="int32"), table, keras.layers.Flatten()])
         model.compile(keras.optimizers.SGD(0.1), "mse")

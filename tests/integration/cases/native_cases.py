@@ -106,7 +106,7 @@ def without_memory(name: str, groups: Groups) -> tuple[list[int], float, list[st
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("tfdist.collectives.joining.host_memory")
+    logger = logging.getLogger("tfdist.collectives.byte_exchange")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     logger.addHandler(handler)

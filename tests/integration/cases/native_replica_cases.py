@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import errors
-from tfdist.collectives.replicas import in_process
-from tfdist.collectives.replicas.two_levels import TwoLevelCollective
+from tfdist.collectives.backends import replica_collectives
+from tfdist.collectives.backends.replica_collectives import TwoLevelCollective
 from tfdist.compat.tensorflow.steps.replica_services import services
 
 
@@ -134,7 +134,7 @@ def wrong_of_two_levels() -> list[str]:
 def waits_end(reason: str) -> str:
     """Let one replica wait for one that never comes, abort, and return what it is told."""
     tfdist.strategies.use_logical_cpus(2)
-    one, _ = in_process.of_replicas(["/device:CPU:0", "/device:CPU:1"])
+    one, _ = replica_collectives.of_replicas(["/device:CPU:0", "/device:CPU:1"])
     one.abort(reason)
     try:
         one.all_reduce([tf.ones([2])], key="alone")

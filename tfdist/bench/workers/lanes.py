@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from tfdist.bench.workers.slow_network import DEVICE, Network
 from tfdist.cluster import from_environment, ports
-from tfdist.collectives.joining import gloo
+from tfdist.collectives import rendezvous_store
 from tfdist.collectives.rendezvous_store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.jobs.placement.worker_environment import worker_environments
@@ -69,7 +69,7 @@ class Lane:
             here = self._network.gateway if self._network else "127.0.0.1"
             store = self._stores.enter_context(contextlib.closing(StoreServer(here, 0)))
             for environment in environments:
-                environment.update(gloo.variables(from_environment(environment), store.address))
+                environment.update(rendezvous_store.variables(from_environment(environment), store.address))
                 # outlasts others' turns
                 environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(round(LONGEST_SECONDS))
                 if self._network:

@@ -18,16 +18,9 @@ from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
 from tfdist.compat.horovod import horovod_ops as horovod_ops
 from tfdist.errors import ConfigError, UnsupportedError
 
-__all__ = ["HorovodCollective"]
-
 
 class HorovodCollective:
-    """The ranks of a Horovod process set.
-
-    Example:
-        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
-        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
-    """
+    """The ranks of a Horovod process set."""
 
     keeps_program_order = False
     matches_by_count = True  # by name, whichever step of a member it is in
@@ -59,7 +52,7 @@ class HorovodCollective:
     # would leave it out, and the others would wait. So each has a side effect.
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one group."""
+        """Tensors of one dtype are one group."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [self._carried(tensor, op) for tensor in tensors]
@@ -98,7 +91,6 @@ class HorovodCollective:
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows of all members; see `Collective.all_gather`."""
         tensor = collective.require_rows(tf.convert_to_tensor(tensor))
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
@@ -112,16 +104,15 @@ class HorovodCollective:
         return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
         tensor = collective.require_rows(tf.convert_to_tensor(tensor))
         wire_dtypes.require_op(tensor.dtype, "sum")
         return tensor if self.size == 1 else fallbacks.reduce_scatter(self, tensor, key=key)
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        """Return one member's value; see `Collective.broadcast`.
+        """Return one member's value, as a sum with zeros.
 
-        It is a sum with zeros: a rank that is about to reduce something else under this name is told so, which a
-        broadcast of Horovod's own would not be, and with four ranks or more its tree is no faster.
+        Horovod's own broadcast would not report a rank that reduces something else, and is no faster from four ranks
+        on.
         """
         collective.require_rank("root", root, self.size)
         tensor = tf.convert_to_tensor(tensor)
@@ -133,7 +124,6 @@ class HorovodCollective:
         return restore(total)
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
         tensor = collective.require_rows(tf.convert_to_tensor(tensor))
         bits, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
@@ -149,17 +139,15 @@ class HorovodCollective:
         return tf.reshape(restore(arrived), collective.with_rows([self.size * sizes[self.rank]], tensor))
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor; see `Collective.send`. The two exchange their rows, of which only this member has any."""
+        """The two exchange their rows, of which only this member has any."""
         tensor = tf.convert_to_tensor(tensor)
         arrived = self._moved(tensor, f"{key} {self.rank} {to}", "to", to, sends=True)
         return self._side_effect.after(arrived)
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return None: Horovod does not tell; see `Collective.start_of`."""
         return None
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a member has sent; see `Collective.receive`."""
         collective.require_known(spec)
         nothing = tf.zeros(spec.shape, spec.dtype)
         arrived = self._moved(nothing, f"{key} {source} {self.rank}", "source", source, sends=False)
@@ -213,20 +201,15 @@ class HorovodCollective:
 
 
 def _name(key: str) -> str:
-    """Return the name of an operation, in the characters that TensorFlow allows; another for each key.
-
-    Example:
-        >>> _name("0a1b"), _name("gradients of a")
-        ('tfdist_0a1b', 'tfdist_gradients-20-of-20-a')
-    """
+    """Return the name of an operation, in the characters that TensorFlow allows; another for each key."""
     return "tfdist_" + re.sub(r"[^A-Za-z0-9_.]", lambda found: f"-{ord(found[0]):x}-", key)
 
 
 def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
-    """Keep TensorFlow from reducing a constant once for all when it optimises a function.
+    """Keep TensorFlow from folding the reduction of a constant.
 
-    One worker may trace anew where another does not, and would be alone in that reduction. What has no element is a
-    constant to TensorFlow, whatever it is made of, unless its shape is not known before the function runs.
+    A worker that traces anew would be alone in that reduction. A tensor without elements is a constant to TensorFlow,
+    unless its shape is unknown before the function runs.
     """
     if tf.executing_eagerly():
         return tensor

@@ -23,17 +23,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.cluster_values import Cluster, split_address
+from tfdist.collectives import rendezvous_store
+from tfdist.collectives.byte_exchange import Exchange
 from tfdist.collectives.collective import Collective, hosts_of
-from tfdist.collectives.joining import gloo
-from tfdist.collectives.joining.byte_exchange import Exchange
 from tfdist.collectives.membership import Membership
 from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
 from tfdist.native.horovod_record import find_installed
 from tfdist.variables import WORKERS
-
-__all__ = ["Job", "join"]
 
 _LOOPBACK = "127.0.0.1"
 _HERE, _DOING = "here", "doing"
@@ -107,17 +105,13 @@ def _give_up(membership: Membership, me: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The workers that Horovod has brought together; there is one in a process.
+    """The workers that Horovod has brought together; one job per process.
 
     Attributes:
-        hvd: the module `horovod.tensorflow`.
-        cluster: the workers.
-        store: shared by them; None for one worker alone.
-        membership: who of them is there; None for one worker alone.
-        stopper: stops Horovod.
+        store, membership: None for one worker alone.
         groups: process sets given when Horovod was started.
-        hosts: for each worker the number of the host that it is on.
-        mismatches: numbers them, alike on all workers, so that none reads what another said at an earlier one.
+        hosts: the number of each worker's host.
+        mismatches: a counter, the same on all workers, so that none reads the report of an earlier mismatch.
     """
 
     hvd: Any
@@ -211,7 +205,6 @@ class Job:
 
 
 def _horovods_words(text: str) -> str:
-    """Return the sentence in a TensorFlow error that is Horovod's own."""
     line = text.strip().splitlines()[0] if text.strip() else "nothing"
     begin = line.find("Mismatched")
     return line[max(begin, 0) :].split(" [[")[0].split(" [Op:")[0].strip()
@@ -251,7 +244,7 @@ def join(
             variables |= _ALONE
         elif not by_launcher:
             store = _check_in(cluster, timeout_seconds, _store_address(cluster, exchange))
-            variables |= gloo.variables(cluster, store.address)
+            variables |= rendezvous_store.variables(cluster, store.address)
         with _environment(variables):
             hvd.init(process_sets=sets)
     elif sets:
@@ -284,11 +277,10 @@ def join(
 
 
 def fixed_order(workers: int) -> dict[str, str]:
-    """Return the variable by which a group of tensors is reduced by itself, in its own order, whatever else is ready.
+    """Set the variable by which Horovod reduces a group of tensors by itself, in its own order.
 
-    Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. In Horovod
-    0.28.1 as it is published the caches of the ranks come apart by it; builds of `tfdist build horovod` are repaired
-    from their second revision on.
+    Three and more ranks then add in the same order every time; two do anyway, and fuse more without it. It breaks the
+    ranks' caches in Horovod 0.28.1 as published; `tfdist build horovod` repairs that from its second revision on.
     """
     if workers < 3:
         return {}
@@ -404,7 +396,6 @@ def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables while Horovod reads them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -6,16 +6,9 @@ import tensorflow as tf
 
 from tfdist.collectives import collective, wire_dtypes
 
-__all__ = ["LocalCollective"]
-
 
 class LocalCollective:
-    """A group of one, which costs nothing.
-
-    Example:
-        >>> LocalCollective().all_reduce([tf.constant([1.0, 2.0])], key="sums")[0].numpy().tolist()
-        [1.0, 2.0]
-    """
+    """A group of one, which costs nothing."""
 
     size = 1
     rank = 0
@@ -28,7 +21,6 @@ class LocalCollective:
         return self if self.rank in members else None
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Return the tensors; see `Collective.all_reduce`."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         for tensor in tensors:
@@ -36,36 +28,29 @@ class LocalCollective:
         return tensors
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows; see `Collective.all_gather`."""
         tensor = collective.require_rows(tf.convert_to_tensor(tensor))
         wire_dtypes.require_copy(tensor.dtype)
         return tensor
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows; see `Collective.reduce_scatter`."""
         return collective.require_rows(self.all_reduce([tensor], key=key)[0])
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        """Return the tensor; see `Collective.broadcast`."""
         collective.require_rank("root", root, 1)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
         return tensor
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows; see `Collective.all_to_all`."""
         return self.all_gather(tensor, key=key)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Refuse: there is nobody else."""
         collective.require_other("to", to, self)
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return None: there is nobody else; see `Collective.start_of`."""
         return None
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Refuse: there is nobody else."""
         collective.require_other("source", source, self)
 
     def waits_for(self) -> str:
@@ -73,8 +58,7 @@ class LocalCollective:
         return ""
 
     def abort(self, reason: str) -> None:
-        """Do nothing: nobody waits."""
+        pass
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return None: no failure is that of another member."""
         return None

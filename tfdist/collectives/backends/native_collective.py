@@ -1,16 +1,14 @@
 """tfdist's own collectives: in shared memory between processes of one host, over TCP between hosts.
 
-An operation is a TensorFlow op in C++ (`tfdist/native/collectives`), compiled on first use. Members bring their bytes
-chunk by chunk into a few megabytes of shared memory; each adds up its part of a chunk, in the order of ranks, and takes
-the others' parts from theirs. Up to 4 KiB go at once. Operations match by key, in whatever order members come to them.
-Over several hosts an `all_reduce` adds up in each host, then between the members of equal index on each host, and hands
-out in each host, where hosts have as many members each; all else goes over TCP alone.
+An operation is a TensorFlow op in C++ (`tfdist/native/collectives`), compiled on first use. Members copy chunks into a
+few megabytes of shared memory; each sums its part of a chunk in the order of ranks, and copies the others' parts. Up to
+4 KiB go at once. Operations match by key, in any order. Over several hosts with as many members each, `all_reduce` sums
+in each host, then between members of equal index, and distributes in each host; all else goes over TCP alone.
 
-How hosts add up is chosen by size, from the latency and the bandwidth that members measure of their network when they
-meet: each member adds up everything, or its part. Both add in the order of ranks, so neither a measurement nor the cut
-of tensors into messages changes a bit of a sum. Integers may take other ways too. `algorithm`, or the variable
-``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` add in orders of
-their own, the same in every run.
+Between hosts, size, latency and bandwidth, measured at the start, decide whether each member sums everything or its
+part. Both add in the order of ranks, so neither changes a bit of a sum. Integers may take other ways. `algorithm`, or
+``TFDIST_ALL_REDUCE_ALGORITHM``, names one for all sizes; `ring`, `halving-doubling` and `double-tree` have other
+orders, the same in every run.
 
 Costs, of S bytes on n members: `all_reduce` reads and writes about 4 S per member; `all_gather` the rows of all;
 `reduce_scatter` and `all_to_all` 2 S; `broadcast` and `send` 2 S. Nothing is negotiated: a small operation takes some
@@ -29,17 +27,14 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.cluster import job_key
+from tfdist.collectives import byte_exchange, wire_dtypes
 from tfdist.collectives import collective as base
-from tfdist.collectives import wire_dtypes
+from tfdist.collectives.byte_exchange import Exchange, agreed, exchange_over
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.joining import host_memory
-from tfdist.collectives.joining.byte_exchange import Exchange, agreed, exchange_over
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError, cause_of
 from tfdist.native import engine as native
 from tfdist.variables import ALL_REDUCE_ALGORITHM, HOST_ID, JOB_KEY
-
-__all__ = ["Job", "NativeCollective", "exchange_over", "join", "of_workers"]
 
 _REDUCED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
@@ -49,12 +44,7 @@ _START = "the start of the native collectives"
 
 
 class NativeCollective:
-    """Some members of a job; `Job.collective` makes it.
-
-    Example:
-        >>> collective.all_reduce([tf.ones([3])], key="ones")                            # doctest: +SKIP
-        [<tf.Tensor: shape=(3,), dtype=float32, numpy=array([2., 2., 2.], dtype=float32)>]
-    """
+    """Some members of a job; `Job.collective` makes it."""
 
     def __init__(
         self,
@@ -103,7 +93,7 @@ class NativeCollective:
         return NativeCollective(self._number, **{**kept, **others})
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype are one operation."""
+        """Tensors of one dtype are one operation."""
         base.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
@@ -119,7 +109,6 @@ class NativeCollective:
         return results
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows of all members; see `Collective.all_gather`."""
         tensor = _with_rows(tensor)
         if self.size == 1:
             return tensor
@@ -127,7 +116,6 @@ class NativeCollective:
         return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
         tensor = _with_rows(tensor)
         wire_dtypes.require_op(tensor.dtype, "sum")
         if self.size == 1:
@@ -141,7 +129,6 @@ class NativeCollective:
         return restore(self._part(self._run("reduce_scatter", key, tensor=carried), tensor, times=1))
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        """Return one member's value; see `Collective.broadcast`."""
         base.require_rank("root", root, self.size)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
@@ -160,14 +147,12 @@ class NativeCollective:
         return results
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
         tensor = _with_rows(tensor)
         if self.size == 1:
             return tensor
         return self._part(self._run("all_to_all", key, tensor=tensor), tensor, times=self.size)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor; see `Collective.send`."""
         base.require_other("to", to, self)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
@@ -176,11 +161,9 @@ class NativeCollective:
         return self._run("send_wait", name, between=between, number=number)
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return the operation behind which a send is under way; see `Collective.start_of`."""
         return sent.inputs[0].op if self._number > 0 else None  # replicas wait for each other in it
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a member has sent; see `Collective.receive`."""
         base.require_other("source", source, self)
         base.require_known(spec)
         wire_dtypes.require_copy(spec.dtype)
@@ -243,12 +226,10 @@ class NativeCollective:
 class Job:
     """The processes that `join` has brought together.
 
-    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. A function that was
-    traced with a collective does not keep it: its operations raise an error then.
+    It ends with the process, by `stop`, or when neither it nor a collective of it is used any more. Operations of
+    functions that were traced with it raise an error then.
 
     Attributes:
-        size: how many.
-        rank: this process's number.
         hosts: the number of each rank's host.
         number: of this process's engine.
     """
@@ -265,10 +246,7 @@ class Job:
         atexit.register(self._end)
 
     def collective(self, members: Sequence[int] | None = None) -> NativeCollective | None:
-        """Return the collective of some members; None where this process is none of them.
-
-        It costs nothing, and other members need not ask for the same.
-        """
+        """Return the collective of some members, or None on others; it costs nothing, and others need not ask."""
         group = list(range(self.size)) if members is None else list(members)
         if self.rank not in group:
             return None
@@ -283,7 +261,7 @@ class Job:
         )
 
     def stop(self) -> None:
-        """End this process's part; then `join` may bring together others. Who still waits for it gets an error.
+        """End this process's part, so that `join` may be called again; members that wait for it get an error.
 
         In a fork of this process, which has no part of its own, it does nothing.
         """
@@ -309,15 +287,11 @@ def join(
     secret: bytes | None = None,
     algorithm: str | None = None,
 ) -> Job:
-    """Bring together processes, who call it at the same time; a process may be in several jobs.
+    """Bring together processes, which call it at the same time; a process may be in several jobs.
 
-    Who shares a host is proved: one process of those that say so makes the shared memory, and the others show that they
-    read in it what it has written. It has no name: whatever becomes of the processes, nothing stays behind. Where there
-    is too little memory, the processes of that host use TCP; so do those of one machine in containers that do not share
-    a PID namespace. A warning says so. When it returns, all of them are connected.
-
-    Example:
-        >>> job = join(rank=0, exchange=lambda mine: [mine])                     # doctest: +SKIP
+    Processes prove that they share a host: one makes unnamed shared memory, and the others show that they read what it
+    has written. Where memory is short, or containers share no PID namespace, processes use TCP, and a warning says so.
+    All are connected when it returns.
     """
     algorithm = algorithm or ALL_REDUCE_ALGORITHM.read(os.environ) or None
     if algorithm is not None:
@@ -327,14 +301,14 @@ def join(
     except (TfdistError, OSError) as failed:
         library, error = None, str(failed)
     host = host or HOST_ID.read(os.environ) or None
-    machine = host_memory.machine() if host is None else host
-    mine = host_memory.this_host(machine) if host is None else host
+    machine = byte_exchange.machine() if host is None else host
+    mine = byte_exchange.this_host(machine) if host is None else host
     said = {"machine": machine, "host": mine, "drawn": secrets.token_hex(32)}
     told = agreed(exchange, error, secret="no" if secret is None else "yes", **said)
     assert library is not None  # or this one would have said why
     key = _key(secret, told)
-    host_memory.tell_of_containers(told, rank)
-    segment, hosts = host_memory.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
+    byte_exchange.tell_of_containers(told, rank)
+    segment, hosts = byte_exchange.shared(library, exchange, rank, base.hosts_of([one["host"] for one in told]))
     listener, addresses = 0, [(address, 0)] * len(hosts)
     if len(set(hosts)) > 1:
         listener, port, error = library.listen(address)
@@ -415,10 +389,7 @@ def of_workers(
     host: str | None = None,
     timeout_seconds: float = 0.0,
 ) -> NativeCollective:
-    """Return the collective of members that another engine has brought together.
-
-    The secret is the key that `tfdist run` hands to workers, where there is one.
-    """
+    """Return the collective of members that another backend has brought together; the secret is `tfdist run`'s key."""
     found = join(
         rank=carrier.rank,
         exchange=exchange_over(carrier) if exchange is None else exchange,

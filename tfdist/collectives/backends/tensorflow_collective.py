@@ -1,16 +1,15 @@
 """TensorFlow's collectives, by the public raw operations: a ring over gRPC between CPUs, NCCL between GPUs.
 
-TensorFlow knows an operation by two numbers, of a group and of an instance, and binds an instance to a kind, a dtype
-and a shape for as long as the process lives. So an instance's number is made of the key and, when it runs, of the
-shape. What the operations of a group have on this side waits for a token, so that all members begin them in the order
-in which they were traced; without it TensorFlow would put members on one device in order behind each other, where they
-would wait for ever. (Broadcasts it leaves free.)
+TensorFlow knows an operation by the numbers of a group and an instance, and binds an instance to a kind, dtype and
+shape for the life of the process. So an instance's number is made of the key and, at run time, the shape. Operations of
+a group wait for a token, so that all members begin them in traced order; else members on one device would block each
+other for ever. (Broadcasts need no token.)
 
-Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member; `all_gather` asks for the numbers of
-rows first, and moves n - 1 times the rows of the member that has most; `all_to_all` and `reduce_scatter` S (n - 1) / n,
-from each member to each other; `broadcast` a tree of S per edge; `send` S. Between two members of different processes
-each takes some milliseconds at least. TensorFlow's own all-to-all is left alone: from twelve members on it mixes up
-whose part is whose ("1" to "10" and "11" to "0" have one name), without a word. Its reduce-scatter is NCCL's alone.
+Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member; `all_gather` asks for the numbers of rows
+first, and moves n - 1 times the rows of the member that has most; `all_to_all` and `reduce_scatter` S (n - 1) / n, from
+each member to each other; `broadcast` a tree of S per edge; `send` S. Between processes each takes some milliseconds.
+TensorFlow's own all-to-all silently mixes up parts from twelve members on ("1" to "10" and "11" to "0" have one name),
+and its reduce-scatter is NCCL's alone, so neither is used.
 """
 
 import hashlib
@@ -24,8 +23,6 @@ from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, DisagreementError, WorkerLostError, cause_of
 
-__all__ = ["TensorFlowCollective", "of_replicas", "of_workers"]
-
 _REDUCED = (tf.float32, tf.float64, tf.int32, tf.int64)
 _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
 _MIX = 1_000_003
@@ -34,15 +31,7 @@ _Tensors = list[tf.Tensor]
 
 
 class TensorFlowCollective:
-    """One member of a group of devices: of other processes, or of this one.
-
-    The process belongs to TensorFlow's collectives already (a `MultiWorkerMirroredStrategy` was made), or all members
-    are devices of this process.
-
-    Example:
-        >>> collective.all_gather(tf.constant([rank]), key="ranks").numpy().tolist()     # doctest: +SKIP
-        [0, 1]
-    """
+    """One member of a group of devices, of processes in TensorFlow's collectives or of this process alone."""
 
     matches_by_count = False
     keeps_program_order = True  # the operations of a graph run in the order in which they were traced
@@ -88,7 +77,7 @@ class TensorFlowCollective:
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Return sums, minima or maxima; see `Collective.all_reduce`. Tensors of one dtype travel as one."""
+        """Tensors of one dtype travel as one."""
         collective.require_op(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         for tensor in tensors:
@@ -96,12 +85,10 @@ class TensorFlowCollective:
         return self._run(("all_reduce", key, op), lambda given: self._reduced(given, key, op), tensors)
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows of all members; see `Collective.all_gather`."""
         tensor = _with_rows(tensor)
         return self._run(("all_gather", key), lambda given: [self._gathered(given[0], key)], [tensor])[0]
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
         tensor = _with_rows(tensor)
         wire_dtypes.require_op(tensor.dtype, "sum")
 
@@ -111,7 +98,6 @@ class TensorFlowCollective:
         return self._run(("reduce_scatter", key), scattered, [tensor])[0]
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        """Return one member's value; see `Collective.broadcast`."""
         collective.require_rank("root", root, self.size)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
@@ -127,12 +113,11 @@ class TensorFlowCollective:
         return self._run(("broadcast", key, root), handed_out, [tensor])[0]
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
         tensor = _with_rows(tensor)
         return self._run(("all_to_all", key), lambda given: [self._exchanged(given[0], key)], [tensor])[0]
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor; see `Collective.send`. The two are a group of their own, in which it is a broadcast."""
+        """The two are a group of their own, in which it is a broadcast."""
         collective.require_other("to", to, self)
         tensor = tf.convert_to_tensor(tensor)
         wire_dtypes.require_copy(tensor.dtype)
@@ -144,11 +129,9 @@ class TensorFlowCollective:
         return self._side_effect.after(words)
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return None: TensorFlow does not tell; see `Collective.start_of`."""
         return None
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a member has sent; see `Collective.receive`."""
         collective.require_other("source", source, self)
         collective.require_known(spec)
         wire_dtypes.require_copy(spec.dtype)
@@ -277,7 +260,6 @@ class TensorFlowCollective:
         )
 
     def _received(self, like: tf.Tensor, name: str, group: tuple[int, int]) -> tf.Tensor:
-        """Return words of which there are as many as in another tensor."""
         words = _not_empty(like)
         arrived = tf.raw_ops.CollectiveBcastRecvV2(
             T=words.dtype,
@@ -316,9 +298,9 @@ class TensorFlowCollective:
 
 
 def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective | None:
-    """Return the collective of some workers of a job, one member on the CPU of each; None where this worker is none.
+    """Return the collective of some workers' CPUs, or None on others.
 
-    Every worker of the job calls it for every group in the same order, so that all draw the same numbers.
+    Every worker calls it for every group in the same order, so that all draw the same numbers.
     """
     group_key, members = tf_strategies.new_group_key(within_worker=False), list(members)
     if cluster.worker_index not in members:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import keys, signature
+from tfdist.collectives import keys
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.errors import DisagreementError
 
@@ -13,10 +13,10 @@ _MOST_DIMENSIONS = 29  # of a variable, that are compared
 
 
 def relative_paths(paths: Sequence[str]) -> list[str]:
-    """Return the paths of a model's variables with Keras' counters taken from the lowest one in the model.
+    """Return the paths of a model's variables, with Keras' counters starting at the lowest in the model.
 
-    Keras numbers what has no name of its own by how many there have been in the process, which differs between workers
-    where one of them has built another model before.
+    Keras numbers unnamed objects per process, which differs between workers of which one has built another model
+    before.
 
     Example:
         >>> relative_paths(["sequential_3/dense_7/kernel", "sequential_3/dense_8/kernel"])
@@ -39,9 +39,9 @@ def _counted(part: str) -> tuple[str, int]:
 
 
 def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dtype: tf.DType) -> None:
-    """Compare shape and dtype of a variable that all workers make, before the chief's value of it travels.
+    """Compare a new variable's shape and dtype on all workers before the chief's value travels.
 
-    TensorFlow ends all collectives of a process for good where the shapes differ.
+    TensorFlow ends all collectives of a process for good where shapes differ.
     """
     mine = [dtype.as_datatype_enum, len(shape), *shape[:_MOST_DIMENSIONS]]
     # as long as nothing else that workers compare: one that makes no variable now is told so
@@ -84,7 +84,7 @@ class Signatures:
                 return
             lists = self._exchange(mine.entries)
         other = next(worker for worker in range(self._workers.count) if digests[worker] != digests[0])
-        position, first, second = signature.first_difference(lists[0], lists[other])
+        position, first, second = keys.first_difference(lists[0], lists[other])
         raise DisagreementError(
             f"workers run different functions: at reduction {position + 1} worker 0 has [{first}] and worker {other} "
             f"has [{second}]. Every worker must build the same model, with its variables in the same order, and "

@@ -250,7 +250,7 @@ class Updates:
             mine = sharded_variable.part_of(variable).read_value()
             if isinstance(part, Stretch):
                 return mine
-            whole = sharding.whole(mine)
+            whole = sharding.gather(mine)
             with tf.control_dependencies([whole]):  # all gather it, also those that need nothing of it
                 return tf.identity(part.of(whole))
 

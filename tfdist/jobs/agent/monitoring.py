@@ -16,7 +16,7 @@ from tfdist.jobs.supervision.supervisor_state import Evict
 from tfdist.waiting import Flag
 
 if TYPE_CHECKING:
-    from tfdist.monitor.verdict.alarm import Alarm
+    from tfdist.monitor.verdict.alerts import Alarm
     from tfdist.monitor.verdict.stragglers import Slow, Staying
 
 #: between two looks for alerts
@@ -72,7 +72,7 @@ class Monitoring:
         folder = steps_folder(self._memory, self._start)
         if not folder.exists():
             return
-        from tfdist.monitor.verdict.alarm import Alarm, sizes
+        from tfdist.monitor.verdict.alerts import Alarm, sizes
         from tfdist.monitor.verdict.row_collection import recent
         from tfdist.monitor.verdict.stragglers import Staying, slow_workers
 

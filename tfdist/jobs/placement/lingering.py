@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.process import end_note
-from tfdist.monitor.stacks.native_frames import native_lines
+from tfdist.monitor.stacks.stack_requests import native_lines
 from tfdist.variables import ERROR_FILE
 
 LOOK_SECONDS = 1.0

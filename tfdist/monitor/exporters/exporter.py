@@ -1,7 +1,6 @@
 """The `Exporter` protocol: receives updates of a job, each with what is new since the previous one.
 
-An exporter is called in a thread of its own, in a process of its own: it may block and it may raise, and no worker
-learns of it. Alerts are events of the job, as those that fail and restart are.
+An exporter runs in a thread of its own, outside of the job: it may block and raise without any effect on workers.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ class Point:
     """Steps of training that are one point of a curve.
 
     Attributes:
-        step: the number of the last of them, over restarts as far as a backup says.
+        step: the last one's number, over restarts as far as a backup says.
         time: of its end, seconds since 1970.
         steps: their parts, losses and hidden communication, on all workers.
     """
@@ -29,14 +28,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What has become known of a job since the update before.
-
-    Attributes:
-        snapshot: the job as it is now: what workers do, the parts of their steps, `WorkerView.resources`, the verdict.
-        points: the steps of training since then.
-        events: what has happened since then, as the event file has it.
-        is_last: whether the job has ended, or is left.
-    """
+    """News of a job: its current snapshot, and the points and events since the last update."""
 
     snapshot: Snapshot
     points: tuple[Point, ...] = ()

@@ -15,12 +15,11 @@ class Kind:
     """A kind of exporter.
 
     Attributes:
-        module: where its class is.
-        title: of its class.
-        where: what stands behind the colon.
-        package: that it needs, as it is imported; empty for none.
-        extra: of tfdist that brings it.
-        default: the file or folder where nothing stands behind the colon; empty for what is neither.
+        module, title: of its class.
+        where: what the colon precedes.
+        package: the module that it imports, or "".
+        extra: of tfdist that installs it.
+        default: file or folder where nothing follows the colon, or "".
     """
 
     module: str
@@ -50,12 +49,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """An exporter that is asked for.
-
-    Attributes:
-        name: of its kind.
-        where: it writes to; empty for its default.
-    """
+    """A requested exporter: its kind, and where it writes; "" is the default."""
 
     name: str
     where: str = ""
@@ -65,12 +59,7 @@ class Target:
 
 
 def parse(text: str, *, option: str = "exporters") -> Target:
-    """Return the exporter that a text names.
-
-    Example:
-        >>> parse("tensorboard:logs/run 1")
-        Target(name='tensorboard', where='logs/run 1')
-    """
+    """Parse the name of an exporter, such as ``tensorboard:logs/run 1``."""
     if not isinstance(text, str):
         raise ConfigError(
             f"{option} has {shown(text)}; it must be a text such as 'tensorboard:DIR'.",
@@ -111,12 +100,7 @@ def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Targe
 
 
 def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
-    """Return where metrics are served: the loopback interface, where no other is named.
-
-    Example:
-        >>> address(""), address("9500"), address("0.0.0.0:9500")
-        (('127.0.0.1', 9400), ('127.0.0.1', 9500), ('0.0.0.0', 9500))
-    """
+    """Parse where metrics are served; the loopback interface by default."""
     host, _, port = where.rpartition(":")
     port = port or "9400"
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:

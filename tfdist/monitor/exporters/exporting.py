@@ -1,12 +1,20 @@
 """Hands a job to its exporters, from its begin, or from now on, to its end: what `tfdist export` does."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from threading import Condition, Thread
+from typing import Any
 
+import numpy as np
+
+from tfdist.monitor.exporters.exporter import Exporter, Point, Update
 from tfdist.monitor.exporters.exporter_names import Target, make
-from tfdist.monitor.exporters.feed import Feed
-from tfdist.monitor.exporters.outlet import Outlet
+from tfdist.monitor.verdict.step_parts import OF_STEPS, Timeline
+from tfdist.monitor.watch.observing import Observer
+from tfdist.monitor.watch.snapshot import Snapshot
 from tfdist.waiting import Flag
 
 LOOK_SECONDS = 1.0
@@ -14,6 +22,181 @@ LOOK_SECONDS = 1.0
 END_SECONDS = 15.0
 #: of the time, the part that looks may take
 _SHARE = 1 / 30
+#: updates that wait for a slow or a dead server; then the oldest ones are left out
+MOST = 64
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
+#: seconds that workers are waited for which have not recorded a step, while others have
+PATIENCE_SECONDS = 10.0
+
+
+def interval(elapsed: float) -> float:
+    """Return the seconds between two points: short at first, longer in a day's curve."""
+    return min(10.0, max(0.5, elapsed / 60))
+
+
+class Feed:
+    """Makes updates of one job; each step that a look has seen is in exactly one point."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        every: int = 1,
+        after: int = -1,
+        pace: Callable[[float], float] = interval,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._observer = observer
+        self._every = every
+        self._pace = pace
+        self._now = now
+        self._begun = self._cut_at = now()
+        self._recorded: float | None = None  # when a step was seen first in this start
+        self._start, self._reached, self._seen = -1, after, 0
+        self._pending: list[Timeline] = []
+        self._last: Snapshot | None = None
+
+    def look(self, *, is_last: bool = False) -> Update | None:
+        """Return what is new; None where the job was never seen."""
+        found = self._observer.look()
+        if found is None:
+            if self._last is None:
+                return None
+            return Update(snapshot=replace(self._last, is_running=False), points=self._cut(self._last), is_last=True)
+        points: list[Point] = []
+        if found.start != self._start:
+            points += self._cut(self._last or found)  # the rest of the start before
+            if self._last is not None and self._last.workers:
+                self._reached = -1
+            self._start, self._recorded = found.start, None
+        points += self._take(found, is_last=is_last)
+        fresh, self._seen = found.events[self._seen :], len(found.events)
+        is_last = is_last or any(event.get("event") == "ended" for event in fresh)
+        now = self._now()
+        count = sum(len(one.steps) for one in self._pending)
+        if is_last or (count >= self._every and now - self._cut_at >= self._pace(now - self._begun)):
+            points += self._cut(found)
+            self._cut_at = now
+        self._last = found
+        return Update(snapshot=found, points=tuple(points), events=fresh, is_last=is_last)
+
+    def _take(self, found: Snapshot, *, is_last: bool) -> tuple[Point, ...]:
+        """Take the steps that are new; return a point of those before where other workers have done them."""
+        whole = self._observer.timeline
+        if whole is None:
+            return ()
+        now = self._now()
+        if self._recorded is None:
+            self._recorded = now
+        if len(whole.ranks) < len(found.workers) and now - self._recorded < PATIENCE_SECONDS and not is_last:
+            return ()
+        fresh = whole.only(whole.steps > self._reached)
+        if not len(fresh.steps):
+            return ()
+        cut = self._cut(found) if self._pending and self._pending[0].ranks != fresh.ranks else ()
+        self._pending.append(fresh)
+        self._reached = int(fresh.steps[-1])
+        return cut
+
+    def _cut(self, found: Snapshot) -> tuple[Point, ...]:
+        if not self._pending:
+            return ()
+        steps, self._pending = joined(self._pending), []
+        before = max((one.resumed for one in found.workers), default=0)
+        ended = time.time() - (time.monotonic() - float(steps.ends[-1].max()))
+        return (Point(step=before + int(steps.steps[-1]), time=ended, steps=steps),)
+
+
+def joined(pieces: Sequence[Timeline]) -> Timeline:
+    """Return the steps of several timelines of the same workers, in this order."""
+    whole: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in OF_STEPS}
+    is_divided, traced = all(piece.is_divided for piece in pieces), max(piece.traced for piece in pieces)
+    return replace(pieces[0], traced=traced, is_divided=is_divided, **whole)
+
+
+class Outlet:
+    """Hands updates to an exporter, which is made in its thread too.
+
+    A failure is reported once, and its updates are tried again later, up to `MOST` of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Exporter],
+        warn: Callable[[str], None],
+        *,
+        first_wait: float = FIRST_WAIT_SECONDS,
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._warn = warn
+        self._first_wait = first_wait
+        self._waiting: deque[Update] = deque()
+        self._changed = Condition()
+        self._ends = False
+        self._warned: set[str] = set()
+        self._thread = Thread(target=self._run, name=f"export to {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, update: Update) -> None:
+        """Hand an update over; never waits."""
+        with self._changed:
+            if len(self._waiting) == MOST:
+                self._waiting.popleft()
+                self._once("slow", "does not keep up; some points are left out")
+            self._waiting.append(update)
+            self._changed.notify()
+
+    def end(self, deadline: float) -> bool:
+        """Let it hand over what waits, and close; return whether it has by this time on the monotonic clock."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        exporter: Exporter | None = None
+        wait = self._first_wait
+        while (update := self._next()) is not None:
+            try:
+                if exporter is None:
+                    exporter = self._make()
+                exporter.write(update)
+                wait = self._first_wait
+            except Exception as error:  # noqa: BLE001 - any, of any library and server
+                self._once("failed", f"cannot be written ({_in_short(error)}); the job goes on without it")
+                with self._changed:
+                    if not self._ends:
+                        self._put_back(update)
+                        self._changed.wait_for(lambda: self._ends, wait)
+                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        if exporter is not None:
+            try:
+                exporter.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._once("failed", f"cannot be closed ({_in_short(error)})")
+
+    def _next(self) -> Update | None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _put_back(self, update: Update) -> None:
+        if len(self._waiting) < MOST:
+            self._waiting.appendleft(update)
+
+    def _once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._warn(f"warning: export to {self._name}: {text}")
+
+
+def _in_short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def export(

@@ -1,7 +1,4 @@
-"""A job as a page in one file, written anew at each look: for a cell of a notebook, or a folder that a server shows.
-
-The page has no script and asks for nothing; where the file is written is a matter of the one who opens it.
-"""
+"""A job as a page in one file, rewritten at each look: for a notebook's cell, or a served folder; no script."""
 
 import os
 from collections import deque
@@ -69,12 +66,7 @@ class HTML:
 
 
 def page(shown: Snapshot, rates: Sequence[Sequence[float]] = (), losses: Sequence[Sequence[float]] = ()) -> str:
-    """Return a job as HTML.
-
-    Example:
-        >>> "<script" in page(Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()))
-        False
-    """
+    """Render a job as HTML."""
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     state = "" if shown.is_running else ", ended"
     heads = ("worker", "does", "step", "steps/s", "loss", "memory", "step ms")

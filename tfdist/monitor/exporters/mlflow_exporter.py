@@ -1,6 +1,6 @@
-"""A job as one run of MLflow: parameters, metrics, system metrics; at the end the verdict and a summary as artifacts.
+"""A job as one run of MLflow: parameters, metrics, system metrics; at the end a verdict and a summary.
 
-It speaks to the tracking server by a client of its own; a run that the script has of its own is not touched.
+It has a client of its own, and leaves a run of the script alone.
 """
 
 import json
@@ -25,10 +25,7 @@ _OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "
 
 
 class MLflow:
-    """Keeps one run of a tracking server.
-
-    The name of the experiment is MLFLOW_EXPERIMENT_NAME, or tfdist.
-    """
+    """Writes one run to a tracking server, in the experiment MLFLOW_EXPERIMENT_NAME, or tfdist."""
 
     def __init__(self, where: str) -> None:
         for name, value in _OWN.items():
@@ -83,12 +80,7 @@ class MLflow:
 
 
 def parameters_of(events: tuple[Mapping[str, Any], ...]) -> dict[str, str]:
-    """Return the parameters of a job that its events name, as texts.
-
-    Example:
-        >>> parameters_of(({"event": "parameters", "parameters": {"workers": 2}},))
-        {'workers': '2'}
-    """
+    """Return the parameters of a job that its events name, as texts."""
     told = [event.get("parameters", {}) for event in events if event.get("event") == "parameters"]
     return {name: str(value)[:_LONGEST_PARAMETER] for one in told for name, value in one.items() if value is not None}
 

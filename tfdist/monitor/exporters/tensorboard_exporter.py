@@ -1,7 +1,6 @@
-"""Scalars and histograms of the parts of steps for TensorBoard: each worker is a run, and the job is one for texts.
+"""Scalars and histograms of steps for TensorBoard: a run for each worker, and one of texts for the job.
 
-Event files are records of protocol buffers, for which the package tensorboard has all that is needed; TensorFlow is not
-loaded.
+The package tensorboard has the protocol buffers of event files; TensorFlow is not loaded.
 """
 
 import os

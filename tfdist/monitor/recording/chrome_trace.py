@@ -1,8 +1,7 @@
-"""The steps of all workers as one chrome trace, which Perfetto and chrome://tracing open: written by hand, as JSON.
+"""The steps of all workers as one chrome trace, for Perfetto and chrome://tracing.
 
-A worker is a process of the trace: its steps in parts in one row, and its reductions, which may overlap, in others.
-Clocks of other hosts are brought to the first worker's by the end of reductions: sums are there for all at about the
-same time.
+A worker is a process of the trace, with a row of step parts, and rows of reductions, which may overlap. Other hosts'
+clocks are aligned by the ends of reductions, which all workers see at about the same time.
 
 Source: Google, "Trace Event Format", 2016: complete events ("ph": "X"), times in microseconds.
 """
@@ -37,12 +36,7 @@ _GRAPH = (
 
 
 def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str, Any]:
-    """Return the trace of these workers' rows.
-
-    Example:
-        >>> trace({})["traceEvents"]
-        []
-    """
+    """Return the trace of these workers' rows."""
     shifts = offsets(rows) if aligned else dict.fromkeys(rows, 0)
     times = [int(found[0, Column.BEGIN]) - shifts[rank] for rank, found in rows.items() if len(found)]
     zero = min(times, default=0)
@@ -58,8 +52,8 @@ def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str,
 def offsets(rows: Mapping[int, np.ndarray]) -> dict[int, int]:
     """Return by how many nanoseconds each worker's clock is ahead of the first one's.
 
-    The median, over the steps that all have, of the difference between the times at which all sums were there. A
-    worker that shares no step with the first one, or has no stamps, is left where it is.
+    It is the median, over common steps, of the difference between the times of all sums; 0 without such steps or
+    stamps.
     """
     shifts = dict.fromkeys(rows, 0)
     if not rows:

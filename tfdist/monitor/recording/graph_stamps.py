@@ -1,12 +1,11 @@
-"""Stamps of the clock, taken inside a step's graph: when the loss was known, gradients were there, and sums.
+"""Timestamps taken inside a step's graph: of the loss, gradients, and sums.
 
-The host sees one call of one function. A stamp is an operation like others, and one that waits for a tensor
-tells when that was there. Those of a step come to be a row of a ring, which
-the host reads some times a second. No operation of the step waits for a stamp: they are taken out of the order in which
-TensorFlow puts operations with effects.
+The host sees one call of one function. A stamp is an operation that waits for a tensor and notes when it is there. The
+host reads the stamps of a step as a row of a ring. No operation of the step waits for a stamp: they are taken out of
+TensorFlow's automatic control dependencies.
 
-A stamp that waits for a tensor of a GPU would tell when its kernel was launched, so there are none there. One that is
-asked for in a branch of a condition or in a loop is left out: it may not happen.
+There are no stamps of GPU tensors, which would tell when a kernel was launched, nor in conditions and loops, which may
+not run.
 """
 
 import functools
@@ -67,13 +66,7 @@ class Rows(Opens, Protocol):
 
 
 class Stamps:
-    """The stamps of one replica's step; current in its block, while the step is traced.
-
-    Example:
-        >>> with Stamps(rows) as stamps:                                                 # doctest: +SKIP
-        ...     logs = step(stamps.from_begin(data))
-        ...     stamps.end()
-    """
+    """The stamps of one replica's step; current in its block, while the step is traced."""
 
     def __init__(self, rows: Opens) -> None:
         import tensorflow as tf

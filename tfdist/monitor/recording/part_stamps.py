@@ -1,7 +1,6 @@
-"""Stamps of a part that a worker of parameter servers computes: it remembers nothing, so its function returns them.
+"""Stamps of a parameter-server worker's part of a step, which its function returns.
 
-Weights are read from servers, all of them from the begin on: the forward pass is taken to begin when the last of them
-is there. What of it came before lies beside reading, which is communication.
+Weights are read from servers from the begin on; the forward pass counts from when the last of them is there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,10 +49,10 @@ class PassesRow:
         """Leave out the end: `numbers` are what is written."""
 
     def numbers(self, reads: Sequence[Any]) -> Any:
-        """Return the numbers of which `Passes` are made, float64 of the shape (5,); None if no gradient was there.
+        """Return the numbers for `Passes`, float64 of shape (5,); None without a gradient.
 
-        That weights are there is known of the largest ones, by a number of each. It is the last of the numbers, and
-        says nothing: of an operation that nobody needs TensorFlow would wait for what reads the weight, at the server.
+        The last number only makes TensorFlow wait for the largest weights: it would drop an operation without a
+        consumer.
         """
         import tensorflow as tf
 
@@ -76,14 +75,7 @@ class PassesRow:
 
 
 def passes_of(numbers: Iterable[float]) -> Passes:
-    """Return what the numbers of `PassesRow.numbers` say.
-
-    Example:
-        >>> passes_of([10.0, 10.5, 12.5, 0.25, 7.0])
-        Passes(forward=0.5, backward=2.0, loss=0.25)
-        >>> passes_of([10.0, 0.0, 12.5, 0.0, 7.0])  # no loss was seen
-        Passes(forward=0.0, backward=2.5, loss=nan)
-    """
+    """Convert the numbers of `PassesRow.numbers`."""
     ready, known, gradients, loss, _ = map(float, numbers)
     forward = max(known - ready, _LEAST) if known else 0.0
     backward = max(gradients - max(known, ready), _LEAST)

@@ -1,7 +1,7 @@
-"""Records what the steps of this process were made of, and writes it into a ring where others may read it.
+"""Records the parts of this process's steps into a ring that other processes read.
 
-In the thread that steps it only keeps what it is told. Twice a second a thread beside it takes the stamps of the graph
-and writes what has gathered; when an epoch ends, which is no time of a step, that is done at once. Loads no TensorFlow.
+The thread that steps only keeps events. Twice a second, and at the end of an epoch, another thread takes the stamps of
+the graph and writes rows. Loads no TensorFlow.
 """
 
 import atexit
@@ -79,15 +79,7 @@ class _Step:
 
 
 class Recorder(StepObserver):
-    """Records the steps of this process.
-
-    Attributes:
-        path: of the ring.
-
-    Example:
-        >>> Recorder.from_environment({}) is None  # nobody asks for it
-        True
-    """
+    """Records the steps of this process into the ring at `path`."""
 
     def __init__(
         self,
@@ -118,10 +110,7 @@ class Recorder(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Recorder | None":
-        """Return the recorder of this worker, or None where nobody asks for it.
-
-        A folder that is gone, or cannot be written, is no reason not to train.
-        """
+        """Return the recorder of this worker, or None without a folder that it can write."""
         folder = MONITOR_DIR.read(environ)
         if not folder:
             return None
@@ -244,10 +233,7 @@ class Recorder(StepObserver):
 
 
 def both_clocks() -> tuple[int, int]:
-    """Return the wall clock and the monotonic clock of one moment: of some readings, the one that took least.
-
-    On a busy machine another process may run between the readings of the two, for milliseconds.
-    """
+    """Return the wall clock and the monotonic clock of one moment, from the fastest of several readings."""
     best = (2**62, 0, 0)
     for _ in range(_READINGS):
         before = time.monotonic_ns()
@@ -270,10 +256,10 @@ def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
 
 
 def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-    """Return a row for each step of the graph, with what the host knows of it; for others the host's alone.
+    """Return a row for each step of the graph, with the host's data; for other steps the host's alone.
 
-    Stamps belong to the host's step in whose time they lie. Of several in one call the host's phases are the first
-    one's, and each of the others begins where the one before it ended: what lies between is its wait for input.
+    Stamps belong to the host's step in whose time they are. Of several in one call the first has the host's phases;
+    each other begins where the one before ended, and waits for input in between.
     """
     stamps = stamps[np.argsort(stamps[:, 0], kind="stable")]
     first = np.searchsorted(stamps[:, 0], steps[:, Column.BEGIN], "left")

@@ -1,7 +1,7 @@
 """A fixed-size file with a worker's last rows, written by the worker and readable by others.
 
-The writer never waits and the reader never writes. A row's number is written last, so a row that is being written has
-the number of an older one, and is left out. Loads no TensorFlow.
+Neither side waits. A row's number is written last, so a row in the making has an old number, and is skipped. Loads no
+TensorFlow.
 """
 
 import mmap
@@ -24,18 +24,7 @@ _WORDS = _HEADER + ROWS * WIDTH
 
 
 class Ring:
-    """The writer's side.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> ring = Ring(Path(folder.name, "worker-0"))
-        >>> ring.add(np.ones([3, WIDTH], np.int64))
-        >>> read(ring.path).shape == (3, WIDTH)
-        True
-        >>> ring.close(), folder.cleanup()
-        (None, None)
-    """
+    """The writer's side."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

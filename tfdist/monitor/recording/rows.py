@@ -1,7 +1,4 @@
-"""A row of the ring: what is known of one step of one worker, as words of eight bytes.
-
-Times are nanoseconds of the machine's monotonic clock; 0 where something was not seen.
-"""
+"""A row of the ring: one step of one worker, as words of eight bytes; times of the monotonic clock, 0 if not seen."""
 
 from enum import IntEnum
 

@@ -16,13 +16,7 @@ _NAMED = 3  # parts of a path
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A call that has not returned.
-
-    Attributes:
-        function: its name.
-        file: where its code stands.
-        line: which line is being run; 0 where that is not known.
-    """
+    """A call that has not returned: function, file, and line, 0 if unknown."""
 
     function: str
     file: str
@@ -34,26 +28,14 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """A Python thread.
-
-    Attributes:
-        name: of the thread, or its number.
-        frames: what it runs, the innermost call first.
-    """
+    """A Python thread, by name or number, with its frames, the innermost call first."""
 
     name: str
     frames: tuple[Frame, ...]
 
 
 def from_faulthandler(text: str) -> tuple[Thread, ...]:
-    """Return the threads of one dump, the main thread first: faulthandler prints it last.
-
-    Example:
-        >>> dump = '''Current thread 0x0007 (most recent call first):
-        ...   File "a.py", line 3 in wait'''
-        >>> [str(frame) for frame in from_faulthandler(dump)[0].frames]
-        ['wait (a.py:3)']
-    """
+    """Parse the threads of one dump, the main thread first: faulthandler prints it last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
@@ -90,14 +72,13 @@ def from_py_spy(text: str) -> tuple[Thread, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """Where a process stands.
+    """The stacks of a process.
 
     Attributes:
-        name: of the process in the job, such as "worker 0".
-        pid: its number.
+        name: in the job, such as "worker 0".
         threads: the main thread first; none where they could not be read.
         source: "py-spy" or "faulthandler", or why there is none.
-        waits: for which other workers it waits, and in what; empty if for nobody, or if that is not known.
+        waits: for which other workers, and in what; "" if for none, or unknown.
     """
 
     name: str
@@ -113,12 +94,7 @@ class Stacks:
 
 
 def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[str]:
-    """Return where a process stands, in lines.
-
-    Example:
-        >>> lines(Stacks(name="worker 0", pid=7, threads=(), source="its process is gone"))
-        ['worker 0 (process 7): its process is gone']
-    """
+    """Format the stacks of a process in lines."""
     head = f"{stacks.name} (process {stacks.pid})"
     if not stacks.threads:
         return [f"{head}: {stacks.source}", *([f"  waits in {stacks.waits}"] if stacks.waits else [])]
@@ -134,14 +110,7 @@ def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[st
 
 
 def apart(waits: Mapping[str, str]) -> str:
-    """Return in a sentence that processes wait in different collectives; empty if they do not.
-
-    Example:
-        >>> apart({"worker 0": "all_reduce of 4 bytes", "worker 1": ""})
-        'worker 0 waits in all_reduce of 4 bytes; worker 1 in no collective'
-        >>> apart({"worker 0": "", "worker 1": ""})
-        ''
-    """
+    """Return a sentence where processes wait in different collectives, else ""."""
     operations = {name: _operation(text) for name, text in waits.items()}
     if len(set(operations.values())) < 2:
         return ""

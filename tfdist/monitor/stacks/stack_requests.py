@@ -1,10 +1,10 @@
 """Request stacks from processes of this host.
 
-py-spy reads the memory of a process, which need not take part; where it is not installed, or may not read, a process is
-asked by a signal, at which faulthandler writes its stacks into a file without Python's lock. A process that has
-no handler for it is not asked: the signal would end it.
+py-spy reads the memory of a process, which need not take part. Otherwise a signal makes faulthandler write stacks into
+a file, without Python's lock. A process without a handler is not asked: the signal would end it.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,17 +23,13 @@ from tfdist.monitor.stacks.frames import Stacks, Thread, from_faulthandler, from
 SIGNAL = signal.SIGRTMIN + 11
 _LOOK_SECONDS = 0.01
 _MAIN = "Current thread"
+MOST = 24  # lines
+_SECONDS = 60.0  # py-spy reads the symbols of all libraries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A process that can be asked.
-
-    Attributes:
-        name: in the job.
-        pid: its number.
-        file: into which it writes.
-    """
+    """A process that can be asked: its name in the job, its pid, and the file into which it writes."""
 
     name: str
     pid: int
@@ -139,3 +135,50 @@ def _why_not(one: Target) -> str:
     if not int(status.get("SigCgt", "0").strip(), 16) >> (SIGNAL - 1) & 1:
         return "it has not come to Python yet, or does not run under `tfdist run`"
     return ""
+
+
+def native_lines(pid: int) -> list[str]:
+    """Return the native stack of a process's main thread in lines, the innermost call first.
+
+    Without py-spy, or where it may not read the process: what each thread waits for in the kernel.
+    """
+    program = py_spy()
+    found = [] if program is None else _spied_native(program, pid)
+    return (found or _of_the_kernel(pid))[:MOST]
+
+
+def _spied_native(program: str, pid: int) -> list[str]:
+    try:
+        done = subprocess.run(
+            [program, "dump", "--native", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return frames_of(pid, done.stdout)
+
+
+def frames_of(thread: int, text: str) -> list[str]:
+    """Return the frames of one thread in the output of ``py-spy dump``."""
+    frames: list[str] = []
+    is_inside = False
+    for line in text.splitlines():
+        if line.startswith("Thread "):
+            is_inside = line.split()[1] == str(thread)
+        elif is_inside and line.strip():
+            frames.append(line.strip())
+    return frames
+
+
+def _of_the_kernel(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
+            with contextlib.suppress(OSError):
+                name, waits = ((thread / file).read_text().strip() for file in ("comm", "wchan"))
+                does = f"waits in {waits}" if waits not in ("", "0") else "runs"
+                found.append(f"thread {thread.name} ({name}) {does}")
+    return found

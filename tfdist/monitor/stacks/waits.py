@@ -11,11 +11,7 @@ _SUFFIX = ".waits"
 
 
 class WaitNote:
-    """Where a process says in what it waits.
-
-    Example:
-        >>> WaitNote.from_environment({}).tell("a step")  # nobody reads it
-    """
+    """A file in which a process says what it waits in."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -23,7 +19,6 @@ class WaitNote:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "WaitNote":
-        """Return that of this process."""
         path = STACKS_FILE.read(environ)
         return cls(Path(path + _SUFFIX) if path else None)
 

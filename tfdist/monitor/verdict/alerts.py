@@ -1,16 +1,20 @@
-"""Detect problems of a job: pure functions of its last steps and of its memory use.
+"""Detect problems of a job: pure functions of its last steps and of its memory use. Loads no TensorFlow.
 
-An alert is rather missed than false: what is looked at are medians and runs of steps, never one step. Loads no
-TensorFlow.
+Alerts look at medians and runs of steps, never at one step: a missed alert is better than a false one.
 """
 
+import contextlib
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
+import psutil
 
+from tfdist.errors import ConfigError
+from tfdist.monitor.status import read_all
 from tfdist.monitor.verdict.step_parts import Part, Timeline
 from tfdist.monitor.verdict.stragglers import slow_workers
 
@@ -33,6 +37,8 @@ GROWN_BYTES, GROWN = 64 << 20, 0.1
 
 # of normal numbers, the standard deviation over the median distance from the median
 _ROBUST = 1.4826
+#: seconds for which an alert must not have been raised before it is told again
+AGAIN_SECONDS = 60.0
 
 
 class Kind(StrEnum):
@@ -50,13 +56,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Alert:
-    """Something that is wrong.
-
-    Attributes:
-        kind: what.
-        worker: with whom; None where all are meant.
-        text: the same in a sentence, with the numbers.
-    """
+    """A problem of a worker, or of all (None), and a sentence with the numbers."""
 
     kind: Kind
     worker: int | None
@@ -64,13 +64,7 @@ class Alert:
 
 
 def alerts(found: Timeline, after: int = -1) -> list[Alert]:
-    """Return what is wrong with the steps of a job.
-
-    Example:
-        >>> from tfdist.monitor.verdict.step_parts import timeline
-        >>> alerts(timeline({}))
-        []
-    """
+    """Return the problems of a job's steps."""
     if not len(found.steps):
         return []
     return [*not_finite(found), *diverges(found), *slow(found, after), *starved(found), *of_gradients(found)]
@@ -128,10 +122,7 @@ def starved(found: Timeline) -> list[Alert]:
 
 
 def of_gradients(found: Timeline) -> list[Alert]:
-    """Return workers of which the norm of the gradient is not finite, 0, or many times what it was.
-
-    Only steps since the last trace count: before it another model may have been trained.
-    """
+    """Return alerts of gradient norms that are not finite, 0, or many times what they were, since the last trace."""
     since = found.only(found.steps > found.traced)
     told = [_of_gradient(norms[~np.isnan(norms)]) for norms in since.gradient_norm.T]
     if told and told[0] is not None and all(one is not None and one[0] == told[0][0] for one in told):
@@ -159,14 +150,7 @@ def _of_gradient(norms: np.ndarray) -> tuple[Kind, str] | None:
 
 
 def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
-    """Return an alert if a process takes more and more memory.
-
-    Example:
-        >>> grows(1, [(10.0 * look, (500 + 5 * look) << 20) for look in range(40)])[0].text
-        'worker 1 takes more and more memory: 524 MB, and 729 MB 390 s later'
-        >>> grows(1, [(10.0 * look, 500 << 20) for look in range(40)])
-        []
-    """
+    """Return an alert if a process takes more and more memory."""
     looks = list(memory)
     if len(looks) < LOOKS or looks[-1][0] - looks[0][0] < GROWING_SECONDS:
         return []
@@ -185,3 +169,63 @@ def _of(rank: int | None) -> str:
 
 def _deviation(values: np.ndarray) -> float:
     return float(_ROBUST * np.median(np.abs(values - np.median(values))))
+
+
+def sizes(table: Path) -> dict[int, int]:
+    found: dict[int, int] = {}
+    try:
+        said = read_all(table)
+    except (OSError, ConfigError):  # it ends meanwhile
+        return found
+    for worker, one in enumerate(said):
+        if one.pid:
+            with contextlib.suppress(psutil.Error):
+                found[worker] = int(psutil.Process(one.pid).memory_info().rss)
+    return found
+
+
+@dataclass
+class Looks:
+    """Looks at a process's memory: few enough to keep, over all of its time."""
+
+    every: float = 1.0
+    kept: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, now: float, size: int) -> None:
+        """Keep a look if it is time for one; when there are many, every second one is forgotten."""
+        if self.kept and now - self.kept[-1][0] < self.every:
+            return
+        self.kept.append((now, size))
+        if len(self.kept) >= 4 * LOOKS:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+
+class Alarm:
+    """Looks at a job again and again, and says what has become wrong with it since."""
+
+    def __init__(self) -> None:
+        self._raised: dict[tuple[Kind, int | None], float] = {}
+        self._memory: dict[int, Looks] = {}
+        self._after = -1
+
+    def begins(self) -> None:
+        """Learn that the workers are started anew: other processes, and steps that count from the first one."""
+        self._memory.clear()
+        self._after = -1
+
+    def look(self, found: Timeline | None, memory: Mapping[int, int], now: float) -> list[Alert]:
+        """Return the alerts that are to be told now."""
+        raised = [] if found is None else alerts(found, self._after)
+        if found is not None and len(found.steps):
+            self._after = int(found.steps[-1])
+        for worker, size in memory.items():
+            looks = self._memory.setdefault(worker, Looks())
+            looks.add(now, size)
+            raised += grows(worker, looks.kept)
+        fresh = []
+        for alert in raised:
+            before = self._raised.get((alert.kind, alert.worker))
+            if before is None or now - before > AGAIN_SECONDS:
+                fresh.append(alert)
+            self._raised[alert.kind, alert.worker] = now
+        return fresh

@@ -1,9 +1,10 @@
 """Find what a job is bound by: a pure function of the parts of its steps.
 
-All workers take equally long for a step, because they wait for each other, so lengths of steps say nothing, and neither
-does the length of a reduction. Who comes last names itself: the others wait for it and it waits for nobody. A cause is
-named only if it explains four fifths of that waiting. Numbers are means over the shorter half of the steps: a
-pause decides nothing, and parts still add up, which medians do not.
+All workers' steps and reductions are equally long, because they wait for each other. The worker that comes last shows:
+the
+others wait for it. A cause is named only if it explains four fifths of that waiting. Numbers are means over the shorter
+half
+of the steps: pauses do not count, and, unlike medians, parts still add up.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from tfdist.monitor.verdict.slow_phase import what_is_longer
-from tfdist.monitor.verdict.step_parts import Part, Timeline
+from tfdist.monitor.verdict.step_parts import Part, Timeline, what_is_longer
 
 #: steps that a verdict needs, and the last ones that it looks at
 FEWEST, MOST = 20, 1000
@@ -58,19 +58,17 @@ class Verdict:
     """What a job is bound by.
 
     Attributes:
-        bound: by what.
-        rank: which worker is slow, or None.
+        rank: the slow worker, or None.
         part: what takes its time there; None where nothing explains enough.
         step_seconds: the mean of a calm step.
-        won_seconds: by how much a step would be shorter without it; 0 where that is not known.
-        explained: of the waiting, what the cause explains; 0 where nobody is named.
-        often: of the steps, those in which this worker came last.
+        won_seconds: how much shorter a step would be without it; 0 if unknown.
+        explained: the part of the waiting that the cause explains.
+        often: the part of the steps in which this worker came last.
         steps: on which this is based.
-        means: seconds of each part on each worker, shape (workers, parts), and
-        hidden: of communication beside the backward pass, shape (workers,).
-        ranks: the workers.
-        is_divided: whether the graph had stamps.
-        has_servers: whether workers exchange with servers, and not with each other.
+        means: seconds of each part on each worker, shape (workers, parts).
+        hidden: of communication during the backward pass, shape (workers,).
+        is_divided: the graph had stamps.
+        has_servers: workers exchange with servers, not with each other.
     """
 
     bound: Bound
@@ -89,7 +87,6 @@ class Verdict:
 
     @property
     def won(self) -> float:
-        """Of a step, what would be won."""
         return self.won_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
@@ -178,10 +175,7 @@ def _lasts(found: Timeline, late: _Late, least: float) -> bool:
 
 
 def _avoidable(found: Timeline, part: Part | None) -> float:
-    """Return how much of a part counts where causes are compared.
-
-    Servers are asked for all weights in every step, and given all gradients: that can take less, and not nothing.
-    """
+    """Return how much of a part counts where causes are compared; exchanging all weights with servers takes time."""
     return 0.5 if found.has_servers and part is Part.COMMUNICATION else 1.0
 
 

@@ -1,12 +1,12 @@
-"""The parts of every step on every worker: rows of all of them, made comparable.
+"""The parts of every step on every worker: rows of all of them, made comparable. Loads no TensorFlow.
 
-A step lasts from the end of the one before to its own end, and its parts add up to it. What a worker waits for others
-follows from when they came: from its own last gradient to that of the last worker. What is left until the last sum is
-communication that nothing hides; sums count as there when the first worker has them. Loads no TensorFlow.
+A step lasts from the end of the one before to its own end, and its parts add up to it. A worker waits for others from
+its own last gradient to that of the last worker. The rest until the last sum is communication that nothing hides; sums
+count as there when the first worker has them.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from tfdist.monitor.recording.rows import BUCKETS, CHIEF_WORKERS, LEAST_NORM, WIDTH, Column
+
+#: by which part of themselves both passes are longer where a processor is slow, and how alike the two are at least
+LEAST_LONGER, ALIKE = 0.05, 0.5
 
 
 class Part(IntEnum):
@@ -52,22 +55,20 @@ OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "has_loss", "gra
 
 @dataclass(frozen=True)
 class Timeline:
-    """Steps of training that all workers have done, without those that were traced.
+    """Steps of training that all workers have done, without traced ones.
 
     Attributes:
-        ranks: the workers, in order.
         steps: numbers of the steps, shape (steps,).
         parts: seconds of each part, shape (steps, workers, parts).
-        step: seconds of each step, shape (steps, workers).
-        hidden: seconds of communication that lay beside the backward pass, shape (steps, workers): no part of the sum.
-        ends: of each step on the monotonic clock, seconds, shape (steps, workers).
-        loss: of each worker's examples; NaN where it was not seen, shape (steps, workers).
-        has_loss: whether it was seen, shape (steps, workers).
-        gradient_norm: of what each worker has of the reduced gradient, where it was measured; NaN in other steps,
-            and infinite where it was no number, shape (steps, workers).
-        traced: the number of the last step of training in which a function was traced; -1 where none was.
-        is_divided: whether stamps in the graph tell forward, backward and communication apart.
-        has_servers: whether workers exchange with servers, each for itself, and not with each other.
+        step: seconds of each step, shape (steps, workers), as all below.
+        hidden: seconds of communication during the backward pass, no part of the sum.
+        ends: of each step on the monotonic clock, seconds.
+        loss: of each worker's examples; NaN where it was not seen.
+        has_loss: it was seen.
+        gradient_norm: of each worker's reduced gradient; NaN where not measured, infinite where no number.
+        traced: the last step that traced a function, or -1.
+        is_divided: stamps divide forward, backward and communication.
+        has_servers: workers exchange with servers, not with each other.
     """
 
     ranks: tuple[int, ...]
@@ -93,7 +94,6 @@ class Timeline:
         return np.asarray(self.parts[:, :, part])
 
     def last(self, count: int) -> "Timeline":
-        """Return the last so many steps."""
         return self.only(slice(-count, None))
 
     def only(self, chosen: Any) -> "Timeline":
@@ -120,9 +120,9 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
 
 
 def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
-    """Return the rows of a chief's workers, where these are a chief's and it knows how long each of them took.
+    """Return the rows of a chief's workers, where it knows how long each took.
 
-    A step of a worker is the chief's: what the chief waits beyond the worker's own time, that worker waits for others.
+    A worker's step is the chief's: beyond its own time, the worker waits for others.
     """
     if len(rows) != 1:
         return rows
@@ -258,9 +258,9 @@ def _norms(words: np.ndarray) -> np.ndarray:
 
 
 def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Return how long something was being reduced before the last gradient of a worker was there.
+    """Return how long reductions ran before a worker's last gradient; overlapping ones count once.
 
-    A reduction is under way from the arrival of its last worker to its completion; times of several are counted once.
+    A reduction runs from the arrival of its last worker to its completion.
     """
     arrivals = table[:, :, Column.ARRIVALS : Column.ARRIVALS + BUCKETS]
     ends = table[:, :, Column.COMPLETIONS : Column.COMPLETIONS + BUCKETS]
@@ -274,3 +274,23 @@ def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     reached = np.maximum.accumulate(ends, axis=2)
     covered = np.concatenate([np.zeros_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
     return np.asarray(np.clip(ends - np.maximum(begins, covered), 0, None).sum(axis=2))
+
+
+def what_is_longer(mine: np.ndarray, usual: np.ndarray, own: Sequence[Part] = OWN) -> tuple[Part, float]:
+    """Return the part that takes a worker longer than others, and by how many seconds.
+
+    A slower or shared processor makes both passes longer by the same factor: one cause, "compute", that no part
+    explains.
+    """
+    longer = mine - usual
+    longest = max(own, key=lambda part: float(longer[part]))
+    passes = [Part.FORWARD, Part.BACKWARD]
+    if longest in (*passes, Part.UPDATE) and (usual[passes] > 0).all():
+        factors = longer[passes] / usual[passes]
+        is_alike = factors.min() >= max(LEAST_LONGER, ALIKE * factors.max())
+        if longest is Part.UPDATE:  # an update that is late by itself is longer by another factor
+            is_alike &= bool(ALIKE * longer[longest] <= factors.max() * usual[longest])
+        if is_alike:
+            computing = float(np.clip(longer[list(COMPUTING)], 0, None).sum())
+            return Part.COMPUTE, computing
+    return longest, float(longer[longest])

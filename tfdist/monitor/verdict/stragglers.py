@@ -1,8 +1,7 @@
-"""Workers that are slow by themselves, in steps one after the other: pure functions of the steps of all.
+"""Find workers that are slow by themselves in successive steps: pure functions of the steps of all.
 
-How long a worker's steps take says nothing, since all wait for each other: what counts is the time that is its own. It
-is compared with the median of the others', in robust deviations of theirs. Loads no
-TensorFlow.
+All steps are equally long, since workers wait for each other. So each worker's own time counts, compared with the
+median of the others', in robust deviations. Loads no TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tfdist.monitor.verdict.slow_phase import what_is_longer
-from tfdist.monitor.verdict.step_parts import Part, Timeline
+from tfdist.monitor.verdict.step_parts import Part, Timeline, what_is_longer
 
 #: steps in which a worker is slow, one after the other, by so many robust deviations of the others
 SLOW_STEPS, DEVIATIONS = 20, 3.5
@@ -24,20 +22,15 @@ _ROBUST_HALF = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A worker that was slow in steps one after the other.
+    """A worker that was slow in successive steps.
 
     Attributes:
-        worker: its number.
-        part: what it took longer for.
-        steps: in how many.
-        first: the number of the first of these steps, and
-        last: of the last one.
-        seconds: what it took of a step by itself, the median.
-        others: the same of the median of the other workers.
-        waited: of a step, the part for which all others waited for it: what would be won without it.
-        began: the end of the first of these steps on the monotonic clock, in seconds, and
-        ended: of the last one.
-        goes_on: whether it was still slow in the last step that is known.
+        part: what took it longer.
+        steps: how many, from `first` to `last`.
+        seconds: its own time of a step, the median; `others` is that of the median worker.
+        waited: the part of a step for which all others waited for it.
+        began, ended: of the first and the last of these steps, on the monotonic clock, seconds.
+        goes_on: it was still slow in the last known step.
     """
 
     worker: int
@@ -54,7 +47,6 @@ class Slow:
 
     @property
     def text(self) -> str:
-        """The same in a sentence."""
         by = 1e3 * (self.seconds - self.others)
         return (
             f"worker {self.worker} was slower than the others by {by:.3g} ms in {self.steps} steps: {self.part.label}"
@@ -62,13 +54,7 @@ class Slow:
 
 
 def slow_workers(found: Timeline) -> list[Slow]:
-    """Return the workers for which the others have waited in many steps one after the other.
-
-    Example:
-        >>> from tfdist.monitor.verdict.step_parts import timeline
-        >>> slow_workers(timeline({}))
-        []
-    """
+    """Return the workers for which the others have waited in many successive steps."""
     if len(found.ranks) < 2 or not len(found.steps):
         return []
     own = found.parts[:, :, found.own].sum(axis=2)
@@ -106,12 +92,7 @@ def slow_workers(found: Timeline) -> list[Slow]:
 
 
 class Staying:
-    """Follows workers that are slow over several looks: of each look only the last steps are known.
-
-    Example:
-        >>> Staying().look([])
-        []
-    """
+    """Follows slow workers over several looks, each of which knows only the last steps."""
 
     def __init__(self) -> None:
         self._slow: dict[int, Slow] = {}

@@ -40,13 +40,7 @@ _NEXT_WITH_SERVERS = {
 
 
 def lines(verdict: Verdict) -> tuple[str, ...]:
-    """Return the verdict as five lines of text.
-
-    Example:
-        >>> import numpy as np
-        >>> lines(Verdict(bound=Bound.UNKNOWN, steps=3, means=np.zeros((0, 9)), hidden=np.zeros(0)))[0]
-        'verdict    too few steps: 3 were seen on all workers, 20 are needed'
-    """
+    """Format the verdict as five lines of text."""
     if verdict.bound is Bound.UNKNOWN:
         return (
             f"verdict    too few steps: {verdict.steps} were seen on all workers, 20 are needed",

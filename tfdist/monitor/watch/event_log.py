@@ -1,6 +1,6 @@
-"""A job as its event file tells it: the lines that are events, and a snapshot of what has ended.
+"""A job's events, and a snapshot of an ended job, from its event file.
 
-Anybody may have written or changed such a file: a line that is no event of a job is left out, whatever it has.
+The file may have been changed by any program: lines that are no events of a job are skipped.
 """
 
 import json
@@ -49,13 +49,7 @@ _KEYS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def event_of(line: str) -> Mapping[str, Any] | None:
-    """Return the event in a line, with texts that can be shown; None where it has none.
-
-    Example:
-        >>> event_of('{"job": "a1", "event": "alert", "text": "\\\\u001b[2J"}')
-        {'job': 'a1', 'event': 'alert', 'text': '\ufffd[2J'}
-        >>> event_of('{"job": "a1", "event": "started", "time": "noon"}')
-    """
+    """Parse an event, with texts that can be shown; None where a line has none."""
     try:
         event = _plain(json.loads(line))
     except (ValueError, RecursionError):  # it is being written, or is none
@@ -131,5 +125,4 @@ class Past:
         self.job = self._found.job
 
     def look(self) -> Snapshot:
-        """Return the job as it was when the file was written."""
         return self._found

@@ -1,6 +1,6 @@
-"""Looks at a job of this host, again and again: its status table, its workers' rings, its events, its processes.
+"""Looks at a job of this host: its status table, rings, events and processes; read-only, so no worker waits.
 
-A look only reads, so no worker waits for it. Loads no TensorFlow.
+Loads no TensorFlow.
 """
 
 import contextlib
@@ -24,8 +24,7 @@ from tfdist.monitor.verdict.row_collection import read_folder
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 from tfdist.monitor.verdict.verdict_text import lines
 from tfdist.monitor.watch.event_log import read_events
-from tfdist.monitor.watch.gpu_usage import Gpus
-from tfdist.monitor.watch.process_usage import Process, Usage
+from tfdist.monitor.watch.resource_usage import Gpus, Process, Usage
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 
 #: steps of which a look shows the mean
@@ -35,12 +34,7 @@ _ENDED = "name its event file (tfdist run --event-file) instead"
 
 
 class Observer:
-    """Looks at one job.
-
-    Attributes:
-        job: its id.
-        timeline: the steps that the last look has seen; None without a record.
-    """
+    """Looks at one job; `timeline` has the steps of the last look, or None without a record."""
 
     def __init__(self, job: str = "", *, folders: Sequence[Path] | None = None) -> None:
         self.job, self._folder = found(job, folders)
@@ -53,7 +47,7 @@ class Observer:
     def look(self) -> Snapshot | None:
         """Return the job as it is now; None when it has ended.
 
-        Before the first start there are no workers. Between two starts, and behind the last, they are as they were.
+        Before the first start it has no workers. Between two starts, and after the last, they are as they were.
         """
         start = newest_start(self._folder)
         said: Sequence[WorkerStatus] = ()
@@ -150,12 +144,7 @@ def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], fl
 def of_model(
     events: Sequence[Mapping[str, Any]], start: int, steps_per_second: float | None
 ) -> tuple[float | None, float | None]:
-    """Return the FLOP/s of the model that is trained, and the part of the devices' peak that this is; None if unknown.
-
-    Example:
-        >>> of_model([{"event": "model", "start": 0, "flops_per_step": 3e9, "peak_flops": 1e12}], 0, 50.0)
-        (150000000000.0, 0.15)
-    """
+    """Return the model's FLOP/s, and the part of the devices' peak that this is; None if unknown."""
     told = [one for one in events if one["event"] == "model" and one.get("start") == start and "flops_per_step" in one]
     if not told or steps_per_second is None:
         return None, None
@@ -202,11 +191,7 @@ def _known_from(folder: Path) -> int:
 
 
 def newest_start(folder: Path) -> int | None:
-    """Return the number of the newest start of a job that has a status table; None where none has.
-
-    One whose workers wait in reserve counts only where there is no other: that of the workers whose place it takes has
-    just gone.
-    """
+    """Return the number of the newest start with a status table, or None; workers in reserve count last."""
     numbers: dict[bool, list[int]] = {True: [], False: []}
     for path in folder.glob("progress-*"):
         with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made

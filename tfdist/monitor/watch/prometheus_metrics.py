@@ -4,26 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 
-__all__ = ["CONTENT_TYPE", "registry_of", "text"]
-
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ONE = ("job", "rank")
 
 
 def text(found: Snapshot) -> str:
-    """Return a job's metrics."""
     return generate_latest(registry_of(lambda: found)).decode()
 
 
 def registry_of(look: Callable[[], Snapshot | None]) -> CollectorRegistry:
-    """Return a registry with a job's metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_OfJob(look))
     return registry
@@ -34,7 +30,6 @@ class _OfJob(Collector):
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric with its values."""
         found = self._look()
         if found is not None:
             yield from _Metrics(found).all()

@@ -1,12 +1,12 @@
-"""The page of a job on the loopback interface, and its metrics for Prometheus: read-only, and of this machine alone.
+"""The page of a job, and its metrics for Prometheus, on the loopback interface; read-only.
 
-    /            the page, which asks for nothing from elsewhere
-    /snapshot    what is known now, as JSON
-    /history     curves of the steps that were recorded before
-    /events      the same as server-sent events, one for each look, until the job ends
+    /            the page, which loads nothing from elsewhere
+    /snapshot    the current state, as JSON
+    /history     curves of earlier steps
+    /events      the state as server-sent events, one for each look, until the job ends
     /metrics     in the text format of Prometheus
 
-However many look, the job is looked at once in each interval.
+The job is looked at once in each interval, for any number of clients.
 """
 
 import json
@@ -20,15 +20,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any, Self
 
+import numpy as np
+
 from tfdist.errors import ConfigError
-from tfdist.monitor.verdict.step_parts import Timeline
-from tfdist.monitor.watch.history import history
+from tfdist.monitor.verdict.step_parts import Part, Timeline
 from tfdist.monitor.watch.snapshot import Snapshot
 from tfdist.waiting import LOOK_SECONDS
 
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _PATIENCE_SECONDS = 60.0  # for a request that comes slowly, and for a client that takes an answer slowly
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+#: points of a curve
+POINTS = 150
+
+
+def history(recorded: Timeline | None, points: int = POINTS) -> dict[str, Any]:
+    """Return curves of recorded steps, as JSON can hold them."""
+    if recorded is None or not len(recorded.steps):
+        return {"rate": [], "loss": [], "parts": []}
+    places = np.array_split(np.arange(len(recorded.steps)), min(points, len(recorded.steps)))
+    return {
+        "rate": [[_number(1.0 / max(one, 1e-9)) for one in recorded.step[place].mean(axis=0)] for place in places],
+        "loss": [[_number(one) for one in recorded.loss[place[-1]]] for place in places],
+        "parts": [{part.label: float(recorded.parts[place, :, part].mean()) for part in Part} for place in places],
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 class Page:
@@ -63,7 +82,6 @@ class Page:
         self.close()
 
     def close(self) -> None:
-        """End it."""
         self._closed.set()
         self._server.shutdown()
         self._thread.join()
@@ -111,7 +129,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE_SECONDS
 
     def do_GET(self) -> None:
-        """Answer one request."""
         # a page of elsewhere whose name leads here has that name
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _LOCAL.fullmatch(hosts[0].strip()):

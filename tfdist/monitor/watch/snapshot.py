@@ -13,24 +13,21 @@ LABELS = tuple(part.label for part in Part)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:
-    """What is known of a worker.
+    """The state of a worker.
 
     Attributes:
-        worker: its number.
-        pid: of its process; 0 when it has said nothing.
-        activity: what it does.
-        step: how many steps it has ended since it was started.
-        steps_per_second: over the time between two looks, or that the last step took; None when none has ended.
-        loss: of its own examples in the last step that was recorded; None where that is not known.
-        gradient_norm: the last one that was measured of what this worker has of the gradient; infinite where it was no
-            number, None where that is not known.
-        parts: mean seconds of each part of a step, by its label; empty without a record.
-        hidden: seconds of communication beside the backward pass.
+        pid: 0 before the first report.
+        step: ended steps since its start.
+        steps_per_second: between two looks, or of the last step; None when none has ended.
+        loss: of its examples in the last recorded step, or None.
+        gradient_norm: the last measured one of its part; infinite where no number, or None.
+        parts: mean seconds of each part of a step; empty without a record.
+        hidden: seconds of communication during the backward pass.
         memory: resident bytes of the process; None when it is gone.
-        cpu: processors that it keeps busy; None when it is not known.
-        saved: number of steps in its newest backup, or None.
-        resumed: number of steps in the backup from which it went on; 0 where it began anew.
-        resources: what else it uses of the machine, by the name of the metric without ``tfdist_``, unit last.
+        cpu: processors that it keeps busy, or None.
+        saved: steps in its newest backup, or None.
+        resumed: steps in the backup that it started from; 0 without one.
+        resources: other metrics of the machine, without ``tfdist_``.
     """
 
     worker: int
@@ -51,19 +48,16 @@ class WorkerView:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is known of a job.
+    """The state of a job.
 
     Attributes:
-        job: its id.
-        start: how often its workers had been started again.
+        start: how often its workers were started again.
         time: seconds since 1970.
-        is_running: whether it still runs.
-        workers: in order.
         verdict: in five lines; empty without a record.
-        bound: by what the job is bound, a word; empty without a record.
-        model_flops_per_second: of the whole job; None where nobody has counted.
-        model_flops_utilization: the part of the peak of its devices that this is; None where that is not known.
-        events: what has happened to it, the newest last, as the event file has it.
+        bound: what the job is bound by, a word; empty without a record.
+        model_flops_per_second: of the whole job, or None.
+        model_flops_utilization: the part of its devices' peak, or None.
+        events: the newest last, as the event file has them.
     """
 
     job: str
@@ -78,12 +72,7 @@ class Snapshot:
     events: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold; a loss or a norm that is no finite number is null there.
-
-        Example:
-            >>> Snapshot(job="a1", start=0, time=0.0, is_running=True, workers=()).as_json()["job"]
-            'a1'
-        """
+        """Return it as JSON can hold it; a loss or norm that is not finite is null."""
         made = asdict(self)
         for one in made["workers"]:
             one |= {name: None for name in ("loss", "gradient_norm") if not math.isfinite(one[name] or 0.0)}
@@ -93,12 +82,7 @@ class Snapshot:
 
 
 def gpus(resources: Mapping[str, float]) -> str:
-    """Return what a worker does on its GPUs, in words; empty where it computes on none, or nobody knows.
-
-    Example:
-        >>> gpus({"gpus": 2.0, "gpu_memory_bytes": 3 << 30, "gpu_kernel_resident_ratio": 0.6, "gpu_power_watts": 250.0})
-        '2 GPUs, 3072 MiB, a kernel resident for 60% of the time, 250 W'
-    """
+    """Describe a worker's use of its GPUs; "" without any."""
     count = int(resources.get("gpus", 0))
     if not count:
         return ""
@@ -113,12 +97,7 @@ def gpus(resources: Mapping[str, float]) -> str:
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """Return an event in words.
-
-    Example:
-        >>> sentence({"event": "failed", "worker": 1, "text": "killed by SIGKILL (signal 9)"})
-        'worker 1 failed: killed by SIGKILL (signal 9)'
-    """
+    """Describe an event."""
     kind = event.get("event")
     if kind == "failed":
         who = event.get("task") or ("the workers" if event.get("worker") is None else f"worker {event['worker']}")

@@ -26,7 +26,6 @@ _NARROWEST, _WIDEST = 10, 48  # of a bar, in columns
 
 
 def page(shown: Snapshot) -> RenderableType:
-    """Return a job as what rich draws."""
     state = "" if shown.is_running else ", ended"
     head = Text(f"job {shown.job}, start {shown.start}{state}, {time.strftime('%H:%M:%S', time.localtime(shown.time))}")
     pieces: list[RenderableType] = [head, _workers(shown)]
@@ -84,12 +83,7 @@ class _Bar:
 
 
 def bar(one: WorkerView, longest: float, width: int) -> Text:
-    """Return the parts of a worker's step as a bar, in which the longest step of all is ``width`` wide.
-
-    Example:
-        >>> bar(WorkerView(worker=0, parts={"forward": 1.0, "wait": 1.0}), 4.0, 8).plain
-        '████'
-    """
+    """Draw the parts of a worker's step as a bar; the longest step of all is ``width`` wide."""
     text, done, total = Text(), 0, 0.0
     for label, seconds in one.parts.items():
         total += seconds

@@ -1,10 +1,9 @@
 """Activations along a mesh axis: pairs of sums and gatherings that are each other's gradients.
 
-An activation is alike on all members of an axis, or each has its part of it, or a summand. The gradient of one that is
-alike is alike too. So what each member makes of an activation that is alike goes back to it as a summand (`entering`),
-a sum of summands hands each what comes back (`summed`), and gathering and cutting are each other's gradients. Where
-activations lie in parts, summands are added up to a part (`scattered`), and parts are gathered for members of which
-each makes something else (`collected`): these two are each other's gradients, and move as many bytes as the first pair.
+An activation is the same on all members of an axis, or each has its part of it, or a summand. `entering` lets each
+member make something else of the same activation; its gradient is `summed`. `gathered` and `cut` are each other's
+gradients. Between activations in parts, `scattered` sums to parts and `collected` gathers them; these two are each
+other's gradients, and move as many bytes as the first pair.
 
 Sources: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
 2019 (their f is `entering`, their g `summed`); V. Korthikanti et al., "Reducing Activation Recomputation in Large
@@ -16,18 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.parallel.axes import Axes
+from tfdist.parallel.mesh_axes import Axes
 
 
 @dataclass(frozen=True)
 class Along:
-    """What travels along one axis for one layer.
-
-    Attributes:
-        axes: of the mesh.
-        axis: along which members differ.
-        label: the layer, for messages.
-    """
+    """Transfers along one axis of a mesh for one layer, whose name messages have."""
 
     axes: Axes
     axis: str
@@ -35,12 +28,10 @@ class Along:
 
     @property
     def size(self) -> int:
-        """How many members there are along the axis."""
         return self.axes.mesh.size_of(self.axis)
 
     @property
     def place(self) -> int:
-        """Which of the members along the axis this process is."""
         return self.axes.mesh.coordinates(self.axes.rank)[self.axis]
 
     def all(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,9 @@
-"""Attention by heads: each member of an axis attends with its own, and what they find is summed by the projection back.
+"""Attention by heads: each member of an axis attends with its own, and the projection back sums the results.
 
     heads_i = attention(x Q_i, x K_i, x V_i)        y = summed(heads_i O_i)
 
-Heads of keys and values that several heads of queries share lie where those do. One sum in the forward pass and one
-for each input in the backward pass are all that travels.
+Shared heads of keys and values are where their heads of queries are. One sum travels in the forward pass, and one for
+each input in the backward pass.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
 2019, section 3. Their members draw dropout masks of their own; here the mask of all heads is drawn, and cut.
@@ -37,7 +37,7 @@ def call(
     if along is None or not all(isinstance(one, tf.Tensor) for one in (query, value, key)):
         return keras_layers.own_call(type(layer), layer, query, value, key, *masks, **options)
     different = {id(one): one for one in (query, value, key)}
-    if keep_sharded.is_entered(layer):
+    if keep_sharded.is_among(layer, "entered"):
         entered = different
     else:
         entered = {name: keras_layers.with_mask_of(along.entering(one), one) for name, one in different.items()}

@@ -32,10 +32,7 @@ def among(
     outputs: Sequence[Any],
     together: Callable[[Any, Any], bool] = lambda one, other: True,
 ) -> keep_sharded.Kept:
-    """Return what stays in parts between the calls of a model.
-
-    From a layer by columns on, through what looks at each element alone, to one by rows along the same axis.
-    """
+    """Find layers by columns and by rows of one axis with only elementwise layers between: those stay in parts."""
     pairs = graphs.successors(calls, outputs)
     follows = {id(one): (one, other) for one, other in pairs if together(one, other)}
     giving: list[Any] = []

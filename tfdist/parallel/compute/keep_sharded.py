@@ -1,17 +1,13 @@
-"""Let activations stay in parts between two layers, inside the model or layer that computes both.
+"""Let activations stay in parts between a layer by columns and one by rows, without a gathering or a cut.
 
-Where one layer computes columns and the next one rows, neither a gathering nor a cutting is between them. Only what
-computes both can know that, so it says so around its computation.
-
-Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
-2019.
+Only the model or layer that computes both knows that, so it says so around its computation.
 """
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.parallel.compute.activations import Along
 
@@ -23,10 +19,10 @@ class Kept:
     Attributes:
         giving: leave their result in parts.
         taking: are given a part.
-        entered: are given what `Along.entering` or `Along.collected` has returned.
-        scattering: add up their summands to parts of the sequence.
-        last: have results of a model, which may be gathered when they are taken.
-        between: dropout layers that are given a part, each with the axis, and the dim, counted from the last one.
+        entered: are given the result of `Along.entering` or `Along.collected`.
+        scattering: sum to parts of the sequence.
+        last: make results of a model, which may be gathered when they are taken.
+        between: dropout layers of parts, each with its axis and dim, counted from the last dim.
     """
 
     giving: tuple[Any, ...] = ()
@@ -56,29 +52,9 @@ def keeping(kept: Kept) -> Iterator[None]:
         _kept.reset(before)
 
 
-def gives_part(layer: Any) -> bool:
-    """Return whether a layer leaves its result in parts."""
-    return any(other is layer for one in _kept.get() for other in one.giving)
-
-
-def is_last(layer: Any) -> bool:
-    """Return whether what a layer returns is a result of a model."""
-    return any(other is layer for one in _kept.get() for other in one.last)
-
-
-def takes_part(layer: Any) -> bool:
-    """Return whether a layer is given a part."""
-    return any(other is layer for one in _kept.get() for other in one.taking)
-
-
-def is_entered(layer: Any) -> bool:
-    """Return whether what a layer is given has entered already."""
-    return any(other is layer for one in _kept.get() for other in one.entered)
-
-
-def is_scattering(layer: Any) -> bool:
-    """Return whether a layer adds up its summands to parts of the sequence."""
-    return any(other is layer for one in _kept.get() for other in one.scattering)
+def is_among(layer: Any, field: Literal["giving", "taking", "entered", "scattering", "last"]) -> bool:
+    """Whether a layer is in this field of what is kept now."""
+    return any(other is layer for one in _kept.get() for other in getattr(one, field))
 
 
 def place_between(layer: Any) -> tuple[Along, int] | None:

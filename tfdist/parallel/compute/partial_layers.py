@@ -1,19 +1,17 @@
-"""Layers that compute with a part of a weight, for Keras layers whose computation is known.
+"""Keras layers that compute with a part of a weight.
 
-Activations that come in and go out are alike on all members of an axis, so any layer may stand before and behind. With
-x an activation, W_i a part and y the result:
+Their inputs and results are the same on all members of an axis, so any layer may come before and after. With x an
+activation, W_i a part and y the result:
 
     columns, the dim that stays     y = gathered(entering(x) W_i)
     rows, the dim that is summed    y = summed(cut(x) W_i)
     filters of a convolution        y = gathered(entering(x) * W_i)
-    a table by its rows             y = summed(rows that this member has, zeros in the place of others)
-    a table by its columns          y = gathered(what is looked up in W_i)
+    a table by its rows             y = summed(own rows, zeros in place of others)
+    a table by its columns          y = gathered(W_i's columns)
 
-Between columns and rows the activation stays in parts where `kept` says so: neither is it gathered nor cut. Summands
-become parts of the sequence where it says so.
-
-Whatever else there is (weights cut along two axes, a class of the user's, adapters and quantized weights, the stateless
-steps in which Keras gives weights other values) gathers the weight, as any layer does.
+`keep_sharded` says where an activation stays in parts between columns and rows, and where sums end in parts of the
+sequence. In all other cases (weights cut along two axes, classes of users, adapters and quantized weights, stateless
+calls) a layer gathers its weights.
 """
 
 import functools
@@ -31,7 +29,7 @@ from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.parallel.compute import keep_sharded
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.vocabulary import Logits
-from tfdist.parallel.weight_sharding import Sharding
+from tfdist.parallel.weight_layouts import MeshLayout
 
 #: the dim of an activation that is its sequence
 SEQUENCE = 1
@@ -42,10 +40,9 @@ class Way:
     """How a dense layer computes with a part of its kernel.
 
     Attributes:
-        along: the axis.
-        dim: of the result, by columns, or of what it is given, by rows: the one in parts, counted from the last one.
-        rank: of the activation with that dim, if the layer has but one.
-        by_columns: whether each member has a part of the result, or a summand.
+        dim: of the result (columns) or the input (rows): the one in parts, counted from the last.
+        rank: of the activation with that dim, if the layer allows only one.
+        by_columns: each member has a part of the result, not a summand.
     """
 
     along: Along
@@ -86,12 +83,12 @@ def _is_adapted(layer: Any) -> bool:
     return isinstance(call, functools.partial) and call.func in CALLS.values()
 
 
-def _cut_once(weight: Any) -> tuple[Sharding, Along, int] | None:
+def _cut_once(weight: Any) -> tuple[MeshLayout, Along, int] | None:
     """Return how a weight lies, what travels for it and the dim that is cut; None unless that is one dim."""
     sharding = (
         None if weight is None or keras_variables.is_replaced(weight) else sharded_variable.own_sharding_of(weight)
     )
-    if not isinstance(sharding, Sharding) or len(sharding.axes) != 1:
+    if not isinstance(sharding, MeshLayout) or len(sharding.axes) != 1:
         return None
     sharding.require_collectives()
     dim = next(dim for dim, axis in enumerate(sharding.layout) if axis is not None)
@@ -105,10 +102,10 @@ def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
 def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Return what a dense layer does, which multiplies by its part of the kernel."""
     if way.by_columns:
-        part = multiply(inputs if keep_sharded.is_entered(layer) else _entering(way.along, inputs))
+        part = multiply(inputs if keep_sharded.is_among(layer, "entered") else _entering(way.along, inputs))
         return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
-    mine = inputs if keep_sharded.takes_part(layer) else way.along.cut(inputs, inputs.shape.rank + way.dim)
-    if not keep_sharded.is_scattering(layer):
+    mine = inputs if keep_sharded.is_among(layer, "taking") else way.along.cut(inputs, inputs.shape.rank + way.dim)
+    if not keep_sharded.is_among(layer, "scattering"):
         return _finished(layer, way.along.summed(multiply(mine)))
     part = way.along.scattered(multiply(mine), SEQUENCE)
     bias = None if layer.bias is None else tf.cast(keras.ops.convert_to_tensor(layer.bias), part.dtype)
@@ -130,11 +127,10 @@ def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
 
 
 def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor:
-    """Return the outputs of which this process has a part along a dim."""
     bias = layer.bias
     own = None if bias is None else _part_of_bias(bias, part, along, dim)
-    is_last = keep_sharded.is_last(layer) and dim == part.shape.rank - 1 and part.shape[-1] is not None
-    if keep_sharded.gives_part(layer) or is_last:
+    is_last = keep_sharded.is_among(layer, "last") and dim == part.shape.rank - 1 and part.shape[-1] is not None
+    if keep_sharded.is_among(layer, "giving") or is_last:
         if bias is not None and own is None:
             behind = part.shape.rank - dim  # a bias is added to the last dims, and may have 1 element for all
             is_there = len(bias.shape) >= behind and bias.shape[-behind] > 1
@@ -223,9 +219,8 @@ def _embedding(layer: keras.layers.Embedding, inputs: Any) -> Any:
             places = sparse_rows.marked(places, sparse_rows.RowKind.DISTINCT)  # the others' rows are zeros
         rows = sharded_variable.rows_of_part(weight, places)
         summands = tf.where(is_mine[..., tf.newaxis], rows, tf.zeros_like(rows))
-        found_rows = (
-            along.scattered(summands, SEQUENCE) if keep_sharded.is_scattering(layer) else along.summed(summands)
-        )
+        is_scattering = keep_sharded.is_among(layer, "scattering")
+        found_rows = along.scattered(summands, SEQUENCE) if is_scattering else along.summed(summands)
     return keras.ops.cast(found_rows, layer.compute_dtype)
 
 

@@ -1,12 +1,12 @@
 """Sequence parallelism for models with a known graph, where layouts ask for it.
 
     layer by rows, attention, table by rows     scattered: the part of the sum
-    normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient comes in summands
+    normalisation, dropout, sums of two         of parts, with entering(weights), whose gradient is summed
     layer by columns, attention                 of collected(part), whose gradient is scattered
-    any other layer                             of the whole, gathered(part); a part of its result is cut out
+    any other layer                             of the whole, gathered(part); its result is cut
 
-So between two layers that are computed in parts as many bytes travel as without, and what lies between takes 1 / m of
-the memory on each of m members. Masks of dropout are those of one device, of which each has its part.
+As many bytes travel as without, and activations between take 1 / m of the memory on each of m members. Masks of dropout
+are parts of the mask of one device.
 
 Source: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 """
@@ -26,8 +26,8 @@ from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.parallel.compute import attention, chains, keep_sharded
 from tfdist.parallel.compute.activations import Along
-from tfdist.parallel.compute.partial_layers import SEQUENCE, rows_of, way_of
-from tfdist.parallel.sequence_outputs import WHOLE, OutputLayouts
+from tfdist.parallel.compute.partial_layers import CALLS, SEQUENCE, rows_of, way_of
+from tfdist.parallel.layouts import WHOLE, OutputLayouts
 
 _NORMALIZATIONS = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
 _NUMBERS = (int, float, bool, str, type(None))
@@ -35,13 +35,7 @@ _NUMBERS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True)
 class Placing:
-    """Where the activations of a strategy's models lie.
-
-    Attributes:
-        layouts: by the paths of layers.
-        along: given an axis and a label, returns what travels along the axis for the replica that is traced; None
-            where none is.
-    """
+    """The layouts of activations, and a function of axis and label that returns the transfers of the traced replica."""
 
     layouts: OutputLayouts
     along: Callable[[str, str], Along | None]
@@ -49,12 +43,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class _Lying:
-    """An activation.
-
-    Attributes:
-        tensor: the whole, or this member's part.
-        along: the axis along which members have other parts; None: it is whole.
-    """
+    """An activation: the whole, or this member's part along an axis."""
 
     tensor: Any
     along: Along | None = None
@@ -134,7 +123,7 @@ class _Graph:
             along is None
             or value.along is not None
             or is_last
-            or keep_sharded.gives_part(layer)
+            or keep_sharded.is_among(layer, "giving")
             or not _may_cut(value.tensor)
         ):
             return [value]
@@ -166,7 +155,6 @@ class _Graph:
         return by_heads is not None and axes == {by_heads.axis}
 
     def _scatters(self, one: graphs.Call, along: Along) -> bool:
-        """Return whether a layer may add up its summands to parts."""
         layer = one.operation
         if isinstance(layer, keras_layers.ATTENTIONS):
             by_heads = _heads_of(one)
@@ -281,7 +269,6 @@ def _heads_of(one: graphs.Call) -> Along | None:
 
 
 def _summing(layer: Any) -> tuple[Any, ...]:
-    """Return the layer that adds up summands in the end."""
     return (keras_layers.projection_back_of(layer),) if isinstance(layer, keras_layers.ATTENTIONS) else (layer,)
 
 
@@ -307,3 +294,15 @@ def _is_by_itself(one: graphs.Call) -> bool:
         axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
         return [axis % len(result.shape) for axis in axes] == [len(result.shape) - 1]
     return type(layer) in graphs.ARITHMETIC or chains.may_pass(layer)
+
+
+_CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(keras_layers.ATTENTIONS, attention.call)}
+
+
+def adapt(layers: list[keras.layers.Layer], placing: Placing) -> None:
+    """Let the layers of a model, and the model, compute with the parts of weights here; a second call does nothing."""
+    for layer in layers:
+        for kind, compute in _CALLS.items():
+            keras_layers.override_call(layer, kind, functools.partial(compute, layer))
+        for kind in (keras.Sequential, graphs.Functional):
+            keras_layers.override_call(layer, kind, functools.partial(call, layer, placing))

@@ -24,12 +24,7 @@ from tfdist.parallel.compute.activations import Along
 
 @dataclass(frozen=True)
 class Logits:
-    """This process's part of logits.
-
-    Attributes:
-        part: shape (..., classes / members).
-        along: the axis along which members differ.
-    """
+    """This process's part of logits, shape (..., classes / members)."""
 
     part: tf.Tensor
     along: Along

@@ -17,8 +17,6 @@ from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.planner_link import Link
 from tfdist.planner.stage_cost import Setting
 
-__all__ = ["plan", "stages_by"]
-
 #: between devices where nothing is said: 10 Gbit/s and 50 us
 DEFAULT_LINK = Link(latency_seconds=5e-5, bytes_per_second=1.25e9)
 

@@ -17,11 +17,9 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras.symbolic import graphs, nested_models
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.partition import dividing
+from tfdist.parallel.compute import chains
 from tfdist.planner import machine
 from tfdist.planner.layer_profile import LayerProfile, Profile
-
-__all__ = ["profile", "require_graph", "step_seconds"]
 
 _FEWEST, _MOST = 5, 30  # rounds
 _STEPS = 4  # calls in a row, at least
@@ -124,7 +122,6 @@ def profile(
 
 
 def rows_of(batch: Any) -> int:
-    """Return the examples of a batch."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch if isinstance(batch, tuple) else (batch,))
     rows = int(keras.tree.flatten(x)[0].shape[0])
     return validation.integer("the batch", rows, minimum=1, hint="Give a batch of one example or more.")
@@ -138,11 +135,10 @@ def step_seconds(
     fit: Callable[..., Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Train some steps with one batch, and return the seconds of one: the median.
+    """Train some steps with one batch, and return the median seconds of one.
 
-    The first call of the training function, which sets up, is not counted; those after it may make ready what comes
-    later, or meet Python's garbage collection, and a mean of few would have that. A call that has several steps
-    (``steps_per_execution``) is as many.
+    The first call, which traces, does not count. A median, because later calls may meet preparation or garbage
+    collection.
     """
     ends = _Ends(clock)
     batches = tf.data.Dataset.from_tensors(tuple(one for one in batch if one is not None)).repeat()
@@ -161,7 +157,6 @@ class _Ends(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time."""
         self.seconds.append(self._clock())
 
 
@@ -218,7 +213,6 @@ def _prepared(model: keras.Model, graph: graphs.Functional, flat: nested_models.
 
 
 def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
-    """Return the median of each function's seconds."""
     for function in functions:
         function()  # the first call sets up
     first = sum(_seconds(function, clock) for function in functions)
@@ -233,9 +227,9 @@ def _in_rows(
     seconds: float,
     clock: Callable[[], float],
 ) -> tuple[list[list[float]], float | None]:
-    """Return the seconds of each call of some functions, each called in a row, and by how much a step is longer.
+    """Return the seconds of each function, called several times in a row, and by how much a step is longer.
 
-    What a function needs is in the caches when it has just run, as in training; in turns with others it is not.
+    In a row, because in training too the caches have what a function needs.
     """
     for whole in wholes:
         whole()  # the first call sets up
@@ -282,8 +276,8 @@ def _profiled(flat: nested_models.Flat, prepared: _Prepared, seconds: Sequence[f
                 output_bytes=one.output_bytes / size,
                 gradient_bytes=one.gradient_bytes / size,
                 kept_bytes=one.kept_bytes / size,
-                divides=dividing.divides(layer, calls),
-                joins=dividing.joins(calls, place),
+                divides=_divides(layer, calls),
+                joins=_joins(calls, place),
                 **times,
             )
         )
@@ -343,10 +337,7 @@ def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) 
 
 
 def _kept_bytes(graph: Any, made: int, results: Sequence[Any]) -> int:
-    """Return the bytes of what a layer makes in its forward pass, the first operations, and needs in its backward pass.
-
-    What it is given and its weights are not its own; its results are, whoever needs them.
-    """
+    """Return the bytes that a layer makes and its backward pass needs, without its inputs and weights."""
     operations = graph.get_operations()
     own = {id(one) for one in operations[:made] if one.type not in ("Placeholder", "Const", "ReadVariableOp")}
     needed = {one.ref(): one for later in operations[made:] for one in later.inputs if id(one.op) in own}
@@ -370,7 +361,6 @@ def _loss(model: keras.Model, x: Any, y: Any, flat: Sequence[Any], like: Any, we
 
 
 def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]:
-    """Return the forward and backward pass of the whole model."""
     variables = [one.value for one in model.trainable_variables]
 
     @tf.function(autograph=False, jit_compile=bool(getattr(model, "jit_compile", False)))
@@ -428,7 +418,6 @@ def _seconds(function: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 
 def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    """Return the median seconds of a function that is called in a row."""
     return statistics.median(_row(function, count, clock))
 
 
@@ -455,3 +444,30 @@ def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
         forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
         backward_seconds=tuple(one.backward_seconds[0] for one in of_sizes),
     )
+
+
+def _divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
+    """Return what a number of parts must divide for a layer to compute with a part; 0 if it never does."""
+    if sum(call.operation is layer for call in calls) > 1:
+        return 0
+    kind = type(layer)
+    if kind is keras.layers.Dense:
+        return int(layer.units)
+    if kind in (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D):
+        return int(layer.filters) if layer.groups == 1 and layer.padding != "causal" else 0
+    if kind is keras.layers.MultiHeadAttention:
+        return int(layer.num_heads)
+    return int(layer.input_dim) if kind is keras.layers.Embedding else 0
+
+
+def _joins(calls: Sequence[graphs.Call], place: int) -> bool:
+    """Return whether a dense layer takes the result of the dense layer before it, which may stay in parts."""
+    if not place:
+        return False
+    before, one = calls[place - 1].operation, calls[place].operation
+    is_dense = type(before) is keras.layers.Dense and type(one) is keras.layers.Dense
+    made = {id(tensor) for tensor in calls[place - 1].makes}
+    takers = [number for number, call in enumerate(calls) if made.intersection(map(id, call.takes))]
+    if not is_dense or takers != [place] or before.activity_regularizer is not None:
+        return False
+    return chains.is_elementwise(before.activation)

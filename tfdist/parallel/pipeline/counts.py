@@ -1,9 +1,8 @@
 """Divisors of losses over a whole batch, known before its first micro-batch is computed.
 
-A loss with a mask, or one that divides by its weights, is a sum divided by what the whole batch has: valid entries,
-weights. In a pipeline the first micro-batch's gradient is taken before the last one is computed. But what a loss
-divides by depends on the targets, their weights and the mask of the model's results alone; the mask follows from the
-input, without the layers' weights. So the last stage finds it first, for the batch as a whole.
+A loss with a mask or weights is divided by what the whole batch has of them, while the first gradient is taken before
+the last micro-batch is computed. These divisors depend only on targets, weights, and the mask of the results, which
+follows from the input. So the last stage computes them first.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,6 @@ class Counting(current_step.Step):
         return sums
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
-        """Return whether values have a row for each example."""
         return bool(values.shape.rank) and values.shape[0] == max(1, tf.get_static_value(self.rows))
 
 

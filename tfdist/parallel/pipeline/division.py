@@ -24,10 +24,8 @@ class Division:
     """A Sequential or functional model, or one that names its blocks, cut into parts.
 
     Attributes:
-        graph: Keras' graph of the model.
-        calls: of the graph, and of those of nested models, in Keras' order.
+        calls: of the graph and of nested models, in Keras' order.
         outputs: the symbolic tensors that the model returns.
-        parts: how many parts there are.
         part_of: the part of each call.
     """
 
@@ -68,11 +66,10 @@ class Division:
         return list(found.values())
 
     def needs_whole_batch(self, *, losses_are_told: bool) -> str | None:
-        """Return what needs the whole batch in a forward pass, as a subject of a sentence; None where nothing does.
+        """Return what needs the whole batch in a forward pass, as the subject of a sentence, or None.
 
-        A layer with statistics of the whole batch makes its first result of the last example too, so a stage that has
-        it holds what it makes of all of them, as it would by GPipe. What layers of the user's own add to the loss or
-        keep may be a mean over examples, a sum, or neither, and no stage can try it.
+        Statistics of a whole batch need its last example for the first result. Losses and states that a user's layer
+        adds may be means, sums, or neither, which no stage can find out.
         """
         every = [one for part in range(self.parts) for own in self.layers_of(part) for one in layers_in(own)]
         for layer in every:
@@ -86,10 +83,7 @@ class Division:
         return None
 
     def holders(self, stages: int) -> dict[int, tuple[int, ...]]:
-        """Return the stages that compute with each variable of the model, by its identity.
-
-        A variable that no call uses is the first stage's.
-        """
+        """Map each variable's identity to the stages that compute with it; unused variables are the first stage's."""
         found: dict[int, set[int]] = {}
         for part in range(self.parts):
             for variable in self.variables_of(part):
@@ -98,7 +92,6 @@ class Division:
 
 
 def graph_of(model: keras.Model) -> graphs.Functional:
-    """Return the graph of a model."""
     graph = graphs.graph_of(model)
     is_own = graph is not None and type(model).call not in (graphs.Functional.call, keras.Sequential.call)
     if model_blocks.has_named(model) and (graph is None or is_own):

@@ -1,9 +1,7 @@
 """The data flow of a model cut into parts: tensors, their attributes, and which of them cross a cut.
 
-A tensor of Keras is more than its value. A mask hangs on it, and the logits of which it is the softmax; layers take
-them off again, or return the very tensor that they were given. So nothing is concluded from the kinds of layers: the
-forward pass is traced once, in a graph that never runs, and every tensor is known by its identity. A part of the model
-begins with what all calls before it leave, as on one device.
+A Keras tensor carries a mask, and the logits of which it is the softmax; layers remove or return these. So the kinds of
+layers say nothing: the forward pass is traced once, in a graph that never runs, and tensors are known by identity.
 """
 
 import functools
@@ -22,13 +20,7 @@ from tfdist.training.replica import current_step
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that one part makes and a later one takes.
-
-    Attributes:
-        number: of the value.
-        source: the part that makes it.
-        target: the part that takes it.
-    """
+    """A value, by its number, that one part makes and a later one takes."""
 
     number: int
     source: int
@@ -44,13 +36,7 @@ class Hung:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the forward pass.
-
-    Attributes:
-        part: that makes it; -1: it is an input of the model.
-        tensor: in the graph that never runs.
-        maker: the layer that makes it, for messages.
-    """
+    """A tensor of the forward pass: the part that makes it (-1: an input) and, for messages, the layer."""
 
     part: int
     tensor: Any
@@ -58,7 +44,6 @@ class Value:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Its shape and dtype."""
         kind = f"is a {type(self.tensor).__name__}"
         if isinstance(self.tensor, tf.Tensor):
             if self.tensor.shape.is_fully_defined():
@@ -74,12 +59,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Moment:
-    """What some symbolic tensors of Keras stand for between two calls, and what hangs on it then.
+    """The values of some symbolic tensors between two calls, and their attributes then.
 
     Attributes:
-        numbers: of the value of each symbolic tensor, by its identity; None: it has no value.
-        attributes: of each value that can be reached, by name: another value, or what is no tensor.
-        activations: what made it, by number, and of which value: where Keras finds its logits.
+        numbers: of the value of each symbolic tensor, by identity; None: no value.
+        attributes: of each value that can be reached, by name: another value, or no tensor.
+        activations: the kind and the argument of each activation, where Keras finds its logits.
     """
 
     numbers: dict[int, int | None] = field(default_factory=dict)
@@ -114,9 +99,9 @@ class Flow:
     """The forward pass of a model in parts, traced for inputs of given sizes, and not run.
 
     Attributes:
-        values: by number, in the order in which they are made.
-        edges: what travels from part to part; results go to the last part.
-        results: what the model returns, when all calls are made.
+        values: by number, in the order of making.
+        edges: the transfers between parts; results go to the last part.
+        results: what the model returns after all calls.
     """
 
     def __init__(self, model: keras.Model, division: Division, inputs: Sequence[Any], *, training: bool) -> None:
@@ -137,11 +122,9 @@ class Flow:
         self._wanted = {*(edge.number for edge in self.edges), *self.results.needed}
 
     def into(self, part: int) -> list[Edge]:
-        """Return what a part takes from others."""
         return [edge for edge in self.edges if edge.target == part]
 
     def out_of(self, part: int) -> list[Edge]:
-        """Return what a part makes for others."""
         return [edge for edge in self.edges if edge.source == part]
 
     def sent(self, part: int) -> list[int]:

@@ -1,8 +1,7 @@
 """A forward pass through a part of a model: what it is given, what it makes, and one trace for all micro-batches.
 
-A step with many micro-batches does the same work many times. So a part becomes a function of TensorFlow's, which is
-traced once for each number of examples, with its gradient, and called for each micro-batch. It is not put into the
-graph around in the place of its calls: a call begins when all that it is given is there, and ends when all is done.
+Each part is a TensorFlow function, traced once for each number of examples, with its gradient. It is not inlined: a
+call begins when all its inputs are there, and ends when all is done.
 """
 
 from collections.abc import Callable
@@ -15,15 +14,12 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Given:
-    """What a forward pass computes with; everything is a tensor, a structure of tensors, or None.
+    """The inputs of a forward pass: tensors, structures of tensors, or None.
 
     Attributes:
-        inputs: what the model's graph takes, flat.
-        y: targets.
-        sample_weight: weights of examples.
         taken: what other parts have made, in the order of their edges.
-        index: number of the micro-batch among those of all replicas, int32 scalar.
-        weights: values to compute with in the place of the part's weights; empty: what the variables hold.
+        index: of the micro-batch among those of all replicas, int32 scalar.
+        weights: values in place of the part's variables; empty: those of the variables.
     """
 
     inputs: list[Any]
@@ -41,17 +37,16 @@ class Given:
 
 @dataclass(frozen=True)
 class Made:
-    """What a forward pass has come to.
+    """The results of a forward pass.
 
     Attributes:
-        sent: what the part makes for others, each tensor once, in the order of its edges.
-        outputs: of the last part, that of which the results of the model are made, see `Flow.outputs`.
-        loss: of the last part, the loss that was given to `compile`.
+        sent: each tensor for other parts once, in the order of its edges.
+        outputs: of the last part, see `Flow.outputs`.
+        loss: of the last part, the compiled loss.
         added: the sum over examples of what layers add to the loss.
-        target: of what a gradient is taken: both, scaled and weighed.
-        states: values of the variables that layers have changed.
-        changed: these variables.
-        draws: how often each generator of random numbers was drawn from.
+        target: of the gradient: both, scaled and weighted.
+        states: values of the variables in `changed`, which layers have changed.
+        draws: how often each random generator was drawn from.
     """
 
     sent: list[tf.Tensor] = field(default_factory=list)
@@ -81,7 +76,6 @@ class TracedPass:
         self._function = function.get_concrete_function(*specs)
 
     def __call__(self, given: Given) -> Made:
-        """Return what one micro-batch comes to."""
         values = self._function(*_flat(given.structure))
         sent, outputs, loss, added, target, states = _packed(self._results, values)
         return Made(
@@ -97,7 +91,6 @@ class TracedPass:
 
 
 def _tensors(made: Made) -> tuple[Any, ...]:
-    """Return the tensors of a pass."""
     # a gradient is taken of what is sent, and of the target, alone
     outputs, loss, added, states = tf.nest.map_structure(
         lambda one: None if one is None else tf.stop_gradient(one), (made.outputs, made.loss, made.added, made.states)

@@ -1,7 +1,4 @@
-"""Transfers between parts of a model: activations forward and gradients back, under unique keys.
-
-Between parts of one process nothing travels.
-"""
+"""Transfers between parts of a model: activations forward, gradients back; nothing travels within a process."""
 
 import tensorflow as tf
 
@@ -10,11 +7,7 @@ from tfdist.parallel.pipeline.flow import Edge
 
 
 class Links:
-    """A stage's end of what travels in a step.
-
-    Attributes:
-        gradients_sent: the operations that send gradients to other stages.
-    """
+    """A stage's end of the transfers of a step; `gradients_sent` has the operations that send gradients."""
 
     def __init__(self, collective: Collective, name: str) -> None:
         self.gradients_sent: list[tf.Operation] = []

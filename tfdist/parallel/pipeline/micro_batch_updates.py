@@ -1,8 +1,7 @@
-"""Updates after each micro-batch, without a flush: with which weights a forward pass computes, and what may be so.
+"""Updates after each micro-batch, without a flush, and the weights of each forward pass.
 
-A stage updates its weights as soon as it has a micro-batch's gradient, while later ones are under way. A pass is given
-the values of weights, which stay as they are when the variables are updated: so a backward pass has the weights of its
-forward pass, and memory is taken for each version that is in use.
+A stage updates its weights as soon as it has a micro-batch's gradient, while later ones are under way. Passes are given
+values of weights, so a backward pass has those of its forward pass, at the cost of memory for each version in use.
 
 Sources: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019 (stashed weights);
 C.-C. Chen, C.-L. Yang, H.-Y. Cheng, "Efficient and Robust Parallel DNN Training through Model Parallelism on Multi-GPU
@@ -31,10 +30,10 @@ class Updates:
         self._versions = schedule.versions(stage)
 
     def weights(self, work: Work, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Return the weights of a forward pass: those of now, or as they are predicted for when it is its turn.
+        """Return the weights of a forward pass: the current ones, or predicted as w + s v.
 
-        w + s v, with s the number of updates that are missing and v the momentum, which is what an update adds. It is
-        exact where gradients stay as they are and the momentum has followed.
+        s is the number of missing updates and v the momentum, the update of a step; exact where gradients stay
+        constant.
         """
         missing = work.microbatch - self._versions[work]
         found = []

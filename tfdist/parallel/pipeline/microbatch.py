@@ -90,8 +90,6 @@ class MicroBatch:
     """One micro-batch of a replica.
 
     Attributes:
-        inputs: what the model's graph takes, flat.
-        flow: what flows through the model.
         share: its part of the examples of all replicas.
         weight: of its loss in Keras' mean over batches.
     """

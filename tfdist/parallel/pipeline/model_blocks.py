@@ -47,10 +47,7 @@ def has_named(model: keras.Model) -> bool:
 
 
 def graph_of(model: keras.Model) -> graphs.Functional:
-    """Return the graph in which each block takes what the one before returns, of a model that computes the same.
-
-    Layers that have no weights yet get them, in the scope of now.
-    """
+    """Return the graph of a model's blocks in a row, which computes the same; layers without weights get them."""
     named = getattr(model, METHOD)
     first, *blocks = _checked(model, list(named() if callable(named) else named))
     with keras.name_scope(model.name):

@@ -1,9 +1,8 @@
-"""Slots of optimizers over the replicas of a stage: each has a part of those of its stage's weights, and updates it.
+"""Slots of optimizers over the replicas of a stage: each replica has and updates a part of its stage's weights.
 
-Inside an update a weight is what this process has of it: the whole on its stages, no element on others. So the replicas
-of a stage share it among them as workers of sharded data parallelism do, by the same exchange and the same updates, in
-groups of their own; what looks at all gradients adds up over replicas and stages. A slot lies in parts as a variable,
-so it is read, saved and restored whole, as a weight of a stage is.
+Inside an update a weight is what this process has of it: the whole on its stages, no element on others. The replicas of
+a stage exchange as workers of sharded data parallelism do, in groups of their own. A slot in parts is read, saved and
+restored whole.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", 2020.
@@ -33,10 +32,7 @@ class StageSlots(OptimizerSharding):
         super().__init__(1, workers, replicas)
 
     def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let an optimizer that is being created in the strategy's scope update parts of weights; twice does nothing.
-
-        What it saves needs nothing: its slots are variables in parts.
-        """
+        """Let a new optimizer update parts of weights; its slots are saved as variables in parts."""
         own = vars(optimizer)
         if UPDATES in own or keras_optimizer.hands_on(type(optimizer)):
             return

@@ -34,23 +34,16 @@ from tfdist.training.replica import batch_rows, current_step, replica_metrics, r
 
 @dataclass(frozen=True, kw_only=True)
 class Pipe:
-    """Where a process stands in a pipeline, and what carries tensors from there.
+    """A process's place in a pipeline, and its collectives.
 
     Attributes:
-        workers: all processes.
         everybody: of all processes.
-        traced: of the stages of this replica, under keys that follow from the function that is traced.
-        between: of the stages of this replica.
-        stage: this process's number among the stages.
-        stages: how many there are.
-        replica: which of the parts of a batch this process has.
-        replicas: how many parts there are.
-        copies: how many processes of a stage have the same part of a batch, each with its parts of the weights.
-        copy: this process's number among them.
-        schedule: makes the schedule of so many micro-batches.
-        microbatches: into how many a batch is cut at most.
-        recompute: see `run.Run`.
-        devices: where this process is alone and has all stages: the device of each; `stages` is 1 then.
+        traced, between: of the stages of this replica; the first under keys of the traced function.
+        replica, replicas: the part of a batch that this process has, and the number of parts.
+        copies, copy: processes of a stage with the same part of a batch, each with its parts of the weights.
+        schedule: of a number of micro-batches.
+        microbatches: the most into which a batch is cut.
+        devices: of each stage, where this process is alone and has all; `stages` is 1 then.
     """
 
     workers: Workers
@@ -87,9 +80,9 @@ class Told:
     """What every stage knows of the passes of all.
 
     Attributes:
-        has_gradient: for each trainable weight, whether the loss depends on it.
-        draws: for each generator of random numbers, how often one forward pass through the model draws from it.
-        adds: whether layers or regularizers add something to the loss.
+        has_gradient: for each trainable weight.
+        draws: of one forward pass through the model, for each random generator.
+        adds: layers or regularizers add something to the loss.
     """
 
     has_gradient: list[bool]
@@ -154,7 +147,6 @@ class StageStep:
         return updates.Updates(self._model, schedule, self._pipe.stage)
 
     def _update(self, found: Found, told: Told, current: current_step.Step) -> None:
-        """Update the weights by the gradient of the whole batch."""
         found.added = self._with_regularizers(found, current)
         gradients = self._gradients(found, told)
         variables = self._model.trainable_weights
@@ -217,12 +209,10 @@ class StageStep:
         return [Work("forward", number, chunk) for chunk in range(chunks) for number in range(count)]
 
     def _rows(self, global_rows: int) -> int:
-        """Return how many examples this replica has."""
         replica, replicas = self._pipe.replica, self._pipe.replicas
         return global_rows * (replica + 1) // replicas - global_rows * replica // replicas
 
     def _outer(self, data: Any, global_rows: int) -> current_step.Step:
-        """Return the step of this replica's batch."""
         replica_step.adapt(self._model, self._unseeded)
         return current_step.Step(
             rows=tf.constant(self._rows(global_rows)),
@@ -333,9 +323,9 @@ class StageStep:
         return list(found.values())
 
     def _with_regularizers(self, found: Found, current: current_step.Step, *, with_gradients: bool = True) -> Any:
-        """Return what layers and regularizers add to the loss here, times examples, and add its gradients.
+        """Add the gradients of regularizers, and return what layers and regularizers add to the loss, times examples.
 
-        A regularizer of a weight is computed once in a step, on the first stage that has the weight.
+        The first stage that has a weight computes its regularizer, once in a step.
         """
         own = [
             weight

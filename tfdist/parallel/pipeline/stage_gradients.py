@@ -12,9 +12,8 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 class Accumulated:
     """The sum over micro-batches of the gradient of one weight.
 
-    Dense gradients are added as they come. Rows of a lookup stay apart, in the order of the micro-batches, as one
-    device has them of the whole batch; those that do not come from examples (positions) are added place by place, and
-    those whose indices are distinct in a micro-batch by index.
+    Rows of a lookup stay apart, in the order of the micro-batches. Rows that do not come from examples (positions) are
+    summed place by place, and those with distinct indices in a micro-batch by index.
     """
 
     def __init__(self, kinds: dict[tuple[int, int], RowKind] | None = None) -> None:
@@ -88,17 +87,15 @@ def _pieces(
 def made_in_order(gradients: list[Any]) -> list[Any]:
     """Return gradients that are made from the last to the first.
 
-    Buckets are filled in the order in which gradients are made, and have to be the same on all replicas. Those may have
-    other numbers of micro-batches, over which gradients are added up in other orders.
+    Buckets fill in that order, which has to be the same on replicas with other numbers of micro-batches.
     """
     return [None if one is None else _again(one) for one in reversed(gradients)][::-1]
 
 
 def behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
-    """Return gradients that are there when all is sent that other stages wait for.
+    """Return gradients that wait until everything is sent that other stages need.
 
-    The gradients of a stage's last layers are there first. A processor that has both to do would update their weights,
-    for which nobody waits, before it computes what the stage sends.
+    Otherwise a busy processor may update the last layers' weights before it computes what the stage sends.
     """
     with tf.control_dependencies(sent):
         return [None if one is None else _again(one) for one in gradients]

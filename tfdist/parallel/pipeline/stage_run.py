@@ -1,10 +1,9 @@
-"""A stage's part of one step: it does the work of a schedule, in that order, with what other stages send.
+"""A stage's part of one step: the work of a schedule, in that order.
 
-TensorFlow runs an operation as soon as it can. So the work of a stage is put in order by control dependencies: a pass
-begins when the one before has ended and what that sends is under way, which else waits for a free thread until this one
-has ended too; what it receives is asked for one pass ahead. Each part is traced once, and called for each micro-batch
-(`passes`); a batch that is one micro-batch is computed in the graph itself, where losses and layers may add up over
-replicas.
+TensorFlow runs an operation as soon as it can, so control dependencies order the work. A pass begins when the one
+before has ended and its sends are under way; else these would wait for a free thread until this pass ends. A pass's
+inputs are asked for one pass ahead. Each part is traced once (`forward_pass`); a single micro-batch is computed in the
+graph itself, where losses and layers may sum over replicas.
 """
 
 import collections
@@ -49,16 +48,15 @@ class Passed:
 
 @dataclass
 class Found:
-    """What the passes of a step have come to on this stage.
+    """The results of a step's passes on this stage.
 
     Attributes:
-        gradients: of each of this stage's trainable variables, by identity.
-        states: values of variables that layers have changed, by identity: the variable, and the weighted sum over
-            micro-batches for floats, else that of the first one.
-        outputs: of the last part, for each micro-batch the flat results of the model.
-        added: the sum over examples of what layers add to the loss; None: nothing.
-        draws: how often each generator was drawn from in one forward pass.
-        gradients_sent: the operations that send gradients to other stages.
+        gradients: of this stage's trainable variables, by identity.
+        states: of changed variables, by identity: the variable, and the weighted sum over micro-batches (floats) or the
+            first value.
+        outputs: of the last part, the flat results of each micro-batch.
+        added: the sum over examples of what layers add to the loss, or None.
+        draws: of one forward pass, for each random generator.
     """
 
     gradients: dict[int, Accumulated] = field(default_factory=dict)
@@ -218,7 +216,6 @@ class Run:
         return [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients if one is not None]
 
     def _computed(self, work: Work, given: Given, *, with_tape: bool, with_loss: bool) -> Passed:
-        """Compute a part of the model for a micro-batch."""
         part, microbatch = self._part(work), self._microbatches[work.microbatch]
         compute: Callable[[Given], Made] = functools.partial(self._compute, part, microbatch, with_loss)
         if len(self._microbatches) > 1:
@@ -328,7 +325,6 @@ class Run:
         )
 
     def _trainable(self) -> dict[int, list[keras.Variable]]:
-        """Return for each part of this stage the weights that train."""
         trained = {id(weight) for weight in self._model.trainable_weights}
         found = {}
         for part in range(self._stage, self._division.parts, self._stages):

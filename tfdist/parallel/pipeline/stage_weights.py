@@ -10,15 +10,17 @@ import tensorflow as tf
 from tfdist.collectives.traced import TracedCollective
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.sharding.variable_parts import Stretch
-from tfdist.parallel.axes import Axes
-from tfdist.parallel.weight_sharding import Sharding
+from tfdist.parallel.mesh_axes import Axes
+from tfdist.parallel.weight_layouts import MeshLayout, PartLayout, flat_range
+
+#: the axes of a mesh along which processes have parts of a stage's weights, replicas of a stage, and stages
+MODEL = "model"
+DATA = "data"
+PIPELINE = "pipeline"
 
 
-class StageSharding:
-    """Which stages have a weight; see `compat.tensorflow.meshes.sharded.Sharding`, of which this is one."""
-
-    #: within the bounds: all
-    elements: tuple[int, int] | None = None
+class StageLayout(PartLayout):
+    """Which stages have a weight; see `compat.tensorflow.meshes.sharded_variable.Layout`, of which this is one."""
 
     def __init__(
         self,
@@ -29,13 +31,10 @@ class StageSharding:
         shape: Sequence[int],
         path: str,
         replicas: TracedCollective | None = None,
-        within: Sharding | None = None,
+        within: MeshLayout | None = None,
     ) -> None:
+        super().__init__(shape, path)
         self.mesh_axes = axes
-        self.shape = tuple(int(size) for size in shape)
-        self.path = path
-        #: what collectives call it, which must be the same on all processes
-        self.label = path
         #: the stages that have it, in rising order; None until the model is cut
         self.holders: tuple[int, ...] | None = None
         #: of this process, where it lies; None: where all that the process has lies
@@ -48,7 +47,7 @@ class StageSharding:
         self._is_first_of_copies = within is not None or place.get(MODEL, 0) == 0
 
     @property
-    def within(self) -> Sharding | None:
+    def within(self) -> MeshLayout | None:
         """How this process's part lies in what its stage has; None: it has all of it."""
         return self._within if self.is_held else None
 
@@ -62,9 +61,9 @@ class StageSharding:
         return part if self.is_held else tf.reshape(part, [-1])[:0]
 
     @cached_property
-    def of_slots(self) -> "StageSharding | SlotSharding":
+    def of_slots(self) -> "StageLayout | SlotLayout":
         """How what an optimizer keeps of it lies."""
-        return self if self._replicas is None else SlotSharding(self, self._replicas)
+        return self if self._replicas is None else SlotLayout(self, self._replicas)
 
     @property
     def is_settled(self) -> bool:
@@ -125,9 +124,9 @@ class StageSharding:
         """Return the weight, given what stands for what the stage has; every process has to ask."""
         return self.told(variable.read_value())
 
-    def whole(self, part: tf.Tensor) -> tf.Tensor:
+    def gather(self, part: tf.Tensor) -> tf.Tensor:
         """Return the weight of which this process has a part; every process has to ask."""
-        return self.told(part if self.within is None else self.within.whole(part))
+        return self.told(part if self.within is None else self.within.gather(part))
 
     def told(self, value: tf.Tensor) -> tf.Tensor:
         """Return the weight, which the first stage that has it tells the others, given what this stage has."""
@@ -141,16 +140,11 @@ class StageSharding:
 
         return told(value)
 
-    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the weight of which this process has one part."""
-        (part,) = parts
-        return self.whole(part)
-
     def cut(self, whole: Any) -> Any:
         """Return what this process has of a tensor or an array of the weight's shape."""
         if self.is_held:
             return whole if self.within is None else self.within.cut(whole)
-        return whole.reshape(-1)[:0] if hasattr(whole, "reshape") else tf.reshape(whole, [-1])[:0]
+        return flat_range(whole, 0, 0)
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
         """Return what this process has of numbers of which any stretch can be made."""
@@ -175,29 +169,20 @@ class StageSharding:
         )
 
 
-class SlotSharding:
-    """A slot of which each replica of a stage has a stretch, see `gradients.sharding.variable_parts`.
-
-    What a weight is updated with lies so, too. Until it is known which stages have the weight, a slot is whole.
-    """
+class SlotLayout(PartLayout):
+    """A slot, or the updated weight, cut over the replicas of a stage by elements; whole before settling."""
 
     layout = ("elements",)
-    is_cut = True
     #: all that the process has lies there
     device = None
 
-    def __init__(self, weight: StageSharding, replicas: TracedCollective) -> None:
-        self.shape = weight.shape
+    def __init__(self, weight: StageLayout, replicas: TracedCollective) -> None:
+        super().__init__(weight.shape, weight.path)
         self.mesh_axes = weight.mesh_axes
         #: of a process that has the weight
         self.stretch = Stretch(weight.held_shape, replicas.rank, replicas.size)
         self._weight = weight
         self._replicas = replicas
-
-    @property
-    def path(self) -> str:
-        """Of the weight."""
-        return self._weight.path
 
     @property
     def is_settled(self) -> bool:
@@ -225,7 +210,7 @@ class SlotSharding:
         return (DATA, *self._weight.axes)
 
     @property
-    def within(self) -> Sharding | None:
+    def within(self) -> MeshLayout | None:
         """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
         return None if self.is_settled else self._weight.within
 
@@ -237,7 +222,7 @@ class SlotSharding:
         return self.stretch.of(part) if self.is_held else tf.reshape(part, [-1])[:0]
 
     @property
-    def of_slots(self) -> "SlotSharding":
+    def of_slots(self) -> "SlotLayout":
         """How what an optimizer keeps of it lies."""
         return self
 
@@ -264,28 +249,22 @@ class SlotSharding:
         """Return the whole; every process has to ask."""
         if not self.is_settled:
             return self._weight.read(variable)
-        return self.whole(variable.read_value())
+        return self.gather(variable.read_value())
 
-    def whole(self, part: tf.Tensor) -> tf.Tensor:
+    def gather(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole: replicas of a stage put it together, and the first stage that has it tells the others."""
         if self.is_settled and self.is_held:
             what = f"the gathering of slots of {self._weight.label}"
             rows = self.mesh_axes.all_gather(self.stretch.padded(part), DATA, 0, what)
             part = self.stretch.joined(tf.reshape(rows, [self._replicas.size, self.stretch.width]))
-        return self._weight.whole(part)
-
-    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole of which this process has one part."""
-        (part,) = parts
-        return self.whole(part)
+        return self._weight.gather(part)
 
     def cut(self, whole: Any) -> Any:
         """Return what this process has of a tensor or an array of the whole's shape."""
         part = self._weight.cut(whole)
         if not self.is_settled or not self.is_held:
             return part
-        begin, end = self.stretch.bounds
-        return (part.reshape(-1) if hasattr(part, "reshape") else tf.reshape(part, [-1]))[begin:end]
+        return flat_range(part, *self.stretch.bounds)
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
         """Return what this process has of numbers of which any stretch can be made."""
@@ -295,11 +274,3 @@ class SlotSharding:
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over the replicas of a stage, and over stages."""
         return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "parts")
-
-
-#: the axis of a mesh along which the processes of a stage have parts of its weights
-MODEL = "model"
-#: the axis of a mesh along which replicas of a stage lie
-DATA = "data"
-#: the axis of a mesh along which stages lie
-PIPELINE = "pipeline"

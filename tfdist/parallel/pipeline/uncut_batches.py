@@ -1,9 +1,8 @@
-"""Code of the user's that may need batches which are not cut into micro-batches or divided among replicas of a stage.
+"""User code that may need batches that are not cut into micro-batches or divided among replicas of a stage.
 
-A loss class or function that returns a value for each example may make these of several examples, as a contrast does.
-No stage has both the whole batch and the loss when the first micro-batch is computed. So every process tries each such
-loss on the same small random targets and predictions, and all find the same. Metrics and states cannot be tried like
-that: metrics are given the rows of all replicas, and states of which several replicas have parts are refused.
+A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
+process tries each such loss on the same small random data, with the same result. Metrics are given the rows of all
+replicas, and states of which several replicas have parts are refused.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,8 @@ Example:
     0.25
 """
 
-from tfdist.planner.schedules.schedule_check import require_sound
 from tfdist.planner.schedules.schedule_orders import NAMES, named
 from tfdist.planner.schedules.schedule_table import Schedule, Work
-from tfdist.planner.schedules.schedule_timeline import Timeline, bubble, timeline
+from tfdist.planner.schedules.schedule_timeline import Timeline, bubble, require_sound, timeline
 
 __all__ = ["NAMES", "Schedule", "Timeline", "Work", "bubble", "named", "require_sound", "timeline"]

@@ -18,10 +18,10 @@ from tfdist.planner.schedules.schedule_table import Schedule, Work
 
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Return GPipe: all forward passes, then all backward passes, the last micro-batch first.
+    """All forward passes, then all backward passes, the last micro-batch first.
 
-    With several parts of the model on each stage all micro-batches go through the first ones, then through the second
-    ones (J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022).
+    With several chunks, all micro-batches go through one chunk after the other (J. Lamy-Poirier, "Breadth-First
+    Pipeline Parallelism", 2022).
     """
     forwards = tuple(Work("forward", m, c) for c in range(chunks) for m in range(microbatches))
     backwards = tuple(work._replace(kind="backward") for work in reversed(forwards))
@@ -36,27 +36,23 @@ def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Return 1F1B with a flush: stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward.
-
-    As long as GPipe, with the activations of at most K - s micro-batches.
-    """
+    """Stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward."""
     return _flushed("1f1b", stages, microbatches, [stages - 1 - stage for stage in range(stages)])
 
 
 def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """Return eager 1F1B: twice as many forward passes ahead, 2 (K - 1 - s), so that what is sent has time to travel.
+    """1F1B with 2 (K - 1 - s) forward passes ahead.
 
-    In 1F1B a stage needs each gradient at the moment at which the next stage has it: whatever a message takes, or a
-    pass takes longer than the others, all stages wait. Here it is there a forward pass earlier. As long as 1F1B where
-    sending takes no time, with the activations of at most 2 (K - 1 - s) + 1 micro-batches.
+    In 1F1B a stage needs each gradient the moment the next stage has it, so every message delays all stages. Here each
+    gradient arrives a forward pass early.
     """
     return _flushed("eager-1f1b", stages, microbatches, [2 * (stages - 1 - stage) for stage in range(stages)])
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Return interleaved 1F1B: each stage has several parts of the model, and bubbles are as many times shorter.
+    """1F1B with several chunks per stage, for shorter bubbles.
 
-    Micro-batches go through the first parts in groups as large as the number of stages, then through the second ones.
+    Micro-batches go through the first chunks in groups as large as the number of stages, then through the second ones.
     """
     if microbatches % stages:
         raise ConfigError(
@@ -82,10 +78,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def pipedream(stages: int, microbatches: int) -> Schedule:
-    """Return PipeDream: the order of 1F1B, an update after each backward pass, which uses its forward pass's weights.
-
-    The gradient of micro-batch m on stage s is of weights that are K - 1 - s updates old.
-    """
+    """The order of 1F1B, with an update after each backward pass, which uses its forward pass's weights."""
     order = one_f_one_b(stages, microbatches)
     return replace(order, name="pipedream", updates_each=True, weights="stashed")
 

@@ -6,8 +6,6 @@ from typing import Any
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.schedules.schedule_timeline import Timeline
 
-__all__ = ["as_text", "draw"]
-
 _COLOURS = {"forward": ("#9cc4e6", "#1f6fb4"), "backward": ("#a9d8b2", "#2f8f4e")}  # by chunk: paler to darker
 _MOST_COLUMNS = 400
 

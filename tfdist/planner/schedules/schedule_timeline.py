@@ -1,5 +1,6 @@
 """Simulate a schedule: each stage begins as soon as its inputs are there."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,14 +11,7 @@ from tfdist.planner.schedules.schedule_table import Kind, Schedule, Work
 
 @dataclass(frozen=True)
 class Slot:
-    """One piece of work and when it is done.
-
-    Attributes:
-        stage: who does it.
-        work: what.
-        begin: when it begins.
-        end: when it ends.
-    """
+    """One piece of work of a stage, with the times of its begin and end."""
 
     stage: int
     work: Work
@@ -113,15 +107,7 @@ def timeline(
 
 
 def in_one_order(schedule: Schedule) -> list[Work]:
-    """Return the work of all stages in one order, in which all that a work needs comes before it.
-
-    It is that of one stage with all parts of the model: the chunk of a work is its part.
-
-    Example:
-        >>> from tfdist.planner.schedules.schedule_orders import named
-        >>> " ".join(map(str, in_one_order(named("gpipe", stages=2, microbatches=1))))
-        'F0 F0.1 B0.1 B0'
-    """
+    """Merge the work of all stages into one order that respects all needs; the chunk of each work is its part."""
     slots = timeline(schedule).slots
     return [slot.work._replace(chunk=schedule.part(slot.stage, slot.work)) for slot in slots]
 
@@ -160,3 +146,84 @@ def _of_each(name: str, given: float | Sequence[float], parts: int) -> list[floa
             received=len(times),
         )
     return [float(validation.number(name, time, above=0)) for time in times]
+
+
+def require_sound(schedule: Schedule) -> Schedule:
+    """Return a schedule that keeps what it promises.
+
+    Each stage does each forward and backward pass of its parts once, a forward pass before its backward pass. What one
+    stage sends to another, activations or gradients, it sends in the order in which the other takes it. A stage has no
+    more live activations than promised. No stages wait for each other for ever.
+
+    Raises:
+        ConfigError: it does not; the message says where.
+
+    Example:
+        >>> from tfdist.planner.schedules.schedule_orders import named
+        >>> require_sound(named("1f1b", stages=4, microbatches=8)).live
+        (4, 3, 2, 1)
+    """
+    if len(schedule.orders) != schedule.stages or len(schedule.live) != schedule.stages:
+        raise _wrong(
+            schedule,
+            f"it has {len(schedule.orders)} orders and {len(schedule.live)} promises of live activations for "
+            f"{schedule.stages} stages",
+        )
+    for stage in range(schedule.stages):
+        _require_complete(schedule, stage)
+        found = most_live(schedule.orders[stage])
+        if found > schedule.live[stage]:
+            raise _wrong(schedule, f"stage {stage} holds {found} activations, and {schedule.live[stage]} are promised")
+    timeline(schedule)
+    _require_matched(schedule)
+    return schedule
+
+
+def _require_complete(schedule: Schedule, stage: int) -> None:
+    counted = Counter(schedule.orders[stage])
+    expected = [
+        Work(kind, microbatch, chunk)
+        for kind in _KINDS
+        for chunk in range(schedule.chunks)
+        for microbatch in range(schedule.microbatches)
+    ]
+    for work in expected:
+        if counted[work] != 1:
+            raise _wrong(schedule, f"stage {stage} does {work} {counted[work]} times")
+    if unknown := sorted(map(str, counted.keys() - set(expected))):
+        raise _wrong(schedule, f"stage {stage} does {unknown[0]}, which the schedule has no place for")
+    seen = set()
+    for work in schedule.orders[stage]:
+        if work.kind == "backward" and Work("forward", work.microbatch, work.chunk) not in seen:
+            raise _wrong(schedule, f"stage {stage} does {work} before its forward pass")
+        seen.add(work)
+
+
+def _require_matched(schedule: Schedule) -> None:
+    """Raise unless each pair of stages sends and takes activations, and gradients, in one order."""
+    taken: dict[tuple[int, int, Kind], list[Work]] = {}
+    for stage, order in enumerate(schedule.orders):
+        for work in order:
+            for source, needed in schedule.needs(stage, work):
+                if source != stage:
+                    taken.setdefault((source, stage, needed.kind), []).append(needed)
+    for (source, stage, kind), works in taken.items():
+        wanted = set(works)
+        sent = [work for work in schedule.orders[source] if work in wanted]
+        if sent != works:
+            first, second = next((a, b) for a, b in zip(sent, works, strict=True) if a != b)
+            what = "activations" if kind == "forward" else "gradients"
+            raise _wrong(
+                schedule, f"stage {source} sends the {what} of {first} where stage {stage} takes those of {second}"
+            )
+
+
+_KINDS: tuple[Kind, ...] = ("forward", "backward")
+
+
+def _wrong(schedule: Schedule, what: str) -> ConfigError:
+    return ConfigError(
+        f"the schedule {schedule.name!r} of {schedule.stages} stages and {schedule.microbatches} micro-batches cannot "
+        f"be run: {what}. tfdist.planner.schedules.require_sound says what a schedule has to keep.",
+        name=schedule.name,
+    )

@@ -42,7 +42,7 @@ class Parts:
 
     def __init__(self, variables: Sequence[Any], lying: Callable[[Any], Any]) -> None:
         found = {id(variable): lying(variable) for variable in variables}
-        self._shardings: Mapping[int, sharded_variable.Sharding] = {
+        self._shardings: Mapping[int, sharded_variable.Layout] = {
             key: one for key, one in found.items() if one is not None
         }
 

@@ -22,17 +22,23 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 
-class Sharding(Protocol):
-    """How the parts of a variable make a whole, see `tfdist.parallel.weight_sharding`."""
+class Layout(Protocol):
+    """How the parts of a variable make a whole, see `tfdist.parallel.weight_layouts`."""
 
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
-    elements: tuple[int, int] | None  # which of those within the bounds it has; None: all
-    is_first: bool
-    is_cut: bool  # whether a member that has some of it has less than the whole
+    is_first: bool  # no member before this one has the same part
     layout: tuple[str | None, ...]
     path: str
+
+    @property
+    def elements(self) -> tuple[int, int] | None:
+        """The range of elements that it has of those within the bounds; None: all."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a member that has some of it has less than the whole."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -41,17 +47,17 @@ class Sharding(Protocol):
     def read(self, variable: Any) -> tf.Tensor:
         """Return the whole of a variable with this process's part; tapes know that variable."""
 
-    def whole(self, part: tf.Tensor) -> tf.Tensor:
+    def gather(self, part: tf.Tensor) -> tf.Tensor:
         """Return the whole of which every member has its part."""
 
-    def assembled(self, shardings: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole, given the parts of all replicas of this process and how they lie, outside of replicas."""
+    def assembled(self, layouts: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole of the parts of all replicas of this process, outside of replicas."""
 
     def cut(self, whole: Any) -> Any:
         """Return this process's part of a whole."""
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return this process's part of numbers of which any stretch can be made, as of the flattened whole."""
+        """Return this process's part of numbers of which any range can be made, as of the flattened whole."""
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
         """Return the sums over members with different parts."""
@@ -66,13 +72,13 @@ class ShardedVariable:
     _should_act_as_resource_variable = True
     _in_graph_mode = False
 
-    def __init__(self, shard: Any, shardings: Sequence[Sharding], strategy: Any) -> None:
+    def __init__(self, shard: Any, shardings: Sequence[Layout], strategy: Any) -> None:
         self.shard = shard
-        self.shardings: Sequence[Sharding] = tuple(shardings)
+        self.shardings: Sequence[Layout] = tuple(shardings)
         self._distribute_strategy = strategy
 
     @property
-    def sharding(self) -> Sharding:
+    def sharding(self) -> Layout:
         """How the part of the replica lies that runs or is traced; outside of replicas, that of the first one."""
         if len(self.shardings) == 1:
             return self.shardings[0]
@@ -257,6 +263,6 @@ def local(variables: Iterable[Any], *, once: bool = False) -> Iterator[None]:
             variable._value, variable._shape, variable._constraint = value, shape, constraint
 
 
-def _constrained(constraint: Any, sharding: Sharding, variable: Any) -> tf.Tensor:
+def _constrained(constraint: Any, sharding: Layout, variable: Any) -> tf.Tensor:
     """Return this process's part of what a constraint makes of the whole."""
-    return sharding.cut(tf.convert_to_tensor(constraint(sharding.whole(tf.convert_to_tensor(variable)))))
+    return sharding.cut(tf.convert_to_tensor(constraint(sharding.gather(tf.convert_to_tensor(variable)))))

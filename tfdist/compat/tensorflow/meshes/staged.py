@@ -15,11 +15,11 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas, _is_weight, _Part
-from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, Sharding, innermost
+from tfdist.compat.tensorflow.meshes.sharded_variable import Layout, ShardedVariable, innermost
 from tfdist.compat.tensorflow.new_variables import shape_of_new_variable
 
 
-class Staged(Sharding, Protocol):
+class Staged(Layout, Protocol):
     """How a weight of a pipeline lies."""
 
     @property
@@ -39,7 +39,7 @@ class Staged(Sharding, Protocol):
         """How what an optimizer keeps of the weight lies."""
 
     @property
-    def within(self) -> Sharding | None:
+    def within(self) -> Layout | None:
         """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
 
     @property

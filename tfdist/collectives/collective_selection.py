@@ -9,12 +9,12 @@ from tfdist.errors import ConfigError, MissingDependencyError, UnsupportedError
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a worker tells the others before an engine is chosen.
+    """What a worker tells the others before a backend is chosen.
 
     Attributes:
-        asked: the name of the engine that it was asked for, or "auto".
+        asked: the name of the requested backend, or "auto".
         devices: of its replicas.
-        missing: why it cannot take part in the engine that is asked for, or in native ones under "auto"; empty: it can.
+        missing: why it cannot take part in the requested backend, or in native ones under "auto"; empty: it can.
     """
 
     asked: str
@@ -23,12 +23,12 @@ class Offer:
 
 
 class Choice(NamedTuple):
-    """What all workers take.
+    """The backend of all workers.
 
     Attributes:
-        engine: a name of `strategy_table.COLLECTIVES`, and not "auto".
+        engine: a name of `strategy_table.COLLECTIVES`, not "auto".
         why: a clause.
-        is_second_best: whether another would be better, and something can be done about it.
+        is_second_best: another would be better, and something can be done about it.
     """
 
     engine: str
@@ -37,13 +37,7 @@ class Choice(NamedTuple):
 
 
 def chosen(offers: Sequence[Offer]) -> Choice:
-    """Return the engine of all workers, given what each of them offers.
-
-    Example:
-        >>> cpu, gpu = (Offer(asked="auto", devices=(f"/device:{kind}:0",)) for kind in ("CPU", "GPU"))
-        >>> chosen([cpu, cpu]).engine, chosen([gpu, gpu]).engine
-        ('native', 'tensorflow')
-    """
+    """Return the backend of all workers from what each of them offers."""
     asked = offers[0].asked
     other = next((index for index, offer in enumerate(offers) if offer.asked != asked), None)
     if other is not None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tfdist.cluster.cluster_values import Cluster, split_address
-from tfdist.collectives.backends import horovod_job, native_collective
+from tfdist.collectives.backends import horovod_job, native_collective, replica_collectives
+from tfdist.collectives.backends.replica_collectives import TwoLevelCollective
+from tfdist.collectives.byte_exchange import Exchange, exchange_over_notes
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.joining.byte_exchange import Exchange, exchange_over_notes
-from tfdist.collectives.replicas import in_process
-from tfdist.collectives.replicas.two_levels import TwoLevelCollective
-from tfdist.collectives.selection.collective_selection import Offer, chosen, without_native
+from tfdist.collectives.collective_selection import Offer, chosen, without_native
 from tfdist.compat.tensorflow import coordination_service
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import MissingDependencyError, UnsupportedError
@@ -61,10 +60,10 @@ def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]
     if len(devices) == 1:
         return [workers]
     assert isinstance(workers, native_collective.NativeCollective)  # or this worker would not have several
-    between = in_process.in_order(workers)
+    between = replica_collectives.in_order(workers)
     return [
         TwoLevelCollective(one, between, hosts=workers.hosts, index=workers.rank)
-        for one in in_process.of_replicas(devices)
+        for one in replica_collectives.of_replicas(devices)
     ]
 
 

@@ -1,7 +1,7 @@
 """Collectives along the axes of a mesh, under keys that follow from the function being traced.
 
-A process has one place of the mesh, or several: then each of its replicas has axes of its own, and what lies along an
-axis inside of the process is reached by collectives in functions, in which replicas are traced side by side.
+A process with several places of the mesh has an end of the collectives for each of its replicas. Replicas of one
+process meet in functions, in which they are traced side by side.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,17 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.mesh import Mesh
+from tfdist.collectives.backends.local_collective import LocalCollective
+from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes.lazy_gather import Late
 from tfdist.errors import UnsupportedError
 
 
 class Axes:
-    """One replica's end of the collectives along each axis.
-
-    Attributes:
-        late: what a step gathers only if it takes it.
-    """
+    """One replica's end of the collectives along each axis; `late` has what a step gathers only if it takes it."""
 
     def __init__(
         self,
@@ -103,3 +102,38 @@ def _by_rows(run: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor, dim: int)
         return run(tensor)
     front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]
     return tf.transpose(run(tf.transpose(tensor, front)), [front.index(place) for place in range(tensor.shape.rank)])
+
+
+def along(collective: Collective, mesh: Mesh, axes: Iterable[str]) -> Collective:
+    """Return the collective of members that differ from this one along these axes only.
+
+    Every member calls it, for the same axes in the same order.
+    """
+    found: Collective | None = None
+    for group in mesh.groups(axes):
+        found = among(collective, group) or found
+    assert found is not None  # every member is in one of the groups
+    return found
+
+
+def among(collective: Collective, members: Sequence[int], group_key: int | None = None) -> Collective | None:
+    """Return the collective of some members, or None where this one is none of them; all of them call it."""
+    if list(members) == list(range(collective.size)):
+        return collective
+    if len(members) == 1:
+        return LocalCollective() if collective.rank in members else None
+    return collective.among(members, group_key)
+
+
+def of_replicas(replicas: Sequence[Collective], mesh: Mesh, axes: Iterable[str]) -> list[Collective]:
+    """Return for each replica of this process the collective of those that differ from it along these axes only.
+
+    Every process calls it, for the same axes in the same order.
+    """
+    found: list[Collective | None] = [None] * len(replicas)
+    for group in mesh.groups(axes):
+        # one number for a group, of which this process may have several members
+        key = tf_strategies.new_group_key(within_worker=False)
+        for place, one in enumerate(replicas):
+            found[place] = among(one, group, key) or found[place]
+    return [one for one in found if one is not None]  # each is in one of the groups

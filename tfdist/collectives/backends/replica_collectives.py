@@ -1,27 +1,76 @@
 """Replicas of several processes: among those of a process in its memory, among processes by one of each."""
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.collectives import collective, fallbacks
+from tfdist.collectives import collective as base
 from tfdist.collectives.backends.native_collective import NativeCollective
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.replicas import in_process
-from tfdist.errors import UnsupportedError
+from tfdist.errors import TfdistError, UnsupportedError
+from tfdist.native import engine as native
 
-__all__ = ["TwoLevelCollective"]
+_between = itertools.count()
+
+
+class Replicas:
+    """The replicas of this process."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        try:
+            library = native.engines()
+        except (TfdistError, OSError) as error:
+            raise UnsupportedError(
+                f"the native collectives need a C++ compiler ({error}). Mend that, or choose another engine, such as "
+                "TensorFlow's."
+            ) from error
+        self._devices = list(devices)
+        self._numbers = library.replicas(len(self._devices))
+
+    def collective(self, rank: int, members: Sequence[int] | None = None) -> NativeCollective | None:
+        """Return a replica's collective, of some replicas or of all; None where it is none of them."""
+        group = list(range(len(self._devices))) if members is None else list(members)
+        base.require_rank("rank", rank, len(self._devices))
+        if rank not in group:
+            return None
+        return NativeCollective(
+            self._numbers[rank],
+            members=group,
+            rank=group.index(rank),
+            hosts=[0] * len(group),
+            device=self._devices[rank],
+            order=_order(self._numbers[rank], self._devices[rank]),
+        )
+
+
+def of_replicas(devices: Sequence[str]) -> list[NativeCollective]:
+    """Return the collectives of the replicas of this process, in their order."""
+    replicas = Replicas(devices)
+    found = [replicas.collective(rank) for rank in range(len(devices))]
+    return [one for one in found if one is not None]
+
+
+def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
+    """Return a collective of the same members for functions that hold other replicas' operations as well."""
+    return collective.ordered_by(_order(f"between_{next(_between)}", collective.device), lane)
+
+
+def _order(name: int | str, device: str) -> tf.Tensor:
+    """Return a resource, for `NativeCollective`, that nothing is ever kept in."""
+    with tf.init_scope(), tf.device(device):
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist_native_order_{name}")
 
 
 class TwoLevelCollective:
     """One of the replicas of all processes, which have as many each.
 
-    Replicas of a process add up first; then their first one, the leader, meets those of the other processes, and hands
-    out what comes of it. So between processes travels as much as if each had one replica. Numbers are added in the
-    order of the ranks in each process, and then as ``between`` does; sums of 16 bits in float32, rounded once.
+    Replicas of a process sum first; then their leader meets those of other processes, and distributes the result. So
+    between processes as much travels as with one replica each. Sums of 16 bits are made in float32 and rounded once.
 
-    Costs, of S bytes: `all_reduce` those of ``between`` for one member of each process; `reduce_scatter` as many;
-    `all_to_all` an `all_gather` of all that everybody has.
+    Costs, of S bytes: `all_reduce` and `reduce_scatter` those of ``between`` for one member of each process;
+    `all_to_all` an `all_gather` of everything.
     """
 
     matches_by_count = False
@@ -48,13 +97,12 @@ class TwoLevelCollective:
         local, between = self._local.among(near), self._between.among(processes)
         if local is None or between is None:
             return None
-        between = in_process.in_order(between, f"from {members[0]} on ")
+        between = in_order(between, f"from {members[0]} on ")
         if len(near) == 1:
             return between
         return TwoLevelCollective(local, between, hosts=between.hosts, index=processes.index(self._index))
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
-        """Return sums, minima or maxima; see `Collective.all_reduce`."""
         dtypes = [tensor.dtype for tensor in tensors]
         wide = [tf.cast(one, tf.float32) if one.dtype in fallbacks.HALVES and op == "sum" else one for one in tensors]
         totals = self._local.all_reduce(wide, key=f"{key} in the process", op=op)
@@ -64,19 +112,16 @@ class TwoLevelCollective:
         return [tf.cast(total, dtype) for total, dtype in zip(handed, dtypes, strict=True)]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return the rows of all members; see `Collective.all_gather`."""
         rows = self._local.all_gather(tensor, key=f"{key} in the process")
         # that the others of the process have no rows then is how many there are told to them
         rows = self._between.all_gather(rows, key=key) if self._leads else rows[:0]
         return self._local.all_gather(rows, key=f"{key} of all")
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of the sum; see `Collective.reduce_scatter`."""
         (total,) = self.all_reduce([collective.require_rows(tf.convert_to_tensor(tensor))], key=key)
         return tf.split(total, collective.cut(total, self.size), num=self.size)[self.rank]
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        """Return one member's value; see `Collective.broadcast`."""
         process, place = divmod(collective.require_rank("root", root, self.size), self._local.size)
         if process == self._index and place != 0:
             tensor = self._local.broadcast(tensor, key=f"{key} in the process", root=place)
@@ -85,22 +130,18 @@ class TwoLevelCollective:
         return self._local.broadcast(tensor, key=f"{key} of all")
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        """Return this member's part of every member's rows; see `Collective.all_to_all`."""
         tensor = collective.require_rows(tf.convert_to_tensor(tensor))
         sizes = collective.cut(tensor, self.size)
         every = tf.split(self.all_gather(tensor, key=key), [sum(sizes)] * self.size, num=self.size)
         return tf.concat([tf.split(rows, sizes, num=self.size)[self.rank] for rows in every], axis=0)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
-        """Send a tensor to a replica of the same process; see `Collective.send`."""
         return self._local.send(tensor, key=key, to=self._near("to", to))
 
     def start_of(self, sent: tf.Operation) -> tf.Operation | None:
-        """Return the operation behind which a send is under way; see `Collective.start_of`."""
         return self._local.start_of(sent)
 
     def receive(self, spec: tf.TensorSpec, *, key: str, source: int) -> tf.Tensor:
-        """Return what a replica of the same process has sent; see `Collective.receive`."""
         return self._local.receive(spec, key=key, source=self._near("source", source))
 
     def waits_for(self) -> str:

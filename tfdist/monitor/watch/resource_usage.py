@@ -1,15 +1,16 @@
 """GPU usage by process, from NVIDIA's NVML.
 
-NVML tells in which part of the last moments some kernel was resident on a device. That is no part of what the device
-could compute: one small kernel after the other fills it. So it has that name here; what a model achieves is
-`Monitor(flops=True)`.
-
-This was run against a library that answers like NVML, and never beside a GPU.
+NVML tells in which part of the time a kernel was resident on a device, not how much of the device it used, and the
+metric is named accordingly; `Monitor(flops=True)` has what a model achieves. This was tested with a stand-in of NVML,
+not with a GPU.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 #: bits of NVML's reasons for slower clocks: a cap of power by software, a brake by hardware
 _BY_POWER = 0x04 | 0x80
@@ -20,13 +21,7 @@ _ALL_LINKS = 0xFFFFFFFF
 
 
 class Gpus:
-    """The GPUs of this machine.
-
-    Example:
-        >>> gpus = Gpus.found()
-        >>> {} if gpus is None else gpus.used_by(4711)
-        {}
-    """
+    """The GPUs of this machine."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -47,10 +42,7 @@ class Gpus:
             return None
 
     def used_by(self, pid: int) -> dict[str, float]:
-        """Return what a process uses of the devices that it computes on; nothing where it computes on none.
-
-        A figure that a device does not have is left out. In a container the driver may tell of no processes.
-        """
+        """Return what a process uses of its devices, without figures that a device or a container's driver lacks."""
         own = {place: used for place, used in map(self._memory_of(pid), range(len(self._devices))) if used is not None}
         if not own:
             return {}
@@ -81,7 +73,6 @@ class Gpus:
         return used
 
     def _each(self, read: Callable[[Any], float], devices: Sequence[Any]) -> list[float]:
-        """Return a figure of the devices that have it."""
         found = []
         for device in devices:
             try:
@@ -135,3 +126,46 @@ def _sum(values: Iterable[float]) -> float | None:
 
 def _most(values: Sequence[float]) -> float | None:
     return max(values, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The resident bytes and busy processors of a process, None if unknown, and other metrics without ``tfdist_``."""
+
+    memory: int | None = None
+    cpu: float | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+
+
+class Process:
+    """A process whose use is looked at repeatedly; the first rates are since its begin."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        # ages and rates are taken on the clock that nobody sets
+        self._when = time.monotonic() - max(0.0, time.time() - self._process.create_time())
+        self._before: dict[str, float] = {}
+
+    def look(self) -> Usage:
+        """Return what it uses now; nothing when it is gone."""
+        try:
+            with self._process.oneshot():
+                memory = int(self._process.memory_info().rss)
+                threads = float(self._process.num_threads())
+                done = self._done()
+        except psutil.Error:
+            return Usage()
+        now = time.monotonic()
+        seconds = max(now - self._when, 1e-9)
+        rates = {name: max(0.0, value - self._before.get(name, 0.0)) / seconds for name, value in done.items()}
+        self._when, self._before = now, done
+        return Usage(memory=memory, cpu=rates.pop("cpu"), others={"threads": threads, **rates})
+
+    def _done(self) -> dict[str, float]:
+        times, switches = self._process.cpu_times(), self._process.num_ctx_switches()
+        done = {"cpu": times.user + times.system, "preemptions_per_second": float(switches.involuntary)}
+        try:
+            disk = self._process.io_counters()
+        except psutil.AccessDenied:  # another user's
+            return done
+        return {**done, "read_bytes_per_second": disk.read_bytes, "written_bytes_per_second": disk.write_bytes}

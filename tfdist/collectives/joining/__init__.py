@@ -1,1 +1,0 @@
-"""Rendezvous of a job's members, before a collective backend starts."""

@@ -1,1 +1,0 @@
-"""Which collective backend the workers of a strategy take, the same on all, and how it is brought up."""
