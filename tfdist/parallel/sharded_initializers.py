@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.keras import variables as keras_variables
+from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow.meshes.sharded_variable import Layout
 
 _LARGE_BYTES = 1 << 30
