@@ -1,6 +1,6 @@
 """The `Collective` protocol: moves tensors between the members of a group, whatever the backend."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -160,6 +160,18 @@ def hosts_of(names: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
+def by_dtype(
+    tensors: Sequence[tf.Tensor], run: Callable[[int, list[tf.Tensor]], Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Run a function once for all tensors of each dtype, which are numbered; return results in the tensors' order."""
+    results: list[Any] = [None] * len(tensors)
+    for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
+        mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for index, result in zip(mine, run(number, [tensors[index] for index in mine]), strict=True):
+            results[index] = result
+    return results
+
+
 def cut(tensor: tf.Tensor, size: int) -> list[Any]:
     """Return how many rows each of ``size`` members has of a tensor; member r has those from rows r / size on.
 
@@ -191,24 +203,21 @@ def count_of(tensor: tf.Tensor) -> Any:
 
 
 def require_op(op: str) -> str:
-    """Return a reduction that there is."""
     return validation.one_of("op", op, OPS)
 
 
-def require_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor that has rows."""
+def require_rows(tensor: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
         raise ConfigError(f"a scalar ({tensor.dtype.name}) has no rows; pass a tensor of one axis or more.")
     return tensor
 
 
 def require_rank(name: str, rank: int, size: int) -> int:
-    """Return a member's number."""
     return validation.integer(name, rank, minimum=0, maximum=size - 1)
 
 
 def require_other(name: str, rank: int, collective: Collective) -> int:
-    """Return the number of another member."""
     require_rank(name, rank, collective.size)
     if rank == collective.rank:
         raise ConfigError(f"{name} is {rank}, which is this member; a tensor that stays is sent to nobody.")
@@ -216,7 +225,6 @@ def require_other(name: str, rank: int, collective: Collective) -> int:
 
 
 def require_known(spec: tf.TensorSpec) -> tf.TensorSpec:
-    """Return the spec of a tensor that can be received."""
     if not spec.shape.is_fully_defined():
         raise ConfigError(
             f"spec has the shape {spec.shape}; what is received has to be known when a step is traced. Give every axis "

@@ -1,6 +1,7 @@
 """Tensors in dtypes that an engine can carry, and back."""
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import tensorflow as tf
 
@@ -109,6 +110,13 @@ def in_words(table: tf.Tensor) -> tuple[tf.Tensor, Restore]:
 
 
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16}
+
+
+def copyable(tensor: Any) -> tf.Tensor:
+    """Return a tensor whose dtype can be copied."""
+    tensor = tf.convert_to_tensor(tensor)
+    require_copy(tensor.dtype)
+    return tensor
 
 
 def require_copy(dtype: tf.DType) -> None:

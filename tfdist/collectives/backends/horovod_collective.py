@@ -58,19 +58,17 @@ class HorovodCollective:
         carried = [self._carried(tensor, op) for tensor in tensors]
         if self.size == 1:
             return tensors
-        results: list[Any] = [None] * len(tensors)
-        dtypes = dict.fromkeys(tensor.dtype for tensor, _ in carried)
-        for dtype in dtypes:
-            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
-            same = [carried[index][0] for index in mine]
-            name = key if len(dtypes) == 1 else f"{key} {dtype.name}"
+        has_one_dtype = len({tensor.dtype for tensor, _ in carried}) == 1
+
+        def reduced(_: int, same: list[tf.Tensor]) -> list[tf.Tensor]:
+            dtype = same[0].dtype
+            name = key if has_one_dtype else f"{key} {dtype.name}"
             if dtype in fallbacks.HALVES and op == "sum":
-                totals = fallbacks.sums_of_halves(self, same, key=name)
-            else:
-                totals = self._reduced(same, name, op)
-            for index, total in zip(mine, totals, strict=True):
-                results[index] = carried[index][1](total)
-        return results
+                return fallbacks.sums_of_halves(self, same, key=name)
+            return self._reduced(same, name, op)
+
+        totals = collective.by_dtype([tensor for tensor, _ in carried], reduced)
+        return [restore(total) for total, (_, restore) in zip(totals, carried, strict=True)]
 
     def _carried(self, tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         # Eagerly in float32, by the one operation that all sums have: see `keys`.
@@ -91,7 +89,7 @@ class HorovodCollective:
         return [tf.ensure_shape(totals[0], first.shape), *totals[1:]]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        tensor = collective.require_rows(tensor)
         carried, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor
@@ -104,7 +102,7 @@ class HorovodCollective:
         return tf.ensure_shape(restore(gathered), [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        tensor = collective.require_rows(tensor)
         wire_dtypes.require_op(tensor.dtype, "sum")
         return tensor if self.size == 1 else fallbacks.reduce_scatter(self, tensor, key=key)
 
@@ -124,7 +122,7 @@ class HorovodCollective:
         return restore(total)
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
+        tensor = collective.require_rows(tensor)
         bits, restore = wire_dtypes.for_copy(tensor)
         if self.size == 1:
             return tensor

@@ -28,18 +28,14 @@ class LocalCollective:
         return tensors
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
-        wire_dtypes.require_copy(tensor.dtype)
-        return tensor
+        return collective.require_rows(wire_dtypes.copyable(tensor))
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         return collective.require_rows(self.all_reduce([tensor], key=key)[0])
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
         collective.require_rank("root", root, 1)
-        tensor = tf.convert_to_tensor(tensor)
-        wire_dtypes.require_copy(tensor.dtype)
-        return tensor
+        return wire_dtypes.copyable(tensor)
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
         return self.all_gather(tensor, key=key)

@@ -99,24 +99,22 @@ class NativeCollective:
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
         if self.size == 1:
             return tensors
-        results: list[Any] = [None] * len(tensors)
-        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor, _ in carried)):
-            mine = [index for index, (tensor, _) in enumerate(carried) if tensor.dtype == dtype]
-            name = f"{key} {number}" if number else key
-            totals = self._run("all_reduce", name, base.OPS.index(op), tensors=[carried[i][0] for i in mine])
-            for index, total in zip(mine, totals, strict=True):
-                results[index] = carried[index][1](total)
-        return results
+
+        def reduced(number: int, same: list[tf.Tensor]) -> Any:
+            return self._run("all_reduce", f"{key} {number}" if number else key, base.OPS.index(op), tensors=same)
+
+        totals = base.by_dtype([tensor for tensor, _ in carried], reduced)
+        return [restore(total) for total, (_, restore) in zip(totals, carried, strict=True)]
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = base.require_rows(wire_dtypes.copyable(tensor))
         if self.size == 1:
             return tensor
         rows = self._run("all_gather", key, tensor=tensor)
         return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = base.require_rows(wire_dtypes.copyable(tensor))
         wire_dtypes.require_op(tensor.dtype, "sum")
         if self.size == 1:
             return tensor
@@ -130,32 +128,24 @@ class NativeCollective:
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
         base.require_rank("root", root, self.size)
-        tensor = tf.convert_to_tensor(tensor)
-        wire_dtypes.require_copy(tensor.dtype)
+        tensor = wire_dtypes.copyable(tensor)
         return tensor if self.size == 1 else self._run("broadcast", key, root, tensor=tensor)
 
     def broadcast_all(self, tensors: Sequence[tf.Tensor], *, key: str, root: int = 0) -> list[tf.Tensor]:
         """Return one member's values; of replicas of a process tensors of one dtype are one operation."""
         if self._number > 0 or self.size == 1:
             return [self.broadcast(one, key=f"{key} {index}", root=root) for index, one in enumerate(tensors)]
-        results: list[Any] = [None] * len(tensors)
-        for number, dtype in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors)):
-            mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            values = self._run("hand_out", f"{key} {number}", root, tensors=[tensors[index] for index in mine])
-            for index, value in zip(mine, values, strict=True):
-                results[index] = value
-        return results
+        return base.by_dtype(tensors, lambda number, same: self._run("hand_out", f"{key} {number}", root, tensors=same))
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = base.require_rows(wire_dtypes.copyable(tensor))
         if self.size == 1:
             return tensor
         return self._part(self._run("all_to_all", key, tensor=tensor), tensor, times=self.size)
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
         base.require_other("to", to, self)
-        tensor = tf.convert_to_tensor(tensor)
-        wire_dtypes.require_copy(tensor.dtype)
+        tensor = wire_dtypes.copyable(tensor)
         name, between = f"{self.rank} {to} {key}", (self.rank, to)
         number = self._run("send_start", name, between=between, tensor=tensor)
         return self._run("send_wait", name, between=between, number=number)
@@ -406,9 +396,3 @@ def of_workers(
 
 def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
-    tensor = base.require_rows(tf.convert_to_tensor(tensor))
-    wire_dtypes.require_copy(tensor.dtype)
-    return tensor

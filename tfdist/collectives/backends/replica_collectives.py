@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import collective, fallbacks
 from tfdist.collectives import collective as base
+from tfdist.collectives import fallbacks
 from tfdist.collectives.backends.native_collective import NativeCollective
 from tfdist.collectives.collective import Collective
 from tfdist.errors import TfdistError, UnsupportedError
@@ -118,11 +118,11 @@ class TwoLevelCollective:
         return self._local.all_gather(rows, key=f"{key} of all")
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        (total,) = self.all_reduce([collective.require_rows(tf.convert_to_tensor(tensor))], key=key)
-        return tf.split(total, collective.cut(total, self.size), num=self.size)[self.rank]
+        (total,) = self.all_reduce([base.require_rows(tensor)], key=key)
+        return tf.split(total, base.cut(total, self.size), num=self.size)[self.rank]
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
-        process, place = divmod(collective.require_rank("root", root, self.size), self._local.size)
+        process, place = divmod(base.require_rank("root", root, self.size), self._local.size)
         if process == self._index and place != 0:
             tensor = self._local.broadcast(tensor, key=f"{key} in the process", root=place)
         if self._leads:
@@ -130,8 +130,8 @@ class TwoLevelCollective:
         return self._local.broadcast(tensor, key=f"{key} of all")
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = collective.require_rows(tf.convert_to_tensor(tensor))
-        sizes = collective.cut(tensor, self.size)
+        tensor = base.require_rows(tensor)
+        sizes = base.cut(tensor, self.size)
         every = tf.split(self.all_gather(tensor, key=key), [sum(sizes)] * self.size, num=self.size)
         return tf.concat([tf.split(rows, sizes, num=self.size)[self.rank] for rows in every], axis=0)
 
@@ -158,7 +158,7 @@ class TwoLevelCollective:
         return self._local.explain(error, what)
 
     def _near(self, name: str, rank: int) -> int:
-        collective.require_other(name, rank, self)
+        base.require_other(name, rank, self)
         process, place = divmod(rank, self._local.size)
         if process != self._index:
             raise UnsupportedError(

@@ -85,11 +85,11 @@ class TensorFlowCollective:
         return self._run(("all_reduce", key, op), lambda given: self._reduced(given, key, op), tensors)
 
     def all_gather(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = collective.require_rows(wire_dtypes.copyable(tensor))
         return self._run(("all_gather", key), lambda given: [self._gathered(given[0], key)], [tensor])[0]
 
     def reduce_scatter(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = collective.require_rows(wire_dtypes.copyable(tensor))
         wire_dtypes.require_op(tensor.dtype, "sum")
 
         def scattered(given: _Tensors) -> _Tensors:
@@ -99,8 +99,7 @@ class TensorFlowCollective:
 
     def broadcast(self, tensor: tf.Tensor, *, key: str, root: int = 0) -> tf.Tensor:
         collective.require_rank("root", root, self.size)
-        tensor = tf.convert_to_tensor(tensor)
-        wire_dtypes.require_copy(tensor.dtype)
+        tensor = wire_dtypes.copyable(tensor)
 
         def handed_out(given: _Tensors) -> _Tensors:
             words, restore = _flat(given[0])
@@ -113,14 +112,13 @@ class TensorFlowCollective:
         return self._run(("broadcast", key, root), handed_out, [tensor])[0]
 
     def all_to_all(self, tensor: tf.Tensor, *, key: str) -> tf.Tensor:
-        tensor = _with_rows(tensor)
+        tensor = collective.require_rows(wire_dtypes.copyable(tensor))
         return self._run(("all_to_all", key), lambda given: [self._exchanged(given[0], key)], [tensor])[0]
 
     def send(self, tensor: tf.Tensor, *, key: str, to: int) -> tf.Operation:
         """The two are a group of their own, in which it is a broadcast."""
         collective.require_other("to", to, self)
-        tensor = tf.convert_to_tensor(tensor)
-        wire_dtypes.require_copy(tensor.dtype)
+        tensor = wire_dtypes.copyable(tensor)
 
         def sent(given: _Tensors) -> _Tensors:
             return [self._sent(_flat(given[0])[0], f"send {self.rank} {to} {key}", self._pair(self.rank, to))]
@@ -194,18 +192,14 @@ class TensorFlowCollective:
         return list(made(list(given)))
 
     def _reduced(self, tensors: _Tensors, key: str, op: str) -> _Tensors:
-        results: list[Any] = [None] * len(tensors)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            mine = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            same = [tensors[index] for index in mine]
+        def totals(_: int, same: _Tensors) -> _Tensors:
+            dtype = same[0].dtype
             name = f"{op} {dtype.name} {key}"
             if dtype in fallbacks.HALVES and op == "sum":
-                totals = fallbacks.sums_of_halves(self, same, key=name)
-            else:
-                totals = self._totals(same, name, op)
-            for index, total in zip(mine, totals, strict=True):
-                results[index] = total
-        return results
+                return fallbacks.sums_of_halves(self, same, key=name)
+            return self._totals(same, name, op)
+
+        return collective.by_dtype(tensors, totals)
 
     def _totals(self, tensors: _Tensors, name: str, op: str) -> _Tensors:
         carried = [wire_dtypes.for_op(tensor, _REDUCED, op) for tensor in tensors]
@@ -343,12 +337,6 @@ def _described(how: tuple[Hashable, ...], given: _Tensors) -> str:
     elif len(how) > 2:
         kind += f" {'to' if kind == 'send' else 'from'} member {how[2]}"
     return in_flight.described(kind, given) if given else kind
-
-
-def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
-    tensor = collective.require_rows(tf.convert_to_tensor(tensor))
-    wire_dtypes.require_copy(tensor.dtype)
-    return tensor
 
 
 def _flat(tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
