@@ -21,8 +21,7 @@ from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
-from tfdist.monitor.verdict.alerts import Alarm, sizes
-from tfdist.monitor.verdict.alerts import Alert
+from tfdist.monitor.verdict.alerts import Alarm, Alert, sizes
 from tfdist.monitor.verdict.row_collection import recent
 from tfdist.processes import job_folders
 from tfdist.variables import MONITOR_DIR, PROGRESS_FILE

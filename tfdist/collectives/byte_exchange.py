@@ -142,7 +142,6 @@ def shared(library: native.Engines, exchange: Exchange, rank: int, hosts: Sequen
 
 
 def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """Return each rank's host, where the processes of those without shared memory are alone."""
     without = {host for host, one in zip(hosts, told, strict=True) if not one["seen"]}
     return collective.hosts_of([(host, rank if host in without else None) for rank, host in enumerate(hosts)])
 

@@ -68,7 +68,7 @@ def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]
 
 
 def _missing(asked: str) -> str:
-    """Return why this worker has not what is asked for; empty where it has."""
+    """Return why this worker lacks the requested backend, or ""."""
     if asked in ("native", "auto"):
         return library.why_not(library.COLLECTIVES, os.environ)
     if asked == "horovod":

@@ -25,7 +25,6 @@ def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0
 
 
 def _all_reduce_seconds(collective: Collective, size: int, seconds: float) -> float:
-    """Return the median time of an all_reduce that is repeated for so many seconds."""
     ones = tf.ones([size // 4])
 
     def taken() -> float:

@@ -116,7 +116,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle of a request is no news."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b"")
 
     def log_message(self, *args: Any) -> None:
-        """Keep quiet: a request is no event for the user."""
+        """Log nothing."""
 
     def _value(self, parts: tuple[str, str]) -> bytes | None:
         with self.server.lock:
@@ -198,7 +198,6 @@ def variables(cluster: Cluster, store_address: str) -> dict[str, str]:
 
 
 def _interface_of(host: str) -> str | None:
-    """Return the network interface of this machine that has the host's address, or None."""
     import psutil
 
     try:

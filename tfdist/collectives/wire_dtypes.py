@@ -38,7 +38,7 @@ def for_op(tensor: tf.Tensor, reduced: Collection[tf.DType], op: str = "sum") ->
 
 
 def _in_order(tensor: tf.Tensor, op: str) -> tuple[tf.Tensor, Restore]:
-    """Return floating numbers as integers in the same order, NaN as the last of them in the direction of an op."""
+    """Map floats to integers in the same order, with NaN as the last in the direction of an op."""
     dtype = tensor.dtype
     floating, integer = (tf.float64, tf.int64) if dtype == tf.float64 else (tf.float32, tf.int32)
     wide = tf.cast(tensor, floating)

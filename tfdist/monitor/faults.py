@@ -266,11 +266,9 @@ class FaultInjector(StepObserver):
         return cls() if _own_script().waiting else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Pass the point "step"."""
         at("step", step)
 
     def on_enter(self, step: int, phase: Phase, now: int) -> None:
-        """Pass the point "tracing", where a function of a tfdist strategy is made."""
         if phase is Phase.TRACE:
             at("tracing", step)
 
@@ -333,7 +331,7 @@ def _sleep(seconds: float | None) -> None:
 
 
 def _change_a_byte(path: Path) -> None:
-    """Change the byte in the middle of the file, or of the largest file of the directory."""
+    """Flip the middle byte of the file, or of the largest file of the directory."""
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     with max(files, key=lambda file: file.stat().st_size).open("r+b") as file:
         file.seek(file.seek(0, os.SEEK_END) // 2)

@@ -66,13 +66,11 @@ class StatusReporter(StepObserver):
         return End(HALTED, saves=True) if self._map[REQUEST] and self._held(step) else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Say that the step is running."""
         self._running.add(step)
         self._put(Word.CHANGED, now)
         self._put(Word.POSITION, 4 * (step + 1) + StepState.RUNNING)
 
     def on_end(self, step: int, worked: int, now: int) -> None:
-        """Say that the step has ended, and how long its work took."""
         self._put(Word.STEP, worked)
         self._map[self._at + Word.ENDED] += 1
         self._put(Word.CHANGED, now)
@@ -83,13 +81,11 @@ class StatusReporter(StepObserver):
             self._put(Word.FIRST_STEP, now)
 
     def on_activity(self, activity: Activity, now: int) -> None:
-        """Say what this worker does from now on."""
         self._activity = activity
         self._put(Word.CHANGED, now)  # before what has changed: nobody may take it for old
         self._put(Word.ACTIVITY, activity)
 
     def on_warning(self, sentence: str) -> None:
-        """Hand a warning to the agent, for the summary of the job."""
         with suppress(OSError):  # memory is full: the log has it
             with open(self._warnings, "a", encoding="utf-8") as file:
                 file.write(" ".join(sentence.splitlines()) + "\n")
@@ -174,7 +170,7 @@ class StatusReporter(StepObserver):
 
 
 def _publish_environment(environ: Mapping[str, str]) -> None:
-    """Write the variables that frameworks read, once per job: processes that are prepared for a restart take them."""
+    """Write the variables that frameworks read, once per job, for processes prepared for a restart."""
     path = ENVIRONMENT_FILE.read(environ)
     if not path or os.path.exists(path):
         return

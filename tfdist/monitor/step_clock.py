@@ -18,8 +18,6 @@ _Calls = tuple[tuple[StepObserver, Callable[..., Any]], ...]
 
 
 class _Step:
-    """A step that is under way in one thread."""
-
     __slots__ = ("number", "outer", "phase", "since", "spent", "thread", "worked")
 
     def __init__(self, number: int, thread: int, now: int) -> None:
@@ -316,8 +314,6 @@ class StepClock:
 
 
 class _During:
-    """The context of `StepClock.during`."""
-
     __slots__ = ("_before", "_clock", "_outside", "_phase", "_since", "_step")
 
     def __init__(self, clock: StepClock, phase: Phase) -> None:

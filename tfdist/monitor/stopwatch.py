@@ -97,11 +97,9 @@ class Stopwatch(StepObserver):
         return cls(request, WORKER_INDEX.read(environ), **options)
 
     def before_step(self, step: int) -> End | None:
-        """End this process once all is measured."""
         return End(0, saves=False) if self.found.is_complete else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Measure from the first step of training behind the warm-up, or in an epoch."""
         if self._since is None and kind is Kind.TRAIN and self.found.steps >= self._request.warm_up:
             self._since = now
 
@@ -113,7 +111,6 @@ class Stopwatch(StepObserver):
             self._since = None
 
     def on_trained(self, step: int, examples: int, replicas: int) -> None:
-        """Count a batch, and end a block of them."""
         found, wanted = self.found, self._request
         if found.is_complete:
             return
@@ -148,7 +145,7 @@ class Stopwatch(StepObserver):
 
 
 def _settle() -> None:
-    """Wait until all devices have done what they were given; a process without TensorFlow has given them nothing."""
+    """Wait until all devices are idle; a process without TensorFlow has given them nothing."""
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 

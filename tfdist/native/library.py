@@ -245,7 +245,7 @@ def _make(
 
 
 def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: Path, log: TextIO) -> None:
-    """Run commands, one on every processor at a time, until all have ended or one has failed."""
+    """Run commands, one per processor at a time, until all have ended or one has failed."""
     environ = {**environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(cwd), "CCACHE_DISABLE": "1"}
     at_once, deadline = len(os.sched_getaffinity(0)), time.monotonic() + _COMPILE_SECONDS
     waiting, running = list(reversed(commands)), list[_Command]()
@@ -268,7 +268,7 @@ def _run(commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, cwd: 
 
 
 class _Command:
-    """A command that runs; what it writes is kept apart from what the others write."""
+    """A running command with an output of its own."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
         self._arguments = arguments
@@ -284,7 +284,6 @@ class _Command:
         )
 
     def require_success(self, log: TextIO) -> None:
-        """Copy what it wrote to the log; raise if it has failed."""
         written = self._logged(log)
         if self.process.returncode:
             program, code = self._arguments[0], self.process.returncode
@@ -293,7 +292,6 @@ class _Command:
             )
 
     def end(self, log: TextIO) -> None:
-        """End it, whatever it does."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

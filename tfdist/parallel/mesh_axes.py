@@ -92,12 +92,12 @@ class Axes:
             return self._collectives[axis].broadcast(tensor, f"{label} along {axis}", root=root)
 
     def _waits(self, what: str) -> AbstractContextManager[Any]:
-        """Return a context that ends a wait in time; in a function it is the step's that waits."""
+        """End a wait in time; in a function the step's wait does."""
         return self._waiting(what) if tf.executing_eagerly() else tf.name_scope("")
 
 
 def _by_rows(run: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor, dim: int) -> tf.Tensor:
-    """Return what a collective of rows makes of a tensor whose parts lie along this dim."""
+    """Run a collective of rows on a tensor whose parts are along this dim."""
     if dim == 0:
         return run(tensor)
     front = [dim, *(other for other in range(tensor.shape.rank) if other != dim)]

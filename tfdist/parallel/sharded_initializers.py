@@ -97,7 +97,7 @@ def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | 
 
 
 def _drawing(tensor: tf.Tensor, shape: tuple[int, ...]) -> list[tf.Operation] | None:
-    """Return the operations that draw numbers for a tensor, or None where it is made in a way that is not known."""
+    """Return the operations that draw a tensor's numbers, or None where it is made in another way."""
     op = tensor.op
     if tuple(tensor.shape.as_list()) not in ((), shape):
         return None

@@ -100,11 +100,9 @@ class MeshLayout(PartLayout):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which members have different parts."""
         return tuple(axis for axis in self.layout if axis is not None)
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the whole of which every member has its part; see the head of this file for the gradient."""
         self.require_collectives()
 
         @tf.custom_gradient
@@ -114,7 +112,6 @@ class MeshLayout(PartLayout):
         return gathered(part)
 
     def assembled(self, layouts: Sequence[Any], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole of the parts of all replicas of this process, where no replica runs."""
         ends = {one.mesh_axes.rank: one.mesh_axes for one in layouts}
         held = dict(zip(ends, parts, strict=True))
         cuts = [(dim, axis) for dim, axis in enumerate(self.layout) if axis is not None]
@@ -132,7 +129,6 @@ class MeshLayout(PartLayout):
         return made(self.mesh_axes.rank, cuts)
 
     def part(self, whole: Any) -> Any:
-        """Return this process's part of something that has the whole's shape and is alike on all members."""
         if isinstance(whole, tf.IndexedSlices):
             return self._rows(whole)
 
@@ -143,7 +139,6 @@ class MeshLayout(PartLayout):
         return cut(tf.convert_to_tensor(whole))
 
     def cut(self, whole: Any) -> Any:
-        """Return this process's part of a tensor or an array of the whole's shape."""
         return whole[tuple(slice(begin, end) for begin, end in self.bounds)]
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
@@ -165,7 +160,6 @@ class MeshLayout(PartLayout):
         return part
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums of what members with different parts have, such as of their squares."""
         along = self.axes if axes is None else axes
         return self.mesh_axes.all_reduce(tensors, along, f"parts of {self.label}" if axes is None else "parts")
 
@@ -227,7 +221,6 @@ class ElementLayout(PartLayout):
         return self._gathers.read(variable, self.gather)
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the weight."""
         self.require_collectives()
         what = f"the gathering of {self.label}"
         asked = f"{what}, which every worker has to ask for,"
@@ -236,14 +229,11 @@ class ElementLayout(PartLayout):
         return self._stretch.joined(tf.reshape(rows, [self._traced.size, self._stretch.width]))
 
     def cut(self, whole: Any) -> Any:
-        """Return this worker's part of a tensor or an array of the whole's shape."""
         return flat_range(whole, *self._stretch.bounds)
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return this worker's part of numbers of which any stretch can be made."""
         return stretch(*self._stretch.bounds)
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums of what workers have."""
         del axes
         return self._traced.all_reduce(tensors, [f"parts of {self.label}"] * len(tensors))

@@ -250,7 +250,7 @@ class _Maker:
             yield other
 
     def _with_parts(self, devices: int) -> Iterator[Plan]:
-        """Yield the pipelines of which a stage has so many devices, several of them along a model axis."""
+        """Yield the pipelines with several of a stage's devices along a model axis."""
         parts = 2
         while devices % parts == 0:
             one = self._pipeline(devices // parts, parts)
@@ -298,7 +298,7 @@ class _Maker:
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
 
     def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
-        """Return the best pipeline whose stages have so many devices each; one that fits, if any does."""
+        """Return the best pipeline whose stages have this many devices each; one that fits, if any does."""
         kind = dataclasses.replace(self.kinds[0], count=self.kinds[0].count // parts)
         found = []
         for limits in (True, False):

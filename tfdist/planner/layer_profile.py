@@ -274,7 +274,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
 
 
 def _made(kind: type[Any], given: Any, name: str) -> Any:
-    """Return a value of a class, of a document's values, each of the type that its field has."""
+    """Make a value of a class from a document's values, which must have the types of its fields."""
     if not isinstance(given, Mapping):
         raise ConfigTypeError(
             f"{name} is {validation.shown(given)}; it must be an object. {_WRITE}",

@@ -115,7 +115,6 @@ class Setting:
 
     @property
     def _alone(self) -> Profile:
-        """What a process takes while those of the other stages wait for it, as far as that is known."""
         alone = self.profile.alone if self.parts == 1 and self.replicas in (None, 1) else None
         return alone or self.profile
 
@@ -133,7 +132,7 @@ class Setting:
         return self._laid(stage)[0]
 
     def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
-        """Return which layers of a stage lie in parts, and the seconds of a micro-batch."""
+        """Return which layers of a stage are in parts, and the seconds of a micro-batch."""
         if stage not in self._lying:
             given = self._costs(stage.kind)[stage.begin : stage.end]
             chosen = tuple(one.part is not None for one in given) if self.saves_memory else lying.least(given)

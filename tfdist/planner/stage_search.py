@@ -41,8 +41,6 @@ class _Choice:
 
 
 class _Search:
-    """The search in one setting."""
-
     def __init__(self, setting: Setting, *, limits_memory: bool, uses_all: bool) -> None:
         self._setting = setting
         self._limits_memory = limits_memory
@@ -53,7 +51,7 @@ class _Search:
         self._choices = {begin: self._choices_from(begin) for begin in self._begins}
 
     def fronts(self, objective: str) -> list[tuple[Stage, ...]]:
-        """Return what can have the lowest cost, for each set of devices that are used."""
+        """Return the candidates for the lowest cost, for each set of devices."""
         slowest = {used: front[0] for used, front in self._all(None).items()}
         if objective == "price":  # a slow step may be cheap: no bound on the time alone holds
             least = min((one.pace for one in slowest.values()), default=0.0)
@@ -68,7 +66,7 @@ class _Search:
         return [step_time.parts(self._setting, stage) for stage in stages]
 
     def _choices_from(self, begin: int) -> list[_Choice]:
-        """Return the stages from a place on that fit into memory, if nothing is under way behind them."""
+        """Return the stages from a place on that fit into memory with nothing after them."""
         setting, found = self._setting, []
         for end in [*(place for place in self._begins if place > begin), self._layers]:
             any_fits = False
@@ -183,7 +181,7 @@ def _order(stages: Sequence[Stage]) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 def _keep(front: list[_Kept], one: _Kept) -> None:
-    """Add what no other one is below, and drop what is not below it; of equals the first in order stays."""
+    """Add a candidate that no other is below, and drop those that it is below; of equals the first in order stays."""
     for other in front:
         if other.pace <= one.pace and other.passing <= one.passing and other.end <= one.end:
             if other[:3] == one[:3] and _order(one.stages) < _order(other.stages):

@@ -107,7 +107,7 @@ def judged(batch: int, code: int | None, output: str, found: Sequence[Measuremen
 
 
 def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
-    """Return whether the steps had the batch that was asked for: it is that of a replica, or the global one."""
+    """Whether the steps had the requested batch: that of a replica, or the global one."""
     seen = chief.examples
     if seen in (0, batch, batch * chief.replicas):
         return Outcome.FITS, ""
@@ -136,7 +136,7 @@ def attempt(batch: int, job: Job) -> Trial:
 
 
 def _finished(command: list[str], environment: dict[str, str], output: int, job: Job) -> int | None:
-    """Run a command to its end; return its code as a shell has it, None if it was ended for taking too long."""
+    """Run a command; return its exit code as a shell has it, or None after the deadline."""
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )

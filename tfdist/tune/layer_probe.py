@@ -79,7 +79,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _meet(request: Request) -> None:
-    """Wait until every process is here that is measured at once; whoever has started them has a deadline."""
+    """Wait for all processes that are measured at once; the process that started them has a deadline."""
     Path(f"{request.path}.here").touch()
     while not all(Path(f"{path}.here").exists() for path in request.together):
         time.sleep(_POLL_SECONDS)

@@ -167,7 +167,7 @@ def _gpus(base: Mapping[str, str], there: int) -> list[str]:
 def _finished(
     commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], paths: Sequence[Path], seconds: float
 ) -> list[int | None]:
-    """Run commands at once until all have ended, or one without its profile, or for so long."""
+    """Run commands at once until all have ended, one has ended without its profile, or the deadline."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         processes = [
@@ -184,7 +184,6 @@ def _finished(
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command that has ended, or is killed, after the block."""
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

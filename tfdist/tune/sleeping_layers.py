@@ -41,7 +41,7 @@ class Sleeping(keras.layers.Layer):
         return shape
 
     def _slept(self, kind: str, numbers: Any, value: Any) -> Any:
-        """Return a value after some time; the micro-batch has its number in every place."""
+        """Return a value after some time; every element of a micro-batch is its number."""
 
         def sleep(numbers: Any, value: Any) -> Any:
             begin = time.monotonic()

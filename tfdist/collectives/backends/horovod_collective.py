@@ -173,7 +173,6 @@ class HorovodCollective:
         return restore(moved)
 
     def _noted(self, kind: str, given: list[tf.Tensor], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Run a collective on this member's device, and note when this process is in it."""
         with tf.device(self._device):
             if self._under_way is None:
                 return run()

@@ -61,7 +61,7 @@ def import_horovod() -> Any:
 
 
 class _Stopper:
-    """Stops Horovod once: it must not be asked twice at the same time, and may not come to an end in a broken ring."""
+    """Stops Horovod once: two requests at once would break it, and one may not end in a broken ring."""
 
     def __init__(self, hvd: Any) -> None:
         self._thread = threading.Thread(target=hvd.shutdown, name="tfdist-stop", daemon=True)
@@ -91,7 +91,7 @@ def _leave(membership: Membership, stopper: _Stopper) -> None:
 
 
 def _give_up(membership: Membership, me: int) -> None:
-    """Say why Horovod ends this process, and end it: nobody in it could be told in another way."""
+    """Log why Horovod ends this process, and end it: no Python code would be told."""
     cause = membership.find_cause()
     sys.stdout.flush()
     sys.stderr.write(
@@ -189,7 +189,7 @@ class Job:
         )
 
     def _what_all_do(self, what: str) -> str:
-        """Return what each worker was in when they met; all of them ask, because all of them got the error."""
+        """Return what each worker was in when they met; all ask, because all got the error."""
         mine, count = self.cluster.worker_index, self.cluster.num_workers
         doing = {mine: what}
         scope = f"{_DOING} {next(self.mismatches)}"
@@ -314,12 +314,11 @@ def _same(job: Job, cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> Jo
 
 @functools.cache
 def _server(host: str, port: int) -> StoreServer:
-    """Return the store's server of this process; it stays as long as the process, because others still ask it."""
+    """Start the store's server, which stays as long as the process, because others still ask it."""
     return StoreServer(host, port)
 
 
 def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
-    """Return where the store is, which the chief has opened there."""
     given = cluster.require_addresses()[0]
     host, port = split_address("the chief's address", given)
     address, error = given, ""
@@ -342,7 +341,7 @@ def _store_address(cluster: Cluster, exchange: Exchange | None) -> str:
 
 
 def _check_in(cluster: Cluster, timeout_seconds: float, address: str) -> Store:
-    """Return the store at an address once every worker has said that it is there."""
+    """Return the store at an address once every worker has checked in."""
     addresses = cluster.require_addresses()
     store = Store(address)
     me = str(cluster.worker_index)
@@ -385,7 +384,7 @@ def _store_over_horovod(hvd: Any, cluster: Cluster) -> Store:
 
 
 def _hosts(hvd: Any, cluster: Cluster) -> tuple[int, ...]:
-    """Return for each worker the number of its host; where no address tells, workers ask each other over Horovod."""
+    """Number the workers' hosts by address, or by asking over Horovod."""
     if cluster.addresses or cluster.num_workers == 1:
         hosts = [split_address("address", address)[0] for address in cluster.addresses]
         return hosts_of(hosts or [None])

@@ -330,7 +330,7 @@ def join(
 
 
 def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
-    """Return the engine's key; another each time, for every member draws a part of it."""
+    """Return the key of this job's connections, of which every member draws a part."""
     without = [str(rank) for rank, one in enumerate(told) if one["secret"] == "no"]
     if secret is None and len(without) == len(told):
         return bytes.fromhex(told[0]["drawn"])
@@ -343,7 +343,7 @@ def _key(secret: bytes | None, told: Sequence[Mapping[str, str]]) -> bytes:
 
 
 def _meet(job: Job) -> None:
-    """Wait until the engines of all members run and are connected; from then on a connection tells who is lost."""
+    """Wait until all members are connected; from then on a connection shows which member is lost."""
     everybody = job.collective()
     assert everybody is not None  # it is one of all
     try:
@@ -356,7 +356,6 @@ def _meet(job: Job) -> None:
 
 
 def _choose(job: Job, library: native.Engines, named: Sequence[str]) -> None:
-    """Fix the algorithm between hosts, by what all members name."""
     if len(set(named)) > 1:
         every = ", ".join(f"member {rank}: {name or 'none'}" for rank, name in enumerate(named))
         raise ConfigError(

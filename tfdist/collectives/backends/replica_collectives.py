@@ -58,7 +58,7 @@ def in_order(collective: NativeCollective, lane: str = "") -> NativeCollective:
 
 
 def _order(name: int | str, device: str) -> tf.Tensor:
-    """Return a resource, for `NativeCollective`, that nothing is ever kept in."""
+    """Return a resource that orders operations and holds nothing."""
     with tf.init_scope(), tf.device(device):
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist_native_order_{name}")
 

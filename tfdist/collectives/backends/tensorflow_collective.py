@@ -273,7 +273,7 @@ class TensorFlowCollective:
         }
 
     def _instance(self, name: str, count: Any) -> tf.Tensor:
-        """Return the number of an operation on ``count`` elements, which all members come to by themselves."""
+        """Return the number of an operation on ``count`` elements, which all members compute alike."""
         number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little", signed=True)
         if self._keys.setdefault(number, name) != name:
             raise ConfigError(
@@ -286,7 +286,7 @@ class TensorFlowCollective:
         return tf.constant(number, tf.int32) + mixed
 
     def _pair(self, one: int, other: int) -> tuple[int, int]:
-        """Return the number of the group of two members, and that they are two."""
+        """Return the key and size of the group of two members."""
         first, second = min(one, other), max(one, other)
         return self._group_key + 1 + second * (second - 1) // 2 + first, 2
 
@@ -340,18 +340,17 @@ def _described(how: tuple[Hashable, ...], given: _Tensors) -> str:
 
 
 def _flat(tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
-    """Return a tensor as flat words, and the way back to its flat values."""
     words, restore = wire_dtypes.in_words(tf.reshape(tensor, [1, tf.size(tensor)]))
     return tf.reshape(words, [-1]), lambda arrived: restore(arrived[None])[0]
 
 
 def _first(words: tf.Tensor, count: Any) -> tf.Tensor:
-    """Return so many words; no operation is made for it where there are no others."""
+    """Return the first words, without an operation where there are no others."""
     return words if isinstance(count, int) and words.shape.num_elements() == count else words[:count]
 
 
 def _not_empty(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor with at least one element along its last axis: TensorFlow's collectives may crash on none."""
+    """Pad a tensor without elements: TensorFlow's collectives may crash on none."""
     known = tensor.shape[-1]
     if known:
         return tensor
@@ -360,7 +359,6 @@ def _not_empty(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _padded(rows: tf.Tensor, count: Any) -> tf.Tensor:
-    """Return ``count`` rows, of which the last are zeros."""
     if isinstance(count, int) and rows.shape[0] == count:
         return rows
     missing = count - (tf.shape(rows)[0] if rows.shape[0] is None else rows.shape[0])

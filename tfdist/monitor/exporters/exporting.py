@@ -81,7 +81,7 @@ class Feed:
         return Update(snapshot=found, points=tuple(points), events=fresh, is_last=is_last)
 
     def _take(self, found: Snapshot, *, is_last: bool) -> tuple[Point, ...]:
-        """Take the steps that are new; return a point of those before where other workers have done them."""
+        """Take the new steps; return a point of earlier ones that other workers have finished."""
         whole = self._observer.timeline
         if whole is None:
             return ()

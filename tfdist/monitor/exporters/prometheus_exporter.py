@@ -26,7 +26,6 @@ class Prometheus:
         self._found = update.snapshot
 
     def close(self) -> None:
-        """Give the port back."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -56,7 +56,6 @@ class TensorBoard:
             file.flush()
 
     def close(self) -> None:
-        """Close its files."""
         while self._files:
             self._files.popitem()[1].close()
 

@@ -106,7 +106,7 @@ def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def _loss(row: np.ndarray) -> float | None:
-    """Return the loss of this worker's examples; of a chief, the mean of what its workers have told."""
+    """Return the loss of this worker's examples; of a chief, the mean of its workers'."""
     if row[Column.FORWARD]:
         return float(row[Column.LOSS : Column.LOSS + 1].view(np.float64)[0])
     told = row[Column.FORWARDS : Column.FORWARDS + CHIEF_WORKERS] > 0

@@ -31,12 +31,10 @@ class PassesRow:
         return self
 
     def mark(self, column: int, after: Sequence[Any]) -> None:
-        """Note the time at which these operations and tensors are there."""
         if column == Column.GRADIENTS:
             self._times[column] = self._now(after)
 
     def loss(self, value: Any) -> None:
-        """Note the loss, and the time at which it is known."""
         import tensorflow as tf
 
         self._times[Column.FORWARD] = self._now([value])

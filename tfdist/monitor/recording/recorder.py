@@ -50,7 +50,7 @@ ReadStamps = Callable[[], tuple[int, Any]]
 
 @dataclass(slots=True)
 class _Step:
-    """What the host knows of a step: in the thread that steps it is kept as it comes, since each word costs there."""
+    """What the host knows of a step, kept as it comes, since each word costs time in the thread that steps."""
 
     number: int
     kind: Kind
@@ -63,7 +63,7 @@ class _Step:
     computed: tuple[tuple[int, int, Passes | None], ...] = ()  # of a chief's workers
 
     def row(self) -> list[int]:
-        """Return its words, those of the graph left out."""
+        """Return its words, without those of the graph."""
         row = [0] * _FIRST
         row[_STEP], row[_KIND], row[_BEGIN], row[_END] = self.number, KINDS.index(self.kind), self.begin, self.end
         row[_IS_FIRST], row[_SAVING], row[_AGREED] = self.is_first, self.saving, self.agreed
@@ -141,13 +141,11 @@ class Recorder(StepObserver):
             self._agreed.append((begin, end - begin))
 
     def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
-        """Keep how long a chief's worker took for a part, and the loss of that; the row adds them up."""
         begun = self._open.get(step)
         if begun is not None and 0 <= worker < CHIEF_WORKERS:
             begun.computed = (*begun.computed, (worker, nanoseconds, passes))
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
-        """Keep how long its phases took, and when it ended."""
         begun = self._open.pop(step, None)
         if begun is None:
             return
@@ -276,7 +274,6 @@ def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
 
 
 def _several(step: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Return the rows of several steps of the graph in one of the host's."""
     ends = inside[:, Column.GRAPH_END - _FIRST]
     inside[1:, 0] = np.maximum(inside[1:, 0], ends[:-1])  # the next may begin beside the end of one
     parts = np.zeros([len(inside), WIDTH], np.int64)

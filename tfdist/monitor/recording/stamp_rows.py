@@ -30,7 +30,6 @@ class OperationRows:
             tf.raw_ops.AssignVariableOp(resource=self.count, value=tf.zeros([], tf.int64))
 
     def read(self) -> tuple[int, Any]:
-        """Return how many rows were written since the process began, and the ring; see `graph.Rows`."""
         import tensorflow as tf
 
         with tf.device("/device:CPU:0"):
@@ -39,7 +38,6 @@ class OperationRows:
         return int(count), rows.numpy()
 
     def open(self) -> "OperationRow":
-        """Open the row of a step, in the graph that is being traced."""
         return OperationRow(self)
 
 
@@ -54,7 +52,6 @@ class OperationRow:
         self.begun = self._values[Column.GRAPH_BEGIN]
 
     def mark(self, column: int, after: Sequence[Any]) -> None:
-        """Note the time at which these operations and tensors are there."""
         import tensorflow as tf
 
         with tf.device("/device:CPU:0"), tf.control_dependencies(after):
@@ -63,7 +60,6 @@ class OperationRow:
         self._values[column] = stamp
 
     def loss(self, value: Any) -> None:
-        """Note the loss, and the time at which it is known."""
         import tensorflow as tf
 
         self.mark(Column.FORWARD, [value])
@@ -100,7 +96,6 @@ class OperationRow:
         )
 
     def end(self, after: Sequence[Any], reductions: int) -> None:
-        """Note the end of the step, behind these operations, and write the row."""
         import tensorflow as tf
 
         self.mark(Column.GRAPH_END, after)
@@ -124,12 +119,10 @@ class CompiledRows:
         self._number = library.make(ROWS_OF_STAMPS, len(STAMPS))
 
     def read(self) -> tuple[int, np.ndarray]:
-        """Return how many rows were written since the process began, and the ring; see `graph.Rows`."""
         found = np.zeros([ROWS_OF_STAMPS, len(STAMPS)])
         return self._library.read(self._number, found), found
 
     def open(self) -> "CompiledRow":
-        """Open the row of a step, in the graph that is being traced."""
         return CompiledRow(self._library.ops, self._number, self._independent)
 
 
@@ -143,16 +136,13 @@ class CompiledRow:
         self.begun = self._row = self._added(ops.tfdist_stamp_begin, (), column=Column.GRAPH_BEGIN - _FIRST)
 
     def mark(self, column: int, after: Sequence[Any]) -> None:
-        """Note the time at which these operations and tensors are there."""
         self._write(self._ops.tfdist_stamp, after, column=column - _FIRST)
 
     def loss(self, value: Any) -> None:
-        """Note the loss, and the time at which it is known."""
         places = {"column": Column.FORWARD - _FIRST, "value": Column.LOSS - _FIRST}
         self._write(self._ops.tfdist_stamp_loss, (), loss=_float(value), **places)
 
     def norm(self, squares: Callable[[Sequence[Any]], Any], tensors: Sequence[Any], scale: Any) -> None:
-        """Note the norm of the gradient in one of so many steps."""
         import tensorflow as tf
 
         what = {
@@ -164,7 +154,6 @@ class CompiledRow:
         self._write(self._ops.tfdist_stamp_norm, (), **what)
 
     def end(self, after: Sequence[Any], reductions: int) -> None:
-        """Note the end of the step, behind these operations."""
         places = {"column": Column.GRAPH_END - _FIRST, "value": Column.REDUCTIONS - _FIRST}
         stamp = self._ops.tfdist_stamp_end
         self._added(stamp, after, row=self._row, count=reductions, others=self._others, **places)

@@ -112,7 +112,7 @@ def _signalled(targets: Sequence[Target], deadline: float) -> dict[str, tuple[tu
 
 
 def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
-    """Return the threads of a dump once it is complete: the main thread comes last, and nothing after it."""
+    """Return the threads of a complete dump, which ends with the main thread."""
     with suppress(OSError):
         text = file.read_bytes()[since:].decode(errors="replace")
         time.sleep(_LOOK_SECONDS)
@@ -122,7 +122,7 @@ def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
 
 
 def _why_not(one: Target) -> str:
-    """Return why a process cannot be asked by a signal; empty if it can."""
+    """Return why a process cannot be asked by a signal, or ""."""
     try:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{one.pid}/status").read_text().splitlines())
     except (OSError, ValueError):

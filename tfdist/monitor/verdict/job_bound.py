@@ -150,7 +150,7 @@ class _Late:
 
 
 def _late(found: Timeline, means: np.ndarray) -> _Late | None:
-    """Return who comes last, and what it does longer than the others."""
+    """Return the worker that comes last, and what it does longer than the others."""
     if len(found.ranks) < 2:
         return None
     waits = found.of(Part.WAIT)
@@ -166,7 +166,7 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
 
 
 def _lasts(found: Timeline, late: _Late, least: float) -> bool:
-    """Return whether the others wait for this worker in three quarters of the time: other programs come and go."""
+    """Whether the others wait for this worker in three quarters of the time: other programs come and go."""
     waits = found.of(Part.WAIT)
     others = [index for index in range(len(found.ranks)) if index != late.place]
     behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
@@ -180,7 +180,7 @@ def _avoidable(found: Timeline, part: Part | None) -> float:
 
 
 def _largest(found: Timeline, means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
-    """Return the part, other than computation, that counts most on the workers' middle, and its share of a step."""
+    """Return the largest part, other than computation, of the median worker, and its share of a step."""
     middle = np.median(means, axis=0)
     part = max(_BOUND_BY, key=lambda one: _avoidable(found, one) * float(middle[one]))
     return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)

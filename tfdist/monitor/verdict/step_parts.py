@@ -150,7 +150,7 @@ def _last_traced(rows: np.ndarray) -> int:
 
 
 def _trained(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return keys of steps of training that were not traced, their rows, and the time since the step before each."""
+    """Return keys of untraced steps of training, their rows, and the time since the step before each."""
     between = np.zeros(len(rows), np.int64)
     if len(rows) > 1:
         before, after = rows[:-1], rows[1:]
@@ -224,7 +224,7 @@ def _of_chief(block: Column) -> slice:
 
 @dataclass(frozen=True)
 class _Told:
-    """Of the worker that a chief has waited for longest, and of the losses of all: shape (steps, workers)."""
+    """The worker that a chief has waited for longest, and the losses of all: shape (steps, workers)."""
 
     forward: np.ndarray
     backward: np.ndarray
@@ -235,7 +235,6 @@ class _Told:
 
 
 def _told(table: np.ndarray) -> _Told:
-    """Return what a chief was told by its workers; of other processes zeros."""
     computed, forwards, backwards, losses = (table[:, :, _of_chief(block)] for block in _OF_CHIEF)
     last = computed.argmax(axis=2)[:, :, None]
     own, forward, backward = (np.take_along_axis(one, last, 2)[:, :, 0] for one in (computed, forwards, backwards))

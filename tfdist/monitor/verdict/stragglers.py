@@ -114,13 +114,12 @@ class Staying:
 
 
 def _calm_deviation(values: np.ndarray) -> float:
-    """Return the deviation by the smaller half of the values: whoever was slow for a while is not noisy by it."""
+    """Return the deviation by the smaller half of the values, so that a slow period is no noise."""
     calm = np.sort(values)[: len(values) // 2 + 1]
     return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
 
 
 def _last_run(holds: np.ndarray, length: int) -> slice | None:
-    """Return the last run of so many steps or more in which something holds."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8)))
     runs = [slice(int(begin), int(end)) for begin, end in edges.reshape(-1, 2) if end - begin >= length]
     return runs[-1] if runs else None

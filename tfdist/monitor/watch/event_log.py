@@ -60,7 +60,7 @@ def event_of(line: str) -> Mapping[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value without what no terminal and no browser should get."""
+    """Remove control characters from a JSON value."""
     if isinstance(value, str):
         return _ODD.sub("\ufffd", value)
     if isinstance(value, float):

@@ -186,7 +186,7 @@ def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
 
 
 def _known_from(folder: Path) -> int:
-    """Return how much a directory of a job tells: a host of a job has a part of it, without events."""
+    """Return how complete a job's directory is: on other hosts of a job it has no events."""
     return 2 if event_copy(folder).exists() else int(any(folder.glob("progress-*")))
 
 

@@ -88,12 +88,12 @@ class Gpus:
         return float(bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & reasons))
 
     def _pcie(self, counter: str) -> Callable[[Any], float]:
-        """Return what reads NVML's figure, which is that of the last 20 ms, in KB a second."""
+        """Return a reader of NVML's figure, which is that of the last 20 ms, in KB a second."""
         which = getattr(self._nvml, f"NVML_PCIE_UTIL_{counter}_BYTES")
         return lambda device: 1e3 * float(self._nvml.nvmlDeviceGetPcieThroughput(device, which))
 
     def _by_links(self, place: int) -> dict[str, float]:
-        """Return the bytes in a second over NVLink since the last look; nothing at the first one, and without links."""
+        """Return the bytes per second over NVLink since the last look, or nothing."""
         fields = {
             "sent": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "received": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,

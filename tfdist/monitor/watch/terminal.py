@@ -69,8 +69,6 @@ def _workers(shown: Snapshot) -> Table:
 
 
 class _Bar:
-    """The parts of a worker's step, as wide as the other columns of the table leave room for."""
-
     def __init__(self, one: WorkerView, longest: float) -> None:
         self._worker = one
         self._longest = longest

@@ -55,7 +55,6 @@ def along_of(layer: Any, query: Any, *others: Any, return_attention_scores: bool
 
 
 def _by_heads(layer: Any) -> Along | None:
-    """Return the axis along which all weights of an attention are cut by heads, or None."""
     if not keras_layers.attends_as_keras(layer):
         return None
     back, *ways = [way_of(one) for one in (keras_layers.projection_back_of(layer), *keras_layers.projections_of(layer))]

@@ -57,7 +57,7 @@ def among(
 
 
 def _looks_at_result(layer: Any) -> bool:
-    """Return whether a layer adds to the loss what follows from all that it returns."""
+    """Whether a layer adds a function of its whole result to the loss."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 

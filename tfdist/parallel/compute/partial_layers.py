@@ -84,7 +84,7 @@ def _is_adapted(layer: Any) -> bool:
 
 
 def _cut_once(weight: Any) -> tuple[MeshLayout, Along, int] | None:
-    """Return how a weight lies, what travels for it and the dim that is cut; None unless that is one dim."""
+    """Return the layout, the transfers and the cut dim of a weight that is cut along one dim, or None."""
     sharding = (
         None if weight is None or keras_variables.is_replaced(weight) else sharded_variable.own_sharding_of(weight)
     )
@@ -100,7 +100,6 @@ def _own_part(weight: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _computed(layer: Any, way: Way, inputs: tf.Tensor, multiply: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Return what a dense layer does, which multiplies by its part of the kernel."""
     if way.by_columns:
         part = multiply(inputs if keep_sharded.is_among(layer, "entered") else _entering(way.along, inputs))
         return _finished_parts(layer, part, way.along, part.shape.rank + way.dim)
@@ -119,7 +118,7 @@ def _entering(along: Along, inputs: Any) -> Any:
 
 
 def _finished(layer: Any, outputs: tf.Tensor, bias: Any = None) -> tf.Tensor:
-    """Return the outputs with the layer's bias, or with what is given in its place, and its activation."""
+    """Add the bias, or its replacement, and apply the activation."""
     bias = layer.bias if bias is None else bias
     if bias is not None:
         outputs = keras.ops.add(outputs, bias)
@@ -148,7 +147,7 @@ def _finished_parts(layer: Any, part: tf.Tensor, along: Along, dim: int) -> tf.T
 
 
 def _part_of_bias(bias: Any, part: tf.Tensor, along: Along, dim: int) -> tf.Tensor | None:
-    """Return this process's part of a bias that is cut as the outputs are, or None where it is not."""
+    """Return this process's part of a bias that is cut as the outputs are, or None."""
     found = _cut_once(bias)
     behind = part.shape.rank - dim
     if found is None or found[1].axis != along.axis or len(bias.shape) - found[2] != behind:

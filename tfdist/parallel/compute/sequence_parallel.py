@@ -72,8 +72,6 @@ def layers_of(models: Sequence[Any]) -> list[Any]:
 
 
 class _Graph:
-    """One pass through a graph."""
-
     def __init__(self, graph: Any, placing: Placing, training: bool | None, name: str = "") -> None:
         self._graph = graph
         self._placing = placing
@@ -84,7 +82,6 @@ class _Graph:
         self._collected: dict[int, tf.Tensor] = {}
 
     def run(self, given: Sequence[_Lying]) -> list[_Lying]:
-        """Return what the graph returns, given what stands for each of its inputs."""
         self._lying = {id(tensor): one for tensor, one in zip(self._graph.inputs, given, strict=True)}
         results = {id(tensor) for tensor in self._graph.outputs}
         for number, one in enumerate(graphs.calls(self._graph)):
@@ -130,7 +127,7 @@ class _Graph:
         return [_Lying(along.cut(value.tensor, SEQUENCE), along)]
 
     def _along(self, one: graphs.Call, label: str) -> Along | None:
-        """Return along which axis what a call returns is to lie in parts, or None: whole."""
+        """Return the axis along which a call's result is to be cut, or None: whole."""
         layer = one.operation
         asked = self._placing.layouts.of(layer.path or layer.name) if isinstance(layer, keras.layers.Layer) else None
         if asked is None:
@@ -143,7 +140,7 @@ class _Graph:
         return along if along is not None and length is not None and length % along.size == 0 else None
 
     def _is_entered(self, one: graphs.Call, along: Along | None) -> bool:
-        """Return whether each member makes something else of what a layer takes, which has not entered yet."""
+        """Whether each member makes something else of a layer's input, which has not entered yet."""
         layer = one.operation
         if not isinstance(layer, keras_layers.ATTENTIONS):
             way = way_of(layer)
@@ -168,7 +165,7 @@ class _Graph:
         return is_by_rows and _finishes_parts(layer, one.makes[0])
 
     def _by_itself(self, one: graphs.Call, along: Along) -> Any:
-        """Return this member's part of what a call returns that looks at each place of the sequence alone."""
+        """Return this member's part of a call's result, each place of which depends on that place alone."""
         layer, length = one.operation, _length(one.makes[0])
         rank = len(one.makes[0].shape)
         arguments, named = self._arguments(one, self._part, along)
@@ -203,7 +200,6 @@ class _Graph:
         return self._wholes[id(tensor)]
 
     def _entered(self, tensor: Any, along: Along | None) -> tf.Tensor:
-        """Return the whole, of which each member makes something else."""
         if id(tensor) not in self._collected:
             value = self._lying[id(tensor)]
             entering = value.along or along
@@ -232,14 +228,14 @@ def _whole(value: _Lying) -> Any:
 
 
 def _given(values: Sequence[tuple[Any, Any]]) -> Any:
-    """Return a context in which weights have other values; without any, one that changes nothing, as seeds need."""
+    """Give weights other values in a context; without any it changes nothing, as seeds need."""
     if not values:
         return contextlib.nullcontext()
     return keras.StatelessScope(state_mapping=list(values), initialize_variables=False)
 
 
 def _length(tensor: Any) -> int | None:
-    """Return how long the sequence is, if it is one and that is known."""
+    """Return the length of the sequence, or None."""
     shape = tensor.shape
     return shape[SEQUENCE] if len(shape) > SEQUENCE + 1 else None
 
@@ -249,7 +245,7 @@ def _may_cut(tensor: Any) -> bool:
 
 
 def _nested(one: graphs.Call) -> Any:
-    """Return the graph of a model in a model, if it computes by `call`, of one tensor one other; else None."""
+    """Return the graph of a nested model that `call` computes, with one input and output, or None."""
     own = vars(one.operation).get("call") if isinstance(one.operation, keras.Model) else None
     if not isinstance(own, functools.partial) or own.func is not call:
         return None
@@ -273,14 +269,14 @@ def _summing(layer: Any) -> tuple[Any, ...]:
 
 
 def _finishes_parts(layer: Any, result: Any) -> bool:
-    """Return whether a layer's bias and activation look at each place of the sequence alone, and alike."""
+    """Whether a layer's bias and activation are the same for each place of the sequence."""
     behind = len(result.shape) - SEQUENCE
     has_none = layer.bias is None or len(layer.bias.shape) < behind or layer.bias.shape[-behind] == 1
     return has_none and chains.is_elementwise(layer.activation) and layer.activity_regularizer is None
 
 
 def _is_by_itself(one: graphs.Call) -> bool:
-    """Return whether each place of the sequence of what a call returns is of that place alone, without a mask."""
+    """Whether each place of a call's result depends on that place alone, without a mask."""
     layer, result = one.operation, one.makes[0]
     if any(len(tensor.shape) != len(result.shape) or _length(tensor) != _length(result) for tensor in one.takes):
         return False

@@ -113,6 +113,5 @@ def _matches(late: Late, own: Any, y_true: Any, y_pred: Any) -> Any:
 
 
 def _classes(y_true: Any, logits: Logits) -> tf.Tensor:
-    """Return targets without a last dim of one element."""
     target = tf.convert_to_tensor(y_true)
     return tf.squeeze(target, axis=-1) if target.shape.rank == logits.part.shape.rank else target

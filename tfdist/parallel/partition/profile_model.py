@@ -29,8 +29,6 @@ LOSS = "(loss)"
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """One call at one batch size: what is timed, and what is counted."""
-
     forward: Callable[[], Any]
     both: Callable[[], Any]
     output_bytes: float
@@ -149,8 +147,6 @@ def step_seconds(
 
 
 class _Ends(keras.callbacks.Callback):
-    """When each call of the training function has ended."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
         self._clock = clock
@@ -166,7 +162,7 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _rows(values: Any, size: int) -> Any:
-    """Return so many rows of each array, from the first on, again from the first one where there are not enough."""
+    """Return this many rows of each array, repeated from the first where there are not enough."""
 
     def of(value: Any) -> Any:
         if value is None:
@@ -187,7 +183,6 @@ class _Prepared:
 
     @property
     def functions(self) -> list[Callable[[], Any]]:
-        """What is timed in turns: each call's two."""
         return [function for one in self.calls for function in (one.forward, one.both)]
 
 
@@ -246,12 +241,11 @@ def _in_rows(
 
 
 def _times(seconds: float, each: float, fewest: int) -> int:
-    """Return how often something is measured that takes so long each time, to fill some seconds."""
+    """Return how often to measure something that takes this long, to fill some seconds."""
     return min(max(round(seconds / max(each, 1e-9)), fewest), _MOST)
 
 
 def _profiled(flat: nested_models.Flat, prepared: _Prepared, seconds: Sequence[float]) -> list[LayerProfile]:
-    """Return the layers at one batch size, each with one time."""
     calls, size = flat.calls, prepared.size
     makers = {id(tensor): place for place, call in enumerate(calls) for tensor in call.makes}
     seen: set[int] = set()
@@ -290,7 +284,6 @@ def _places(makers: dict[int, int], tensors: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _measured(operation: Any, args: Any, kwargs: Any, differentiated: set[int]) -> tuple[_Measured, list[Any]]:
-    """Return what is timed of one call, and what it returns."""
     if isinstance(operation, keras.layers.Layer) and "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": True}
     flat = keras.tree.flatten((args, kwargs))
@@ -374,7 +367,7 @@ def _whole(model: keras.Model, x: Any, y: Any, weight: Any) -> Callable[[], Any]
 
 
 def _update(model: keras.Model, call_seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
-    """Return the seconds in which an optimizer such as the model's updates all weights, and the bytes of its slots."""
+    """Return the seconds of an optimizer's update of all weights, and the bytes of its slots."""
     given = getattr(model, "optimizer", None)
     if given is None or not model.trainable_variables:
         return 0.0, 0
@@ -404,7 +397,7 @@ def _adding_seconds(gradients: Sequence[Any], clock: Callable[[], float]) -> flo
 
 
 def _nothing() -> Callable[[], Any]:
-    """Return a compiled function that does next to nothing, called with what it takes."""
+    """Return a compiled function that does next to nothing, with its arguments."""
     function = tf.function(lambda one: one + 1.0, autograph=False)
     one = tf.constant(1.0)
     return lambda: function(one)
@@ -422,12 +415,12 @@ def _in_a_row(function: Callable[[], Any], count: int, clock: Callable[[], float
 
 
 def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> list[float]:
-    """Return the seconds of each of so many calls in a row, as steps are; one before them is not counted."""
+    """Return the seconds of each of several calls in a row, as steps are; an additional first one does not count."""
     return [_seconds(function, clock) for _ in range(count + 1)][1:]
 
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
-    """Return one layer with the times of all batch sizes; the bytes of an example are those of the largest."""
+    """Merge a layer's times of all batch sizes; the bytes of an example are those of the largest."""
     largest = of_sizes[-1]
     return LayerProfile(
         name=largest.name,
@@ -447,7 +440,7 @@ def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
 
 
 def _divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
-    """Return what a number of parts must divide for a layer to compute with a part; 0 if it never does."""
+    """Return the number that parts must divide for a layer to compute with one; 0 if it never does."""
     if sum(call.operation is layer for call in calls) > 1:
         return 0
     kind = type(layer)
@@ -461,7 +454,7 @@ def _divides(layer: Any, calls: Sequence[graphs.Call]) -> int:
 
 
 def _joins(calls: Sequence[graphs.Call], place: int) -> bool:
-    """Return whether a dense layer takes the result of the dense layer before it, which may stay in parts."""
+    """Whether a dense layer takes the result of the dense layer before it, which may stay in parts."""
     if not place:
         return False
     before, one = calls[place - 1].operation, calls[place].operation

@@ -30,7 +30,6 @@ class Counting(current_step.Step):
         self.sums: Sums = []
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Note and return the sums over replicas."""
         sums = super().sum_in_the_middle(tensors, what=what)
         self.sums.append((what, sums))
         return sums

@@ -155,7 +155,6 @@ def beginnings_of(model: keras.Model, calls: Sequence[graphs.Call], parts: int, 
 
 
 def _places(name: str, names: Sequence[str]) -> list[int]:
-    """Return the places of a layer, of the layers of a nested model, or of those whose paths end with a name."""
     for matches in (name.__eq__, lambda one: one.startswith(f"{name}/"), lambda one: one.endswith(f"/{name}")):
         found = [place for place, one in enumerate(names) if matches(one)]
         if found:

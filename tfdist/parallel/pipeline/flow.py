@@ -187,7 +187,6 @@ class Flow:
         return computed(*(one for one in inputs if one is not None))
 
     def _trace(self, model: keras.Model, signature: Sequence[Any], *given: tf.Tensor) -> list[Any]:
-        """Walk through all calls, and note what is made, found and taken."""
         division, left = self._division, iter(given)
         inputs = [None if one is None else next(left) for one in signature]
         values = {id(tensor): one for tensor, one in zip(division.graph.inputs, inputs, strict=True)}
@@ -212,7 +211,7 @@ class Flow:
         return []
 
     def _see(self, value: Any, part: int, place: int, where: tuple[int, tuple[str, ...]], maker: str) -> None:
-        """Give numbers to a value that a call has made, and to what hangs on it, unless they have one."""
+        """Number a new value of a call, and its attributes."""
         if value is None:
             return
         key, names = where
@@ -268,7 +267,6 @@ class Tracing(current_step.Step):
         super().__init__(rows=tf.constant(rows), global_rows=tf.constant(rows), weighs_loss=True, index=tf.constant(0))
 
     def sum_in_the_middle(self, tensors: list[Any], *, what: str) -> list[Any]:
-        """Return what is there."""
         return tensors
 
 
@@ -289,7 +287,7 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 def _complete(call: graphs.Call, values: dict[int, Any], rows: int) -> None:
-    """Set what TensorFlow does not know of the shapes that a call returns, by what Keras says of it."""
+    """Fill in unknown shapes of a call's results from Keras' specs."""
     unknown = [one for one in call.makes if _is_open(values[id(one)])]
     if not unknown:
         return

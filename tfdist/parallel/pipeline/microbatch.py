@@ -46,17 +46,14 @@ class MicroStep(step.Step):
         raise needs_all(what)
 
     def require_others(self, what: str) -> None:
-        """Raise where the other micro-batches cannot be asked in the middle of the step."""
         if not self._is_alone:
             raise needs_all(what)
         super().require_others(what)
 
     def has_row_of_each(self, values: tf.Tensor) -> bool:
-        """Return whether values have a row for each example: in a pipeline sizes are known."""
         return bool(values.shape.rank) and values.shape[0] == max(1, tf.get_static_value(self.rows))
 
     def rule_of(self, kind: str, value: Any, *, name: str = "", can_gather: bool = False) -> Verdict:
-        """Return what a value is that the user's code has reduced."""
         told, is_loss = self._loss_reduction, kind in ("loss", "added")
         if is_loss and told == "detect" and not (self._is_alone and self.is_whole):
             what = "returns" if kind == "loss" else "(a layer) adds"

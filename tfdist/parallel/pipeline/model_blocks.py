@@ -18,8 +18,6 @@ METHOD = "pipeline_blocks"
 
 @dataclass(frozen=True)
 class _Operation:
-    """An operation of TensorFlow's: what it is, by which name, given what."""
-
     kind: str
     name: str
     takes: tuple[str, ...]
@@ -35,7 +33,6 @@ class _Traced(keras.Operation):
         self.operations: list[_Operation] = []
 
     def call(self, values: Any) -> Any:
-        """Compute, and note how."""
         made = self._function(values)
         self.operations = [_noted(one) for one in tf.compat.v1.get_default_graph().get_operations()]
         return made
@@ -72,8 +69,6 @@ def _checked(model: keras.Model, named: list[Any]) -> list[Any]:
 
 
 def _require_alike(model: keras.Model, first: keras.KerasTensor, blocks: list[keras.layers.Layer]) -> None:
-    """Raise unless the model's call has the operations of its blocks one after the other, and no others."""
-
     def through(values: Any) -> Any:
         for block in blocks:
             values = block(values)

@@ -32,7 +32,6 @@ class StageSlots(OptimizerSharding):
         super().__init__(1, workers, replicas)
 
     def adopt(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Let a new optimizer update parts of weights; its slots are saved as variables in parts."""
         own = vars(optimizer)
         if UPDATES in own or keras_optimizer.hands_on(type(optimizer)):
             return
@@ -41,7 +40,6 @@ class StageSlots(OptimizerSharding):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer, variables: Any) -> Iterator[None]:
-        """Let an optimizer reduce to this process's parts of the weights of its stage, and update these, inside."""
         if variables is not None:
             keras_optimizer.build(optimizer, list(variables))
         for updates in updates_of(optimizer):
@@ -67,17 +65,14 @@ class StageUpdates(Updates):
                 self._parts[key] = Everywhere(tuple(variable.shape) if lying is None else lying.local_shape)
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Give variables the values of which each process has its part, also outside of an update."""
         with self._apart():
             super().assign(variables, values)
 
     def swap_averages(self) -> None:
-        """Exchange the weights and their moving averages; every process must call it."""
         with self._apart():
             super().swap_averages()
 
     def average_weights(self) -> None:
-        """Let the moving averages be the weights."""
         with self._apart():
             super().average_weights()
 
@@ -90,6 +85,6 @@ class StageUpdates(Updates):
 
 
 def _lying(variable: Any) -> Any:
-    """Return how what a weight is updated with lies; None: whole, on every process."""
+    """Return the layout in which a weight is updated; None: whole, on every process."""
     sharding = sharded_variable.sharding_of(variable)
     return None if sharding is None else sharding.of_slots

@@ -132,7 +132,6 @@ class StageStep:
             return self._logs(data, found, told, totals, microbatches)
 
     def _needs_whole_batch(self, data: Any) -> bool:
-        """Return whether a layer, or a loss, makes something of the whole batch."""
         if self._comparing is None:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
             self._comparing = uncut_batches.comparing_losses(self._model, self._division.graph, y)
@@ -224,7 +223,7 @@ class StageStep:
     def _microbatches(
         self, data: Any, global_rows: int, *, training: bool, most: int | None = None, each_alone: bool = False
     ) -> list[MicroBatch]:
-        """Return this replica's batch in parts; where it has no example, it computes with a copy of one."""
+        """Cut this replica's batch; without an example it computes with a copy of one."""
         replica_step.adapt(self._model, self._unseeded)
         for metric in getattr(keras_model.compiled_losses(self._model), "metrics", ()):
             keras_metrics.ignore_weights(metric)
@@ -273,7 +272,6 @@ class StageStep:
         )
 
     def _count(self, data: Any, global_rows: int, microbatches: list[MicroBatch], *, training: bool) -> None:
-        """Let the losses of micro-batches know what they divide by over the batch."""
         self._known.clear()
         if len(microbatches) == 1 or not self._pipe.is_last:
             return
@@ -292,7 +290,7 @@ class StageStep:
         return replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
 
     def _passed(self, passes: Callable[[], Found]) -> tuple[Found, Told]:
-        """Trace a stage's passes; return what they have come to here, and what all stages have to know of it."""
+        """Trace a stage's passes; return their results here, and what all stages have to know."""
         generators, trained = self._generators(), self._model.trainable_weights
         mine, found = [0] * (len(trained) + len(generators) + 1), None
         try:
@@ -352,7 +350,7 @@ class StageStep:
         return holders[0] == self._pipe.stage
 
     def _gradients(self, found: Found, told: Told) -> list[Any]:
-        """Return the gradient of each trainable weight: without elements where this stage has no part in it."""
+        """Return the gradient of each trainable weight, without elements on other stages."""
         holders_of = self._division.holders(self._pipe.stages)
         gradients: list[Any] = []
         shared: dict[int, tf.Tensor] = {}
@@ -377,7 +375,7 @@ class StageStep:
         return made_in_order(known) if self._pipe.replicas > 1 else behind(found.gradients_sent, known)
 
     def _apply_states(self, found: Found) -> None:
-        """Give variables that layers have changed their values: the mean over replicas of means over micro-batches."""
+        """Assign changed variables the mean over replicas of the means over micro-batches."""
         holders = self._division.holders(self._pipe.stages)
         for variable, _ in found.states.values():
             everywhere = sharded_variable.sharding_of(variable) is None and self._pipe.stages > 1
@@ -399,7 +397,7 @@ class StageStep:
                 variable.assign(value)
 
     def _apply_draws(self, told: Told) -> None:
-        """Let every generator be where one forward pass through the whole model leaves it, on all stages."""
+        """Move each generator on all stages to where a forward pass through the whole model leaves it."""
         for generator, count in zip(self._generators(), told.draws, strict=True):
             if count:
                 state = generator.state
@@ -445,13 +443,12 @@ class StageStep:
 
 
 def _example_weight(data: Any, global_rows: int) -> float:
-    """Return the weight of an example in the mean of losses over batches: Keras counts rows of the first input."""
+    """Return the weight of an example in Keras' mean of losses over batches, which counts rows of the first input."""
     whole = batch_rows.whole_first_input(data)
     return 1.0 if whole is None else int(whole.value.shape[0]) / global_rows
 
 
 def _outputs(found: Found, microbatches: list[MicroBatch]) -> list[tf.Tensor]:
-    """Return what the model returns for the rows of all micro-batches, flat, with what hangs on it."""
     of_each = [found.outputs[one.number] for one in microbatches]
     if len(of_each) == 1:
         return microbatches[0].flow.outputs(of_each[0])

@@ -76,7 +76,6 @@ class Accumulated:
 def _pieces(
     slices: tf.IndexedSlices, parts: Sequence[tuple[tf.Tensor, RowKind]]
 ) -> list[tuple[tf.Tensor, tf.Tensor, RowKind]]:
-    """Return values, indices and kind of each part of some rows."""
     flat = [tf.cast(tf.reshape(part, [-1]), slices.indices.dtype) for part, _ in parts]
     if len(flat) == 1:
         return [(slices.values, slices.indices, parts[0][1])]
@@ -102,7 +101,6 @@ def behind(sent: list[tf.Operation], gradients: list[Any]) -> list[Any]:
 
 
 def _again(gradient: Any) -> Any:
-    """Return the same gradient, made by operations that come now."""
     if isinstance(gradient, tf.IndexedSlices):  # what its indices are, their operations tell
         return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
     return tf.identity(gradient)

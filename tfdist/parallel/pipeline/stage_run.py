@@ -258,7 +258,7 @@ class Run:
         return Made(sent, outputs, loss, added, target, states, changed, dict(current.draws))
 
     def _note(self, work: Work, made: Made) -> None:
-        """Note what a pass has come to for the whole step; not where it is computed a second time."""
+        """Note the results of a pass for the whole step; not where it is computed a second time."""
         microbatch = self._microbatches[work.microbatch]
         if made.outputs:
             self.found.outputs[work.microbatch] = made.outputs
@@ -279,7 +279,7 @@ class Run:
                 self.found.draws[key] = self.found.draws.get(key, 0) + count
 
     def _changed(self, scope: keras.StatelessScope, part: int, given: dict[int, tf.Tensor]) -> list[keras.Variable]:
-        """Return the variables that layers have changed, but those of generators."""
+        """Return the variables that layers have changed, without those of generators."""
         own = self._division.variables_of(part)
         changed = [one for one in own if scope.get_current_value(one) is not given.get(id(one))]
         trained = {id(one) for one in self._weights[part]}
@@ -305,7 +305,7 @@ class Run:
         self.found.states[id(variable)] = (variable, summed)
 
     def _beginnings(self, part: int) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Return where the generator that all layers share begins in this part."""
+        """Move the generator that all layers share to where this part begins."""
         if part == 0:
             return []
         state = self._unseeded.state
@@ -314,7 +314,6 @@ class Run:
 
     @functools.cached_property
     def _kept(self) -> keep_sharded.Kept:
-        """What stays in parts of the model axis between two layers of one part of the model."""
         part_of = {
             id(call.operation): part for part in range(self._division.parts) for call in self._division.calls_of(part)
         }
@@ -333,7 +332,7 @@ class Run:
 
 
 def _of_shape(gradient: Any, weight: keras.Variable) -> Any:
-    """Return a gradient of a weight; what a function returns of rows does not tell the shape of the table."""
+    """Restore the shape of a gradient of rows, which a function's result does not have."""
     if isinstance(gradient, tf.IndexedSlices):
         sharding = sharded_variable.sharding_of(weight)  # within the stage
         shape = tuple(weight.shape) if sharding is None else sharding.local_shape

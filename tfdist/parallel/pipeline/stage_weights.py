@@ -77,7 +77,6 @@ class StageLayout(PartLayout):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a process that has some of it has less than the whole."""
         return self._within is not None
 
     @property
@@ -97,7 +96,6 @@ class StageLayout(PartLayout):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which processes have different parts, or different weights."""
         return (PIPELINE, *(() if self._within is None else self._within.axes))
 
     @property
@@ -121,11 +119,9 @@ class StageLayout(PartLayout):
         return tuple((0, size) for size in self.local_shape) if self.within is None else self.within.bounds
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the weight, given what stands for what the stage has; every process has to ask."""
         return self.told(variable.read_value())
 
     def gather(self, part: tf.Tensor) -> tf.Tensor:
-        """Return the weight of which this process has a part; every process has to ask."""
         return self.told(part if self.within is None else self.within.gather(part))
 
     def told(self, value: tf.Tensor) -> tf.Tensor:
@@ -141,20 +137,17 @@ class StageLayout(PartLayout):
         return told(value)
 
     def cut(self, whole: Any) -> Any:
-        """Return what this process has of a tensor or an array of the weight's shape."""
         if self.is_held:
             return whole if self.within is None else self.within.cut(whole)
         return flat_range(whole, 0, 0)
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return what this process has of numbers of which any stretch can be made."""
         if self.within is not None:
             return self.within.drawn(stretch)
         numbers = stretch(0, math.prod(self.shape) if self.is_held else 1)
         return tf.reshape(numbers if self.is_held else numbers[:0], self.local_shape)
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums over stages, and over the processes of a stage that have different parts."""
         return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "stages")
 
     def _told(self, value: tf.Tensor) -> tf.Tensor:
@@ -206,7 +199,6 @@ class SlotLayout(PartLayout):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which processes have different elements."""
         return (DATA, *self._weight.axes)
 
     @property
@@ -242,11 +234,9 @@ class SlotLayout(PartLayout):
 
     @property
     def elements(self) -> tuple[int, int] | None:
-        """Which elements this process has of those within the bounds; None: all."""
         return None if self._weight.within is None else self.stretch.bounds
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Return the whole; every process has to ask."""
         if not self.is_settled:
             return self._weight.read(variable)
         return self.gather(variable.read_value())
@@ -260,17 +250,14 @@ class SlotLayout(PartLayout):
         return self._weight.gather(part)
 
     def cut(self, whole: Any) -> Any:
-        """Return what this process has of a tensor or an array of the whole's shape."""
         part = self._weight.cut(whole)
         if not self.is_settled or not self.is_held:
             return part
         return flat_range(part, *self.stretch.bounds)
 
     def drawn(self, stretch: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Return what this process has of numbers of which any stretch can be made."""
         part = self._weight.drawn(stretch)
         return self.kept(part) if self.is_settled else part
 
     def total(self, tensors: Sequence[tf.Tensor], axes: Iterable[str] | None = None) -> list[tf.Tensor]:
-        """Return the sums over the replicas of a stage, and over stages."""
         return self.mesh_axes.all_reduce(tensors, self.axes if axes is None else axes, "parts")

@@ -82,7 +82,7 @@ def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
 
 
 def _like(spec: Any, random: np.random.Generator) -> np.ndarray:
-    """Return positive numbers, of integers zeros and ones, in the shape of rows."""
+    """Make positive numbers, or zeros and ones, in the shape of rows."""
     shape = [_ROWS, *(size or 3 for size in spec.shape[1:])]
     dtype = tf.as_dtype(spec.dtype)
     numbers = random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape)

@@ -135,7 +135,6 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
 
 
 def _flushed(name: str, stages: int, microbatches: int, ahead: list[int]) -> Schedule:
-    """Return a schedule of one forward and one backward pass in turns, after so many forward passes on each stage."""
     forwards = [Work("forward", m) for m in range(microbatches)]
     backwards = [Work("backward", m) for m in range(microbatches)]
     return Schedule(
@@ -148,7 +147,6 @@ def _flushed(name: str, stages: int, microbatches: int, ahead: list[int]) -> Sch
 
 
 def _alternating(forwards: list[Work], backwards: list[Work], ahead: int) -> tuple[Work, ...]:
-    """Return the first forwards, then a forward and a backward in turns, then the backwards that are left."""
     order, left = list(forwards[:ahead]), list(backwards)
     for forward in forwards[ahead:]:
         order += [forward, left.pop(0)]

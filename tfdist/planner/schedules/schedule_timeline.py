@@ -200,7 +200,7 @@ def _require_complete(schedule: Schedule, stage: int) -> None:
 
 
 def _require_matched(schedule: Schedule) -> None:
-    """Raise unless each pair of stages sends and takes activations, and gradients, in one order."""
+    """Require that each pair of stages sends and takes activations, and gradients, in one order."""
     taken: dict[tuple[int, int, Kind], list[Work]] = {}
     for stage, order in enumerate(schedule.orders):
         for work in order:
