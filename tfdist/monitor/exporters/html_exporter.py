@@ -25,6 +25,7 @@ COLORS = {
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 #: points of a curve that are drawn
 KEPT = 200
+_HEADS = ("worker", "does", "step", "steps/s", "loss", "memory", "step ms")
 _STYLE = (
     ".tfdist{font:13px/1.5 system-ui,sans-serif;max-width:60rem}"
     ".tfdist table{font:inherit;border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
@@ -69,11 +70,10 @@ def page(shown: Snapshot, rates: Sequence[Sequence[float]] = (), losses: Sequenc
     """Render a job as HTML."""
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     state = "" if shown.is_running else ", ended"
-    heads = ("worker", "does", "step", "steps/s", "loss", "memory", "step ms")
     pieces = [
         f'<meta charset="utf-8"><style>{_STYLE}</style><div class="tfdist">',
         f"<div>job <b>{escape(shown.job[:8])}</b>, start {shown.start}{state}</div>",
-        f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}<th class='bar'>parts of a step</th></tr>",
+        f"<table><tr>{''.join(f'<th>{head}</th>' for head in _HEADS)}<th class='bar'>parts of a step</th></tr>",
         *(_row(one, longest) for one in shown.workers),
         f"</table>{_legend(shown.workers)}",
     ]
@@ -91,16 +91,7 @@ _UNTOLD = ("parameters", "started")
 
 
 def _row(one: WorkerView, longest: float) -> str:
-    total = sum(one.parts.values())
-    cells = (
-        str(one.worker),
-        one.activity,
-        str(one.step),
-        "-" if one.steps_per_second is None else f"{one.steps_per_second:.1f}",
-        "-" if one.loss is None else f"{one.loss:.4g}",
-        "-" if one.memory is None else f"{one.memory / (1 << 20):.0f} MiB",
-        f"{1e3 * total:.1f}" if total else "-",
-    )
+    cells = [one.cells[head] for head in _HEADS]
     bars = "".join(
         f'<i style="width:{100 * seconds / longest:.2f}%;background:{COLORS.get(label, "#888")}" '
         f'title="{escape(label)} {1e3 * seconds:.2f} ms"></i>'

@@ -106,12 +106,8 @@ def of_point(point: Point) -> Iterator[Metric]:
 def of_resources(workers: tuple[WorkerView, ...], step: int, when: float) -> list[Metric]:
     """Return the system metrics of all workers."""
     moment = int(1e3 * (when or time.time()))
-    found = []
-    for one in workers:
-        known = {"resident_memory_bytes": one.memory, "busy_processors": one.cpu, **one.resources}
-        found += [
-            Metric(f"system/{name}/worker_{one.worker}", float(value), moment, step)
-            for name, value in known.items()
-            if value is not None
-        ]
-    return found
+    return [
+        Metric(f"system/{name}/worker_{one.worker}", value, moment, step)
+        for one in workers
+        for name, value in one.used.items()
+    ]

@@ -21,7 +21,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tfdist.monitor.exporters.exporter import Point, Update
 from tfdist.monitor.exporters.exporter_names import KINDS
 from tfdist.monitor.verdict.step_parts import Part
-from tfdist.monitor.watch.snapshot import WorkerView, sentence
+from tfdist.monitor.watch.snapshot import sentence
 
 DEFAULT = KINDS["tensorboard"].default
 _BINS = 30
@@ -46,7 +46,8 @@ class TensorBoard:
                 self._file(job, f"worker-{worker}").add(point.step, point.time, of_steps(point, place))
         if update.points:
             for one in update.snapshot.workers:
-                self._file(job, f"worker-{one.worker}").add(self._step, update.snapshot.time, of_resources(one))
+                used = [_scalar(f"resources/{name}", value) for name, value in one.used.items()]
+                self._file(job, f"worker-{one.worker}").add(self._step, update.snapshot.time, used)
         texts = [("events", sentence(event), float(event.get("time", time.time()))) for event in update.events]
         if update.is_last and update.snapshot.verdict:
             texts.append(("verdict", "\n".join(f"    {line}" for line in update.snapshot.verdict), time.time()))
@@ -88,12 +89,6 @@ def of_steps(point: Point, place: int) -> list[Any]:
     if not np.isnan(norms).all():
         found.append(_scalar("gradient_norm", np.nanmean(norms)))
     return found
-
-
-def of_resources(one: WorkerView) -> list[Any]:
-    """Return what a worker uses of its machine."""
-    known = {"resident_memory_bytes": one.memory, "busy_processors": one.cpu, **one.resources}
-    return [_scalar(f"resources/{name}", value) for name, value in known.items() if value is not None]
 
 
 def _scalar(tag: str, value: Any) -> Any:

@@ -1,10 +1,8 @@
 """Find what a job is bound by: a pure function of the parts of its steps.
 
 All workers' steps and reductions are equally long, because they wait for each other. The worker that comes last shows:
-the
-others wait for it. A cause is named only if it explains four fifths of that waiting. Numbers are means over the shorter
-half
-of the steps: pauses do not count, and, unlike medians, parts still add up.
+the others wait for it. A cause is named only if it explains four fifths of that waiting. Numbers are means over the
+shorter half of the steps: pauses do not count, and, unlike medians, parts still add up.
 """
 
 from dataclasses import dataclass, replace

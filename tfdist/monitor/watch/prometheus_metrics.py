@@ -1,15 +1,14 @@
 """A job's metrics in the text format of Prometheus. docs/monitoring-exporters.md has their names; a test compares."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
+from tfdist.monitor.watch.snapshot import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ONE = ("job", "rank")
@@ -104,15 +103,6 @@ class _Metrics:
     def _of_workers(self, name: str, what: str, attribute: str) -> Metric:
         gauge = GaugeMetricFamily(name, what, labels=_ONE)
         for one in self._found.workers:
-            if (value := _value(one, attribute)) is not None:
-                gauge.add_metric([self._found.job, str(one.worker)], value)
+            if (value := getattr(one, attribute)) is not None:
+                gauge.add_metric([self._found.job, str(one.worker)], float(value))
         return gauge
-
-
-def _rank_of(event: Mapping[str, Any]) -> str:
-    return "" if event.get("worker") is None else str(event["worker"])
-
-
-def _value(one: WorkerView, attribute: str) -> float | None:
-    value = getattr(one, attribute)
-    return None if value is None else float(value)

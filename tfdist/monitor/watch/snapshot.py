@@ -45,6 +45,27 @@ class WorkerView:
     resumed: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def used(self) -> dict[str, float]:
+        """What the process uses of its machine, by the name of the metric."""
+        known = {"resident_memory_bytes": self.memory, "busy_processors": self.cpu, **self.resources}
+        return {name: float(value) for name, value in known.items() if value is not None}
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """A row of a table, by the headings of its columns."""
+        total = sum(self.parts.values())
+        return {
+            "worker": str(self.worker),
+            "does": self.activity,
+            "step": str(self.step),
+            "steps/s": "-" if self.steps_per_second is None else f"{self.steps_per_second:.1f}",
+            "loss": "-" if self.loss is None else f"{self.loss:.4g}",
+            "memory": "-" if self.memory is None else f"{self.memory / (1 << 20):.0f} MiB",
+            "CPU": "-" if self.cpu is None else f"{self.cpu:.2f}",
+            "step ms": f"{1e3 * total:.1f}" if total else "-",
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:

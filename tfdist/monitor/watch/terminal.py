@@ -46,25 +46,12 @@ def page(shown: Snapshot) -> RenderableType:
 
 def _workers(shown: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for name, justify in (("worker", "right"), ("does", "left"), ("step", "right"), ("steps/s", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for name in ("loss", "memory", "CPU", "step ms"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("worker", "does", "step", "steps/s", "loss", "memory", "CPU", "step ms"):
+        table.add_column(name, justify="left" if name == "does" else "right", no_wrap=True)
     table.add_column("parts")  # the one that may be narrower
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     for one in shown.workers:
-        total = sum(one.parts.values())
-        table.add_row(
-            str(one.worker),
-            one.activity,
-            str(one.step),
-            "-" if one.steps_per_second is None else f"{one.steps_per_second:.1f}",
-            "-" if one.loss is None else f"{one.loss:.4g}",
-            "-" if one.memory is None else f"{one.memory / (1 << 20):.0f} MiB",
-            "-" if one.cpu is None else f"{one.cpu:.2f}",
-            f"{1e3 * total:.1f}" if total else "-",
-            _Bar(one, longest),
-        )
+        table.add_row(*one.cells.values(), _Bar(one, longest))
     return table
 
 
