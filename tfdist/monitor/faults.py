@@ -209,11 +209,7 @@ class Script:
     def from_environment(cls, environ: Mapping[str, str]) -> "Script":
         """Return the script that the launcher's variables give this process; an empty one if there is no plan."""
         plan = FAULTS.read(environ)
-        return cls(
-            parse(plan) if plan else (),
-            worker=WORKER_INDEX.read(environ),
-            restart=RESTARTS.read(environ),
-        )
+        return cls(parse(plan) if plan else (), worker=WORKER_INDEX.read(environ), restart=RESTARTS.read(environ))
 
     def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
         """Return the faults due now, and forget those that happen once."""

@@ -62,11 +62,7 @@ class Library:
 
 RECORDS = Library(name="records", folder=".", flags=("-O2",), takes="some seconds")
 COLLECTIVES = Library(
-    name="collectives",
-    folder="collectives",
-    flags=("-O3", "-pthread"),
-    takes="half a minute",
-    shares=("handles.h",),
+    name="collectives", folder="collectives", flags=("-O3", "-pthread"), takes="half a minute", shares=("handles.h",)
 )
 CODECS = Library(
     name="codecs",

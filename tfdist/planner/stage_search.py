@@ -117,11 +117,7 @@ class _Search:
 
 
 def best_stages(
-    setting: Setting,
-    *,
-    objective: str = "time",
-    limits_memory: bool = True,
-    uses_all: bool = True,
+    setting: Setting, *, objective: str = "time", limits_memory: bool = True, uses_all: bool = True
 ) -> tuple[Stage, ...] | None:
     """Return the stages with the lowest cost; of equal ones the fewest, whose stages begin earliest.
 

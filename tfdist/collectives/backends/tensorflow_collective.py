@@ -37,14 +37,7 @@ class TensorFlowCollective:
     keeps_program_order = True  # the operations of a graph run in the order in which they were traced
 
     def __init__(
-        self,
-        *,
-        group_key: int,
-        size: int,
-        rank: int,
-        device: str,
-        hosts: Sequence[int],
-        abort: Callable[[str], None],
+        self, *, group_key: int, size: int, rank: int, device: str, hosts: Sequence[int], abort: Callable[[str], None]
     ) -> None:
         self.size = size
         self.rank = collective.require_rank("rank", rank, size)

@@ -81,12 +81,7 @@ class _Step:
 class Recorder(StepObserver):
     """Records the steps of this process into the ring at `path`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        clocks: Callable[[], tuple[int, int]] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, *, clocks: Callable[[], tuple[int, int]] | None = None) -> None:
         self.path = path
         self._ring = Ring(path)
         self._process = os.getpid()

@@ -28,9 +28,7 @@ def found(model: Any) -> keep_sharded.Kept:
 
 
 def among(
-    calls: Sequence[graphs.Call],
-    outputs: Sequence[Any],
-    together: Callable[[Any, Any], bool] = lambda one, other: True,
+    calls: Sequence[graphs.Call], outputs: Sequence[Any], together: Callable[[Any, Any], bool] = lambda one, other: True
 ) -> keep_sharded.Kept:
     """Find layers by columns and by rows of one axis with only elementwise layers between: those stay in parts."""
     pairs = graphs.successors(calls, outputs)

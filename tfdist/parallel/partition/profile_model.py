@@ -217,10 +217,7 @@ def _medians(functions: Sequence[Callable[[], Any]], seconds: float, clock: Call
 
 
 def _in_rows(
-    wholes: Sequence[Callable[[], Any]],
-    fit: Callable[[int], float] | None,
-    seconds: float,
-    clock: Callable[[], float],
+    wholes: Sequence[Callable[[], Any]], fit: Callable[[int], float] | None, seconds: float, clock: Callable[[], float]
 ) -> tuple[list[list[float]], float | None]:
     """Return the seconds of each function, called several times in a row, and by how much a step is longer.
 
