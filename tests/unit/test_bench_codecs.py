@@ -171,9 +171,9 @@ def test_what_makes_no_sense_is_refused(make: Any, changes: dict[str, Any], says
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--delay", "1"], "--delay is of a link"),
-        (["--plot", "codecs.png"], "add --train"),
-        (["--train", "--model", "small"], "leave --model out"),
+        (["--delay", "1"], "needs a link"),
+        (["--plot", "codecs.png"], "needs --train"),
+        (["--train", "--model", "small"], "omit --model"),
         (["--target", "0"], "--target"),
         (["--workers", "1"], "--workers"),
     ],

@@ -1,1 +1,1 @@
-"""Benchmarks beside the peers: every figure a ratio of runs that took turns, with quartiles."""
+"""Benchmarks against the peers: each figure is a ratio of alternating runs, with quartiles."""

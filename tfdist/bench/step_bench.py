@@ -60,18 +60,18 @@ class StepBench(Suite):
     strategy: str
     replicas_per_worker: int = 1
     collectives: str | None = None
-    workers: int = option(2, "Not of mirrored.")
-    model: str = option("perceptron", "What is trained.", choices=MODELS)
-    global_batch_size: int = option(32, "Of all replicas.", flags=["--batch-size"])
-    warm_up_steps: int = option(3, "Steps to warm up.")
+    workers: int = option(2, "Workers, except under mirrored.")
+    model: str = option("perceptron", "Model to train.", choices=MODELS)
+    global_batch_size: int = option(32, "Examples per step, over all replicas.", flags=["--batch-size"])
+    warm_up_steps: int = option(3, "Warm-up steps.")
     steps: int = option(10, "Steps per measurement.")
-    steps_per_execution: int = option(1, "Of one more `fit`.")
-    rounds: int = option(7, "Measurements each.")
+    steps_per_execution: int = option(1, "Also measure `fit` with this.")
+    rounds: int = option(7, "Measurements of each side.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         integer("replicas_per_worker", self.replicas_per_worker, minimum=1)
-        one_of("strategy", self.strategy, STRATEGIES, hint="Others have no hand-written loop for a peer.")
+        one_of("strategy", self.strategy, STRATEGIES, hint="The others have no hand-written loop as a peer.")
         if self.collectives is not None:
             one_of("collectives", self.collectives, strategy_table.COLLECTIVES)
             if self.strategy != "multi-worker":

@@ -60,8 +60,8 @@ class AllReduceBench(Suite):
     link: EmulatedLink | None = None
     algorithms: Sequence[str] = ()
     leave_out: bool = True
-    workers: int = option(2, "Workers of each engine.", minimum=2)
-    rounds: int = option(7, "Measurements each.")
+    workers: int = option(2, "Workers per backend.", minimum=2)
+    rounds: int = option(7, "Measurements of each backend.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,8 +22,6 @@ from tfdist.variables import BENCH_MEMORY
 
 __all__ = ["measure", "memory", "prepare", "start"]
 
-#: where the workers open the memory that they share
-
 
 @dataclass
 class _Sums:

@@ -24,7 +24,6 @@ from tfdist.variables import BENCH_RANKS
 
 __all__ = ["command", "measure", "prepare", "start"]
 
-#: how many ranks there are, for the worker that starts them
 _MEET_SECONDS = 120.0
 
 

@@ -42,11 +42,11 @@ class CodecBench(Suite):
     warm_up_steps: int = 2
     link: EmulatedLink | None = None
     modules: Sequence[str] = ()
-    model: str = option("perceptron", "Of steps, not of --train.", choices=MODELS)
-    workers: int = option(2, "Processes.", minimum=2)
-    global_batch_size: int = option(64, "Of all workers.", flags=["--batch-size"])
+    model: str = option("perceptron", "Model to train.", choices=MODELS)
+    workers: int = option(2, "Worker processes.", minimum=2)
+    global_batch_size: int = option(64, "Examples per step, over all workers.", flags=["--batch-size"])
     steps: int = option(10, "Steps per measurement.")
-    rounds: int = option(5, "Measurements each.")
+    rounds: int = option(5, "Measurements of each.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""`tfdist bench`: the speed of a cluster and of what runs on it, beside the peers; one file per benchmark."""
+"""`tfdist bench`: the speed of a cluster, compared with the peers; one file per benchmark."""
 
 import click
 
@@ -6,11 +6,11 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS
 from tfdist.cli.common.group import LazyGroup
 
 COMMANDS = {
-    "step": "Steps per second of `fit`, beside hand-written loops.",
-    "all-reduce": "Time and bandwidth of an all-reduce, backend beside backend.",
-    "codecs": "Gradient compression: bytes, steps, time to accuracy.",
+    "step": "Steps per second of `fit` and of hand-written loops.",
+    "all-reduce": "Time and bandwidth of an all-reduce, backend by backend.",
+    "codecs": "Gradient compression: bytes sent, step time, time to accuracy.",
 }
-#: benchmarks of tfdist itself; for one release their old names say where they are
+#: benchmarks of tfdist itself; their old names say for one release how to run them
 MOVED = (
     *("checkpoint", "data", "model-parallel", "monitor", "parameter-server"),
     *("pipeline", "plan", "recovery", "sharded"),
@@ -23,8 +23,7 @@ class _Benchmarks(LazyGroup):
 
 
 def moved(name: str) -> click.Command:
-    """Return a command that says where a benchmark is now, and ends with 2."""
-
+    """Return a command that says how to run a benchmark now, and exits with 2."""
     there = f"python -m benchmarks {name}"
 
     @click.command(
@@ -54,8 +53,8 @@ def moved(name: str) -> click.Command:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def command() -> None:
-    """Measure speed beside the peers, in turns within one run.
+    """Compare the speed of tfdist with its peers, in alternating rounds of one run.
 
-    A figure is a ratio of the two sides' times in the same round, given as median [quartiles]; above 1 tfdist is
-    faster. Absolute times depend on the machine and on what else it does; ratios much less.
+    A figure is the ratio of both sides' times in the same round, as median [quartiles]; above 1, tfdist is faster.
+    Absolute times depend on the machine and its load; ratios depend on them much less.
     """

@@ -1,4 +1,4 @@
-"""`tfdist bench all-reduce`: time and bandwidth of an all-reduce, engine beside engine."""
+"""`tfdist bench all-reduce`: time and bandwidth of an all-reduce, backend by backend."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ from tfdist.validation import as_bytes
     "all-reduce",
     cls=Command,
     examples={
-        "tfdist bench all-reduce --plot all-reduce.png": "every engine: minutes",
+        "tfdist bench all-reduce --plot all-reduce.png": "all backends: minutes",
         "tfdist bench all-reduce --max-bytes 1M --gradients none --rounds 3": "a first look",
-        "tfdist bench all-reduce --engine ring --workers 3": "one engine, three workers",
+        "tfdist bench all-reduce --engine ring --workers 3": "one backend, three workers",
     },
     page="benchmarks",
 )
@@ -33,7 +33,7 @@ from tfdist.validation import as_bytes
     "chosen",
     type=click.Choice(list(ENGINES)),
     multiple=True,
-    help="Only this; repeatable. Default: all.",
+    help="Measure only this one; repeatable. Default: all.",
 )
 @click.option(
     "--algorithm",
@@ -41,19 +41,19 @@ from tfdist.validation import as_bytes
     type=click.Choice(ALGORITHMS),
     metavar="NAME",
     multiple=True,
-    help="Over a link: native by this algorithm too.",
+    help="With --link: also native with this algorithm; repeatable.",
 )
 @click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
 @click.option("--max-bytes", metavar="SIZE", default="256M", show_default=True, help="Largest tensor.")
 @click.option(
-    "--factor", type=click.IntRange(2), default=4, show_default=True, help="Each size is so many times the last."
+    "--factor", type=click.IntRange(2), default=4, show_default=True, help="Factor from one size to the next."
 )
 @click.option(
     "--gradients",
     type=click.Choice([*MODELS, "none"]),
     default="resnet50",
     show_default=True,
-    help="Also all gradients of this model.",
+    help="Also reduce the gradients of this model.",
 )
 @link_options
 @field_options(AllReduceBench)
@@ -72,27 +72,27 @@ def command(
     plot: Path | None,
     **options: int,
 ) -> None:
-    """Time and bandwidth of an all-reduce by engine, as nccl-tests print them.
+    """Time and bandwidth of an all-reduce by backend, in the columns of nccl-tests.
 
-    Workers on this machine's CPU sum float32 tensors, then the gradients of a model. The engines take turns:
+    Workers on this machine's CPU sum float32 tensors, then the gradients of a model. The backends take turns:
 
     \b
-    tensorflow     peer: TensorFlow's MultiWorkerMirroredStrategy as it is
+    tensorflow     peer: TensorFlow's own MultiWorkerMirroredStrategy
     multi-worker   tfdist's strategy: TensorFlow's collectives, in packs of 4 MiB
     horovod        peer: hvd.allreduce of each tensor
     ring           tfdist's strategy: Horovod, tensors in groups
-    native         tfdist's own collectives: shared memory, and TCP behind links
-    open-mpi       peer: MPI_Allreduce of each tensor, in place; not behind links
-    tcp, memcpy    the limits: its bytes through the line, plainly; one copy of the tensor in memory
-    bare           a limit: a bare loop that sums through shared memory; not behind links
+    native         tfdist's own collectives: shared memory, or TCP with --link
+    open-mpi       peer: MPI_Allreduce of each tensor, in place; not with --link
+    tcp, memcpy    limits: the same bytes over plain TCP; one copy of the tensor in memory
+    bare           limit: a bare loop that sums in shared memory; not with --link
 
-    A time is from the last worker's tensors, written anew, to the last sums; algbw the bytes over it, busbw algbw x
-    2 (n - 1) / n; #wrong: elements that are not the exact sum; "vs": the peer's time over the engine's.
+    The time runs from the last worker's fresh tensors to the last sums. algbw is bytes / time, busbw is algbw x
+    2 (n - 1) / n, #wrong counts elements that differ from the exact sum, and "vs" is the peer's time / this time.
     """
     if plot is not None:
         require_matplotlib()
     if algorithms and link is None:
-        raise click.UsageError("--algorithm is of workers behind a link; name one, such as --link 1gbit.")
+        raise click.UsageError("--algorithm needs a link between workers, such as --link 1gbit.")
     suite = AllReduceBench(
         engines=tuple(dict.fromkeys(chosen)) or engines(linked=link is not None),
         algorithms=tuple(dict.fromkeys(algorithms)),

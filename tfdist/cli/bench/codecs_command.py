@@ -24,17 +24,33 @@ from tfdist.planner.plot_style import require_matplotlib
     },
     page="benchmarks",
 )
-@click.option("--codec", "codecs", metavar="NAME", multiple=True, help="Such as powersgd:rank=4; repeatable.")
-@click.option("--import", "modules", metavar="MODULE", multiple=True, help="Registers codecs of yours.")
-@click.option("--model", type=click.Choice(MODELS), help=f"Default: {CodecBench.model}.")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Of all workers.")
-@link_options
-@click.option("--steps", type=click.IntRange(1), help=f"At once: {CodecBench.steps}; to train: {CodecRace.steps}.")
-@click.option("--rounds", type=click.IntRange(1), help=f"Of each: {CodecBench.rounds}; to train: {CodecRace.rounds}.")
-@click.option("--train", is_flag=True, help="To accuracy, instead of steps.")
+@click.option("--codec", "codecs", metavar="NAME", multiple=True, help="Codec, such as powersgd:rank=4; repeatable.")
 @click.option(
-    "--target", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="That accuracy."
+    "--import", "modules", metavar="MODULE", multiple=True, help="Module that registers your codecs; repeatable."
+)
+@click.option("--model", type=click.Choice(MODELS), help=f"Model to train; default: {CodecBench.model}.")
+@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Worker processes.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples per step, over all workers."
+)
+@link_options
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help=f"Steps per measurement, {CodecBench.steps}; with --train {CodecRace.steps}.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help=f"Measurements of each, {CodecBench.rounds}; with --train {CodecRace.rounds}.",
+)
+@click.option("--train", is_flag=True, help="Train to an accuracy instead of measuring steps.")
+@click.option(
+    "--target",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.95,
+    show_default=True,
+    help="Accuracy for --train.",
 )
 @json_option
 @plot_option
@@ -53,30 +69,30 @@ def command(
     json_path: str | None,
     plot: Path | None,
 ) -> None:
-    """Gradient compression: bytes, the time of a step, and time to accuracy.
+    """Gradient compression: bytes sent, step time, and time to accuracy.
 
-    The same model by `fit` with DistributedOptimizer(compression=...), and by its peer, in turns:
-
-    \b
-    noop       gradients are not reduced at all: what an infinitely good codec would give
-    horovod    the peer: DistributedGradientTape, uncompressed, in Horovod's own loop
-    none       tfdist without compression; then a row for each codec
+    The same model trains by `fit` with DistributedOptimizer(compression=...) and by the peer, in turns:
 
     \b
-    sent       bytes that left a worker's interface in a step, headers and metrics included
-    payload    those without the headers of packets
-    formula    bytes of the gradients by the codec's formula; payl./form.: the one over the other
-    encode     computing until the first message leaves; decode: from then on
-    vs         the other's time over this one's, in the same round; above 1 this one is faster
+    noop       no reduction at all: the limit of a perfect codec
+    horovod    peer: DistributedGradientTape, uncompressed, in Horovod's own loop
+    none       tfdist without compression; a row for each codec follows
+
+    \b
+    sent       bytes that a worker's interface sends per step, with headers and metrics
+    payload    the same without packet headers
+    formula    bytes of the gradients by the codec's formula; payl./form. is the ratio
+    encode     computing time until the first message; decode: from then on
+    vs         the other's time / this time in the same round; above 1, this one is faster
     error      |total - exact| / |exact| over all gradients of one batch, in a first step
 
-    To accuracy: digits, by a perceptron of 2.2 M parameters; seconds of training, without tracing and tests.
+    --train: digits, by a perceptron of 2.2 M parameters; seconds exclude tracing and evaluation.
     """
     between = link_of(link, delay_ms)
     if plot is not None and not train:
-        raise click.UsageError("--plot draws accuracy over time; add --train.")
+        raise click.UsageError("--plot draws accuracy over time; it needs --train.")
     if train and model is not None:
-        raise click.UsageError("--train has a model of its own; leave --model out.")
+        raise click.UsageError("--train has its own model; omit --model.")
     if plot is not None:
         require_matplotlib()
     codec_choice.load(modules)

@@ -1,4 +1,4 @@
-"""`tfdist bench step`: steps per second of `fit`, beside hand-written loops."""
+"""`tfdist bench step`: steps per second of `fit` and of hand-written loops."""
 
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,15 @@ from tfdist.errors import MissingDependencyError
     page="benchmarks",
 )
 @click.option(
-    "--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Only this one; repeatable. Default: all."
+    "--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Measure only this one; repeatable. Default: all."
 )
 @click.option(
-    "--collectives", type=click.Choice(strategy_table.COLLECTIVES), multiple=True, help="Of multi-worker; repeatable."
+    "--collectives",
+    type=click.Choice(strategy_table.COLLECTIVES),
+    multiple=True,
+    help="Backends for multi-worker; repeatable.",
 )
-@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas of mirrored.")
+@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Replicas under mirrored.")
 @field_options(StepBench)
 @json_option
 def command(
@@ -43,24 +46,24 @@ def command(
     json_path: str | None,
     **options: Any,
 ) -> None:
-    """Steps per second: tfdist with `fit` beside hand-written loops on its peers.
+    """Steps per second of tfdist with `fit`, and of hand-written loops of its peers.
 
-    The same model and data, on as many replicas, on the CPU, in turns:
+    All train the same model on the same data and number of CPU replicas, and take turns:
 
     \b
     tensorflow loop   peer: TensorFlow's own strategy, in the loop of its guide
-    horovod loop      peer of workers: DistributedGradientTape, in Horovod's own loop
-    tfdist loop       tfdist's strategy in TensorFlow's loop, without what makes `fit` right
+    horovod loop      peer for workers: DistributedGradientTape, in Horovod's own loop
+    tfdist loop       tfdist's strategy in TensorFlow's loop, without the corrections of `fit`
     tfdist fit        tfdist's strategy, compile and fit
 
-    "Speed of fit" is a peer's time over that of `fit`: above 1 tfdist is faster. "Cost of correctness" is the time of
-    `fit` over that of the tfdist loop, which neither weighs examples nor reduces metrics. Examples are those of
-    all workers, by the time of the slowest worker: mean and 1.96 standard deviations.
+    "Speed of fit" is the peer's time divided by that of `fit`; above 1, tfdist is faster. "Cost of correctness" is the
+    time of `fit` divided by that of the tfdist loop, which neither weights examples nor reduces metrics. Examples per
+    second count all workers by the time of the slowest: mean and 1.96 standard deviations.
 
     \b
-    perceptron        25 M parameters in 50 tensors: communication weighs
-    convolutional     0.1 M parameters: what a step costs beside computing shows
-    small             7,000 parameters: little else than that
+    perceptron        25 M parameters in 50 tensors: communication dominates
+    convolutional     0.1 M parameters: shows the overhead of a step
+    small             7,000 parameters: almost only overhead
     resnet50          25.6 M parameters: slow on a CPU; try --batch-size 8 --steps 2
     """
     setups = [

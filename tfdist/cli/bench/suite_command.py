@@ -1,4 +1,4 @@
-"""Commands of benchmarks: options from the fields of a `Suite`, a run, and its report as tables, JSON and picture."""
+"""Commands of benchmarks: options from the fields of a `Suite`, and its report as tables, JSON and picture."""
 
 import inspect
 import sys
@@ -27,16 +27,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def link_options(function: _Function) -> _Function:
-    """Give a command the options of the link between the workers."""
     delay = click.option("--delay", "delay_ms", metavar="MS", type=click.FloatRange(0), help="Delay of each packet.")
-    link = click.option("--link", type=click.Choice(list(RATES)), help="Network between the workers. As root.")
+    link = click.option(
+        "--link", type=click.Choice(list(RATES)), help="Emulate this network between the workers (needs root)."
+    )
     return link(delay(function))
 
 
 def link_of(link: str | None, delay_ms: float | None) -> EmulatedLink | None:
-    """Return the link that the options name, or None."""
     if delay_ms is not None and link is None:
-        raise click.UsageError("--delay is of a link; name one, such as --link 1gbit.")
+        raise click.UsageError("--delay needs a link, such as --link 1gbit.")
     return None if link is None else EmulatedLink(rate=link, delay_ms=delay_ms or 0.0)
 
 
@@ -65,13 +65,12 @@ def suite_command(
 
 
 def measured(suite: Suite) -> Any:
-    """Run a suite, with a line on the terminal that says what is measured, and return its report."""
     with unwinding(), Line() as line:
         return suite.run(line.update)
 
 
 def leave(report: Report, json_path: str | None, plot: Path | None = None) -> None:
-    """Print a report: as JSON alone where the path is ``-``, else as tables. Write it into the files that are named."""
+    """Print a report: only JSON where the path is ``-``, else tables. Write the named files."""
     if json_path == "-":
         click.echo(report.to_json())
     else:
@@ -83,7 +82,6 @@ def leave(report: Report, json_path: str | None, plot: Path | None = None) -> No
 
 
 def show(parts: Iterable[Table | str]) -> None:
-    """Print tables and sentences."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
     for part in parts:
         if isinstance(part, str):
