@@ -33,9 +33,9 @@ _TIMES = 5
 
 
 class Memory:
-    """The states of codecs for each gradient, and how often each gradient was compressed among how many replicas.
+    """The variables of codecs for each gradient, and how often it was compressed, among how many replicas.
 
-    Codecs that may take turns share what has the same name and shape.
+    Codecs that may follow each other share variables of the same name and shape.
     """
 
     def __init__(self, options: Sequence[Codec]) -> None:
@@ -47,7 +47,6 @@ class Memory:
         self._kinds = {(one.name, one.rule) for codec in self._options for one in codec.init(example)}
 
     def make(self, specs: dict[int, tf.TensorSpec], count: int, counters: Sequence[tuple[str, tf.Tensor]]) -> None:
-        """Make the variables."""
         for place, spec in specs.items():
             name = f"{(spec.name or 'gradient').replace('/', '_')}_compression"
             own: dict[tuple[str, tuple[int, ...]], keras.Variable] = {}
@@ -68,11 +67,11 @@ class Memory:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All of them, in the order in which they were made."""
+        """All variables, in the order in which they were made."""
         return [*(one for own in self._states.values() for one in own.values()), *self._counters]
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what another number of replicas makes of each; before `make`, the same without variables."""
+        """Return the states with their rules for another number of replicas; without variables before `make`."""
         found = []
         for name, rule in sorted(self._kinds):
             mine = [one for own in self._states.values() for (kind, _), one in own.items() if kind == name]
@@ -80,11 +79,11 @@ class Memory:
         return [*found, ShardedState(_COUNTERS, self._counters, rule="keep")]
 
     def of(self, place: int, codec: Codec) -> list[keras.Variable]:
-        """Return what a codec remembers of a gradient, in the order of its `init`."""
+        """Return the variables of a codec for a gradient, in the order of its `init`."""
         return self._of[place, id(codec)]
 
     def count(self, places: Sequence[int], size: int) -> None:
-        """Count an update of some gradients, among so many replicas."""
+        """Count an update of these gradients among ``size`` replicas."""
         at = tf.constant(list(places))[:, tf.newaxis]
         ones = tf.ones([len(places)], tf.int32)
         self.updates.assign(tf.tensor_scatter_nd_add(tf.convert_to_tensor(self.updates), at, ones))
@@ -92,15 +91,14 @@ class Memory:
 
 
 def variable(name: str, initial: tf.Tensor) -> keras.Variable:
-    """Return a variable that is not trained."""
     return keras.Variable(initial, dtype=initial.dtype.name, trainable=False, name=name)
 
 
 class Plan:
     """The codec of each gradient.
 
-    One that is chosen is chosen before a step is traced, which has no other one. So a choice is part of the state that
-    is saved: training that resumes on a network like the one before goes on with the same codecs.
+    A choice is made before a step is traced, and is part of the saved state: training that resumes on a similar network
+    continues with the same codecs.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -115,12 +113,12 @@ class Plan:
         self._doubted: Link | None = None  # unlike that of the choice, when it was measured last
 
     def of(self, place: int) -> Codec | None:
-        """Return the codec of a gradient now, or None where it travels as it is."""
+        """Return the codec of a gradient; None if it travels uncompressed."""
         index = self._choice.get(place, 0)
         return None if self._is_chosen and index == 0 else self.options[index]
 
     def counters(self, count: int) -> list[tuple[str, tf.Tensor]]:
-        """Return the names and first values of what is to be remembered of a choice among so many gradients."""
+        """Return the names and first values of the variables that store a choice for ``count`` gradients."""
         if not self._is_chosen:
             return []
         return [(_CHOICE, tf.zeros([count], tf.int32)), (_LINK, tf.zeros([2], tf.float32))]
@@ -192,7 +190,7 @@ def _numbers(variable: keras.Variable) -> list[Any]:
 
 
 def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
-    """Return what each codec computes while all members compute, as the first one finds it; all of them call it."""
+    """Return what each codec computes while all members compute, as the first one measures it; all members call it."""
     mine = [_cost(codec, collective.size) for codec in codecs]
     flat = tf.constant([number for cost in mine for number in (cost.seconds, cost.seconds_per_element)], tf.float64)
     numbers = collective.broadcast(flat, key=keys.EAGER).numpy().tolist()
@@ -201,7 +199,6 @@ def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
 
 @cache
 def _cost(codec: Codec, members: int) -> Cost:
-    """Return what a codec computes of a small and of a large matrix of random numbers."""
     if isinstance(codec, Whole):
         return Cost()
     few, many = ((side * side, _seconds(codec, members, side)) for side in _SIDES)

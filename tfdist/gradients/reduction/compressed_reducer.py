@@ -1,4 +1,4 @@
-"""The reducer that compresses: which gradients travel as a codec makes them, and what each replica remembers."""
+"""The reducer that compresses: which gradients a codec compresses, and what each replica remembers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class _Unit:
         self.value = joined(list(values.values()))
 
     def apart(self, value: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Return the value for each gradient, by its index."""
+        """Return the value of each gradient, by its index."""
         if len(self.indices) == 1:
             return {self.indices[0]: value}
         parts = tf.split(value, [shape.num_elements() for shape in self._shapes])
@@ -44,47 +44,37 @@ class _Unit:
         return dict(zip(self.indices, shaped, strict=True))
 
     def check(self) -> Gradient:
-        """Return zero, or no number where any of it is not finite: codecs may make finite numbers of those."""
+        """Return zero, or NaN if any element is not finite: codecs may make finite numbers of those."""
         finite = tf.reduce_all(tf.math.is_finite(self.value))
         return Gradient(tf.where(finite, 0.0, float("nan")), f"whether {self.label} is finite")
 
 
 @dataclass(frozen=True)
 class Compression:
-    """What an optimizer asks of the reduction: puts a codec around what brings replicas together.
-
-    Attributes:
-        codec: compresses.
-        learning_rate: returns that of this update, a scalar.
-    """
+    """A choice of compression: makes a reducer with a codec around another."""
 
     codec: Codec
     learning_rate: Callable[[], Any] | None = None
 
     def __call__(self, inner: GradientReducer) -> "Compressed":
-        """Return the reducer around another."""
-        return Compressed(self.codec, inner, learning_rate=self.learning_rate)
+        return Compressed(self.codec, inner, self.learning_rate)
 
 
 def codec_of(optimizer: Any) -> Codec | None:
-    """Return the codec that an optimizer asks for, or None."""
     compression = choices_of(optimizer).compression
     return compression.codec if isinstance(compression, Compression) else None
 
 
 class Compressed(Around):
-    """Compresses gradients of two axes or more that it makes small enough; hands the others on as they are.
+    """Compresses gradients of two axes or more where that saves enough; hands the others on.
 
-    What each replica remembers is a variable of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are
-    handed on: they are few already. A gradient that is not finite on one replica is not finite on any.
+    Each replica has a memory of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are few already, so they are
+    handed on. A gradient that is not finite on one replica is not finite on any.
     """
 
-    def __init__(
-        self, codec: Codec, inner: GradientReducer, *, seed: int = 0, learning_rate: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, codec: Codec, inner: GradientReducer, learning_rate: Callable[[], Any] | None = None) -> None:
         super().__init__(inner)
         self._codec = codec
-        self._seed = seed
         self._learning_rate = learning_rate if codec.needs_learning_rate else None
         self._plan = Plan(codec)
         self._memory = Memory(self._plan.options)
@@ -92,7 +82,6 @@ class Compressed(Around):
         self._never: set[int] = set()  # of those, what is not compressed and has a momentum all the same
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
-        """Make and return what is remembered of each gradient, and how often it was compressed among how many."""
         fine = [place for place, spec in enumerate(specs) if is_compressed(self._codec, spec)]
         remembered = range(len(specs)) if self._codec.has_momentum else fine
         self._specs = {
@@ -108,15 +97,14 @@ class Compressed(Around):
         return [*self._memory.variables, *self._inner.variables(specs)]
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what is remembered; the next update of other replicas sends all that was held back."""
+        """Return the memory; the first update of another number of replicas sends all that was held back."""
         return [*self._memory.sharded_state(), *self._inner.sharded_state()]
 
     def renew(self, workers: Any, trained_seconds: float) -> bool:
-        """Choose codecs if they are to be chosen, see `Plan.renew`; return whether the step is to be traced anew."""
         return bool(self._specs) and self._plan.renew(workers, self._memory, self._specs, trained_seconds)
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return what a replica without others has in the place of sums: nothing is lost, and nothing held back."""
+        """Return the whole gradients, with what was held back when there were more replicas."""
         if self._codec.has_momentum:
             return [self._whole(one) for one in gradients]
         mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
@@ -137,7 +125,6 @@ class Compressed(Around):
         return [replace(one, value=sent[i]) if i in sent else one for i, one in enumerate(gradients)]
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums over replicas, or what the codecs have made of them."""
         gradients = [self._whole(one) if one.place in self._never else self._dense(one) for one in gradients]
         units = self._units(gradients)
         compressed = {index for unit in units for index in unit.indices}
@@ -156,7 +143,7 @@ class Compressed(Around):
         return [replace(one, value=_in_dtype_of(one, values[index])) for index, one in enumerate(gradients)]
 
     def _units(self, gradients: list[Gradient]) -> list[_Unit]:
-        """Return what is compressed together, in the order of the last gradient of each."""
+        """Return the gradients that are compressed together, in the order of the last gradient of each."""
         groups: dict[int, dict[int, tf.Tensor]] = {}
         codecs: dict[int, Codec] = {}
         for index, one in enumerate(gradients):
@@ -173,11 +160,11 @@ class Compressed(Around):
         return sorted(units, key=lambda unit: max(unit.indices))
 
     def _dense(self, gradient: Gradient) -> Gradient:
-        """Return a gradient without rows where they have a momentum too."""
+        """Return a dense gradient where rows have a momentum too."""
         return replace(gradient, value=tf.convert_to_tensor(gradient.value)) if self._codec.has_momentum else gradient
 
     def _whole(self, gradient: Gradient) -> Gradient:
-        """Return what a codec sends of a gradient where it does not compress; remember what it remembers then."""
+        """Return what a codec sends of a gradient that it does not compress, and update its memory."""
         codec = self._plan.of(gradient.place) or self._plan.options[-1]
         variables = self._memory.of(gradient.place, codec)
         value = tf.convert_to_tensor(gradient.value)
@@ -189,7 +176,7 @@ class Compressed(Around):
         return replace(gradient, value=tf.cast(sent, value.dtype))
 
     def _exchanged(self, units: list[_Unit]) -> list[tf.Tensor]:
-        """Return the totals of units; remember what the next update needs."""
+        """Return the totals of units, and update their memories."""
         places = [place for unit in units for place in unit.places]
         size = tf_strategies.replicas_here()
         contexts = self._contexts(units, size)
@@ -216,7 +203,7 @@ class Compressed(Around):
         return list(totals)
 
     def _is_whole(self, units: list[_Unit], size: int) -> tf.Tensor:
-        """Return whether nothing is compressed in this update: in the first ones, and the first of other replicas."""
+        """True in updates without compression: the first ones, and the first of another number of replicas."""
         places = [place for unit in units for place in unit.places]
         start_after = [unit.codec.start_after for unit in units for _ in unit.places]
         updates, members = (
@@ -234,9 +221,7 @@ class Compressed(Around):
             last_rate.assign(rate)
         rank = tf_strategies.replica_index()
         return [
-            messages.context_of(
-                rank, size, step=updates[unit.places[0]], seed=self._seed, place=unit.places[0], slower=slower
-            )
+            messages.context_of(rank, size, step=updates[unit.places[0]], place=unit.places[0], slower=slower)
             for unit in units
         ]
 
@@ -251,38 +236,34 @@ class Compressed(Around):
 
 
 class _Carrier:
-    """What carries the tensors of a replica's exchanges."""
+    """Carries the tensors of a replica's exchanges."""
 
     def __init__(self, inner: GradientReducer) -> None:
         self._inner = inner
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
-        """Return the sums over replicas, in buckets."""
         gradients = [Gradient(tensor, label) for tensor, label in zip(tensors, labels, strict=True)]
         return [one.value for one in self._inner.reduce(gradients)]
 
     def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this replica."""
         arrived = replica_sums.rows_for_this_replica(rows, label)
         return tf.ensure_shape(arrived, rows.shape)
 
     def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas."""
         return replica_sums.rows_from_replicas(rows, label)
 
 
 def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:
-    """Return which tensors a codec compresses together, by their indices."""
+    """Return the indices of the tensors that a codec compresses together."""
     return [[index] for index in tensors] if codec.by_tensor else buckets.in_buckets(tensors, bucket_bytes)
 
 
 def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the one tensor as which several are compressed."""
     return values[0] if len(values) == 1 else tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 def is_compressed(codec: Codec, spec: tf.TensorSpec) -> bool:
-    """Return whether a codec is used for the gradients of a variable.
+    """True if a codec compresses the gradients of a variable.
 
     Example:
         >>> from tfdist.compression import QSGD

@@ -12,7 +12,7 @@ Total = Callable[[tf.Tensor], tf.Tensor]
 
 
 def are_finite(grads: Sequence[Any], total: Total) -> tf.Tensor:
-    """Return whether all elements of all parts are finite, bool scalar, the same on every process."""
+    """True if all elements of all parts are finite, the same on every process."""
     bad = tf.cast(tf.logical_not(replica_sums.are_finite(list(grads))), tf.float32)
     return tf.equal(total(tf.reshape(bad, [1]))[0], 0)
 
@@ -25,7 +25,7 @@ def clipped(
     global_clipnorm: float | None = None,
     clipvalue: float | None = None,
 ) -> list[Any]:
-    """Return gradients as Keras clips them, given this process's parts: squares are added up over all parts."""
+    """Return gradients clipped as Keras does, given this process's parts: squares are summed over all parts."""
     if clipvalue is not None and clipvalue > 0:
         return [replica_sums.mapped(lambda value: tf.clip_by_value(value, -clipvalue, clipvalue), one) for one in grads]
     limit = clipnorm or global_clipnorm
@@ -42,14 +42,13 @@ def clipped(
 
 
 def squares(gradient: Any) -> tf.Tensor:
-    """Return the sum of the squares of a gradient's elements, float64; rows of one index are not added up before."""
+    """Return the sum of squares, float64; rows of one index are not added up before."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32  # squares of float16 overflow at 256
     return tf.cast(2.0 * tf.nn.l2_loss(tf.cast(values, wide)), tf.float64)  # which makes no tensor of squares
 
 
 def all_squares(gradients: Sequence[Any]) -> tf.Tensor:
-    """Return the sum of the squares of all elements of gradients, float64."""
     return tf.add_n([squares(one) for one in gradients])
 
 

@@ -53,7 +53,6 @@ class Gradient:
     index: int = 0
 
     def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Gradient":
-        """Return this gradient with a function of its values."""
         return replace(self, value=replica_sums.mapped(function, self.value))
 
 
@@ -96,19 +95,15 @@ class Around(GradientReducer):
         self._inner = inner
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
-        """Make and return those of the inner reducer."""
         return self._inner.variables(specs)
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return that of the inner reducer."""
         return self._inner.sharded_state()
 
     def renew(self, workers: Any, trained_seconds: float) -> bool:
-        """Let the inner reducer choose again."""
         return self._inner.renew(workers, trained_seconds)
 
     def alone(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return what the inner reducer applies."""
         return self._inner.alone(gradients)
 
 
@@ -134,7 +129,6 @@ class ReducesItself:
 
     @property
     def reduction_choices(self) -> Choices:
-        """What it asks of the reduction of gradients."""
         return Choices()
 
     def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
@@ -143,7 +137,6 @@ class ReducesItself:
 
 
 def choices_of(optimizer: Any) -> Choices:
-    """Return what an optimizer asks of the reduction."""
     return optimizer.reduction_choices if isinstance(optimizer, ReducesItself) else Choices()
 
 
@@ -257,7 +250,6 @@ class OverReplicas(Around):
         super().__init__(composed(choices, AllGather() if choices.kind == "adasum" else AllReduce()))
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the sums over replicas, or what the optimizer has chosen in their place."""
         if tf_strategies.replicas_here() > 1:
             return self._inner.reduce(gradients)
         return self._inner.alone(gradients)
@@ -281,7 +273,6 @@ class WireDtype(Around):
         self._dtype = tf.as_dtype(dtype)
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return what the inner reducer makes of the rounded gradients."""
         arrived = self._inner.reduce([self._rounded(gradient) for gradient in gradients])
         return [_as(own.value.dtype, back) for back, own in zip(arrived, gradients, strict=True)]
 
@@ -296,7 +287,6 @@ class Adasum(Around):
     """Combines the replicas' gradients by adaptive summation, each scaled by its share relative to an even share."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return Adasum of each gradient, dense."""
         replicas = tf_strategies.replicas_here()
         dense = [replace(gradient, value=tf.convert_to_tensor(gradient.value)) for gradient in gradients]
         even = [gradient.mapped(lambda value: value * tf.cast(replicas, value.dtype)) for gradient in dense]
@@ -363,7 +353,6 @@ class AllGather(GradientReducer):
     """The exchange that gathers the gradients of all replicas, dense and stacked, those of one dtype together."""
 
     def reduce(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the gradients of all replicas, each of shape (replicas, ...)."""
         label = " and ".join(["gradients", *map(_label, gradients)])
         stacked = replica_sums.gathered_from_replicas([gradient.value for gradient in gradients], label)
         return [replace(gradient, value=value) for gradient, value in zip(gradients, stacked, strict=True)]

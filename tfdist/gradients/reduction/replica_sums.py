@@ -19,10 +19,9 @@ def sum_over_replicas(
     keep_duplicate_indices: bool = True,
     is_differentiable: bool = True,
 ) -> list[Any]:
-    """Return the sums over all replicas of tensors that every replica of the strategy holds.
+    """Return the sums over all replicas; called in a replica context, by all replicas in the same order.
 
-    To be called in a replica context, by all replicas, in the same order. Tensors of one dtype travel
-    together, in buckets that fill in the order given.
+    Tensors of one dtype travel together, in buckets that fill in the order given.
     """
     all_reduce_of = replica_contexts.own_all_reduce if is_differentiable else tf_strategies.all_reduce_of
     reduce = all_reduce_of(tf.distribute.get_replica_context())
@@ -40,10 +39,7 @@ def sum_over_replicas(
 
 
 def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
-    """Return for each tensor those of all replicas, shape (replicas, ...), in the order of the replicas.
-
-    To be called in a replica context, by all replicas. Tensors of one dtype travel together.
-    """
+    """Return each tensor of all replicas, shape (replicas, ...); tensors of one dtype travel together."""
     replicas = tf_strategies.replicas_here()
     if replicas == 1:
         return [tensor[tf.newaxis] for tensor in tensors]
@@ -59,40 +55,31 @@ def gathered_from_replicas(tensors: Sequence[tf.Tensor], label: str) -> list[tf.
 
 
 class Replicas:
-    """The replicas of the strategy in whose replica context this is used, see `step.Group`."""
+    """The replicas of the strategy in whose replica context this is used; a `current_step.Group`."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
         return tf_strategies.replicas_here()
 
     @property
     def index(self) -> int:
-        """The number of this one."""
         return tf_strategies.replica_index()
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all replicas, see `rows_from_replicas`."""
         return rows_from_replicas(tensor, label)
 
     def total(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum over replicas of a tensor with rows, of which there may be others in the next step."""
+        """Return the sum over replicas of rows, whose number may differ in the next step."""
         return tf.distribute.get_strategy().extended.sum_in_replica(tensor, label)
 
 
 def rows_from_replicas(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows of all replicas, in the order of the replicas; they may have different numbers of rows.
-
-    To be called in a replica context, by all replicas.
-    """
+    """Return the rows of all replicas, in their order; each may have another number of rows."""
     return tf.distribute.get_strategy().extended.all_gather_in_replica(tensor, label)
 
 
 def rows_for_this_replica(tensor: tf.Tensor, label: str) -> tf.Tensor:
-    """Return the rows that replicas have for this one, a row of each, in the order of the replicas.
-
-    To be called in a replica context, by all replicas.
-    """
+    """Return the rows for this replica, one from each replica, in their order."""
     return tf.distribute.get_strategy().extended.all_to_all_in_replica(tensor, label)
 
 
@@ -102,14 +89,14 @@ def weighted(tensor: Any, share: tf.Tensor) -> Any:
 
 
 def mapped(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Return a function of a gradient's values; of `tf.IndexedSlices`, of the values of its rows; None of None."""
+    """Return a function of a gradient's values, those of the rows for `tf.IndexedSlices`; None for None."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return None if gradient is None else function(gradient)
 
 
 def are_finite(gradients: list[Any]) -> tf.Tensor:
-    """Return whether all values of all gradients are finite, bool scalar.
+    """True if all values of all gradients are finite, a bool scalar.
 
     Example:
         >>> bool(are_finite([tf.constant([1.0]), None, tf.constant([float("inf")])]))

@@ -1,7 +1,7 @@
-"""Send gradients to the workers that update their parts, and the new weights back to all.
+"""Reduce gradients to the workers that update their parts, and gather the new weights on all workers.
 
-Both go in buckets that fill in the order in which gradients are made, as an all_reduce does, and move as many bytes
-together: a reduce_scatter is its first half, an all_gather its second.
+Both use buckets in backward-pass order, and together move as many bytes as an all_reduce, of which a reduce_scatter is
+the first half and an all_gather the second.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,10 +20,9 @@ from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, St
 
 
 class ReduceScatter(reducer.GradientReducer):
-    """The exchange that leaves on each worker the sum of its part, see `reducer.GradientReducer`.
+    """The exchange that leaves on each worker the sum of its part.
 
-    Rows of tables, and gradients of variables that are not divided, are added up on all workers, of which each keeps
-    its part.
+    Rows of tables, and gradients of variables that are not divided, are summed on all workers, and each keeps its part.
     """
 
     def __init__(self, traced: TracedCollective, parts: Sequence[Part]) -> None:
@@ -31,7 +30,6 @@ class ReduceScatter(reducer.GradientReducer):
         self._parts = list(parts)
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
-        """Return the sums of this worker's parts, in the order given."""
         parts = self._parts
         divided = [i for i, one in enumerate(gradients) if isinstance(parts[i], Stretch) and _is_dense(one)]
         others = [i for i in range(len(gradients)) if i not in set(divided)]
@@ -56,9 +54,9 @@ class ReduceScatter(reducer.GradientReducer):
 
 
 class _UnderWay:
-    """What a step may have under way: as many bytes as two buckets, or two of the largest that travels by itself.
+    """Limits the bytes under way in a step to two buckets, or two of the largest tensor that travels by itself.
 
-    One travels, and the next one is made. Small ones that come between them do not count.
+    One travels while the next is made. Small tensors between them do not count.
     """
 
     def __init__(self, bucket_bytes: int, alike: Iterable[Any]) -> None:
@@ -68,7 +66,7 @@ class _UnderWay:
         self._next = 0
 
     def before(self, wholes: Sequence[Any]) -> list[Any]:
-        """Return what must be there before tensors are made, of those that `left_by` was given: none, or one."""
+        """Return what must have arrived before these tensors are made: nothing, or one tensor given to `left_by`."""
         held = self._next = sum(map(_bytes, wholes))
         for size, arrived in reversed(self._gone):
             held += size
@@ -77,7 +75,7 @@ class _UnderWay:
         return []
 
     def left_by(self, arrived: Any) -> None:
-        """Take note of what comes after the tensors that `before` was asked about last."""
+        """Note what is made of the tensors that `before` was asked about last."""
         self._gone.append((self._next, arrived))
 
 
@@ -99,7 +97,7 @@ def reduced(
 def assign_wholes(
     traced: TracedCollective, variables: Sequence[Any], parts: Sequence[Part], value: Callable[[int], Any]
 ) -> None:
-    """Give variables on all workers what each worker has of their new values, few of them at once."""
+    """Assign variables on all workers from each worker's parts of the new values, a few at a time."""
     every = range(len(variables))
     apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # nobody has the whole
     everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
@@ -147,7 +145,7 @@ def _send_owned(traced: TracedCollective, values: list[Any], parts: list[Any], l
 
 
 def joined(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return matrices of as many rows side by side; one alone as it is, which copies nothing."""
+    """Concatenate matrices side by side; a single one is not copied."""
     return rows[0] if len(rows) == 1 else tf.concat(rows, axis=1)
 
 

@@ -1,8 +1,8 @@
 """The part of each variable that a worker updates, as pure functions. No TensorFlow.
 
-A variable is divided by elements: worker r has a stretch of the flattened variable, and stretches differ by one
-element at most, so each worker has 1 / p of every variable, whatever its shape, and nothing that is kept is padded.
-That they are those of `numpy.array_split` is what the rule "concatenate" of `checkpoint.sharding` divides by.
+A variable is divided by elements: each worker has a stretch of the flattened variable, and stretches differ by one
+element at most. So each worker has 1 / p of every variable, and nothing is padded. Stretches are those of
+`numpy.array_split`, by which the rule "concatenate" of `checkpoint.state_resizing` divides.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from tfdist.errors import UnsupportedError
 
 
 def stretch(count: int, index: int, size: int) -> tuple[int, int]:
-    """Return where the part of a worker begins and ends among the elements of a variable.
+    """Return where a worker's part of the elements of a variable begins and ends.
 
     Example:
         >>> [stretch(7, index, 3) for index in range(3)], stretch(1, 2, 3)
@@ -26,7 +26,7 @@ def stretch(count: int, index: int, size: int) -> tuple[int, int]:
 
 
 def owners(counts: Sequence[int], size: int) -> list[int]:
-    """Return the worker that has each variable, where variables are not divided: largest first, to who has least.
+    """Return the worker of each undivided variable: the largest first, each to the worker with the least so far.
 
     No worker has more than the mean plus the largest variable.
 
@@ -44,11 +44,7 @@ def owners(counts: Sequence[int], size: int) -> list[int]:
 
 
 def require_stage(name: str, stage: Any) -> None:
-    """Raise unless a value is a stage of sharded data parallelism, or None.
-
-    Example:
-        >>> require_stage("stage", 2)
-    """
+    """Raise unless a value is a stage of sharded data parallelism, or None."""
     if stage is not None:
         validation.integer(name, stage, minimum=1, maximum=3)
 

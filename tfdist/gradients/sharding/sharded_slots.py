@@ -32,7 +32,7 @@ UPDATES = "tfdist_updates"
 
 
 class OptimizerSharding:
-    """What a strategy shards of its optimizers."""
+    """The sharding of a strategy's optimizers."""
 
     def __init__(self, stage: int, workers: Workers, traced: TracedCollective) -> None:
         self.stage = stage
@@ -74,7 +74,6 @@ class OptimizerSharding:
         return contextlib.nullcontext()
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
-        """Return the sum over workers of a vector."""
         return self.traced.all_reduce([vector], ["numbers of all gradients"])[0]
 
     def reduced(
@@ -89,7 +88,6 @@ class OptimizerSharding:
         return shard_exchange.reduced(self.traced, gradients, parts, over_replicas, choices)
 
     def gathered(self, optimizers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Return a context in which optimizers are saved whole; every worker must enter it."""
         return slot_saving.gathered(self.workers, optimizers, self._gathered)
 
 

@@ -81,11 +81,10 @@ for _name in _OPERATORS:
 
 
 class Updates:
-    """What `compat.keras.sharded_optimizer` asks for: parts of an optimizer's variables, and what is done with them.
+    """Implements what `compat.keras.sharded_optimizer` needs: parts of an optimizer's variables, and their updates.
 
-    Where the update of an element looks at no other one, each variable is divided evenly by elements. Other optimizers
-    look at whole variables (norms of layers, rows and columns), so each variable is updated whole by one worker, and
-    these are balanced by size.
+    If the optimizer updates each element by itself, each variable is divided evenly by elements. Other optimizers use
+    whole variables (norms of layers, rows and columns), so one worker updates each whole variable, balanced by size.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, traced: TracedCollective) -> None:
@@ -96,21 +95,20 @@ class Updates:
 
     @property
     def divides(self) -> bool:
-        """Whether variables are divided by elements."""
+        """True if variables are divided by elements."""
         return keras_optimizer.updates_elements(self._optimizer)
 
     def part_of(self, variable: Any) -> Part | None:
-        """Return this worker's part of a variable; None where the optimizer does not know it."""
+        """Return this worker's part of a variable; None if the optimizer does not know the variable."""
         return self._parts.get(keras_sharded.key_of(self._optimizer, variable))
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
-        """Return the sum over workers."""
         return self._traced.all_reduce([vector], ["numbers of all gradients"])[0]
 
     # What Keras' optimizer asks for
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
-        """Divide the variables that the optimizer is built for, and return what it makes slots of."""
+        """Divide the variables that the optimizer is built for, and return stand-ins to make slots of."""
         _require_known(self._optimizer)
         shapes = [tuple(variable.shape) for variable in variables]
         rank, size = self._traced.rank, self._traced.size
@@ -127,14 +125,14 @@ class Updates:
         return [one if isinstance(part, Everywhere) else self._stand_in(one, part, one.name) for one, part in made]
 
     def made(self, slot: Any, stand_in: Any) -> None:
-        """Note of which part a slot is."""
+        """Note which part a slot is of."""
         variable = stand_in.whole if isinstance(stand_in, VariablePart) else stand_in
         part = self.part_of(variable)
         if part is not None:
             slot_saving.note_part(slot, part)
 
     def built(self) -> None:
-        """Note what an optimizer that looks at whole variables has made after their shapes, as Adafactor its rows."""
+        """Note variables that are neither slots nor numbers, such as the rows of Adafactor."""
         if self.divides:
             return
         for one in self._optimizer.variables:
@@ -151,7 +149,7 @@ class Updates:
             )
 
     def clipped(self, grads: list[Any]) -> list[Any]:
-        """Return the gradients of parts, clipped as the optimizer asks for."""
+        """Return the gradients of parts, clipped as the optimizer says."""
         own = self._optimizer
         if own.clipnorm:
             return norms.clipped(grads, self.total, clipnorm=own.clipnorm)
@@ -162,7 +160,7 @@ class Updates:
         return [None if one is None else tf.convert_to_tensor(one) for one in clipped]
 
     def decay(self, variables: Sequence[Any]) -> None:
-        """Decay this worker's variables; where it has parts of them, that comes with the update."""
+        """Decay this worker's whole variables; parts are decayed in their update."""
         if not self.divides:
             mine = [
                 one for one in variables if _is_mine(self._known(one)) and sharded_variable.sharding_of(one) is None
@@ -170,7 +168,7 @@ class Updates:
             keras_sharded.decay_wholes(self._optimizer, mine)
 
     def update(self, pairs: Sequence[tuple[Any, Any]], learning_rate: Any) -> None:
-        """Update the parts, and give the new weights to all workers."""
+        """Update the parts, and gather the new weights on all workers."""
         variables = [self._variables[keras_sharded.key_of(self._optimizer, one)] for _, one in pairs]
         parts = [self._known(variable) for variable in variables]
         for (grad, _), part, variable in zip(pairs, parts, variables, strict=True):
@@ -192,14 +190,14 @@ class Updates:
         shard_exchange.assign_wholes(self._traced, variables, parts, new)
 
     def _updated(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
-        """Return this worker's part of the new value of a variable of which it has the whole."""
+        """Return this worker's part of the new value of a variable that is whole on each worker."""
         variable = self._variables[keras_sharded.key_of(self._optimizer, pair[1])]
         if _is_mine(part):
             keras_sharded.update_whole(self._optimizer, pair, learning_rate)
         return part.of(tf.convert_to_tensor(variable.value))
 
     def _updated_apart(self, pair: tuple[Any, Any], part: Part, learning_rate: Any) -> Any:
-        """Return the same of one of which all workers have a part: they gather it for the one that updates it."""
+        """Return the same for a variable in parts on all workers, which is gathered for the worker that updates it."""
         grad, one = pair
         with tf.control_dependencies([grad]):
             (whole,) = self.readable([self._variables[keras_sharded.key_of(self._optimizer, one)]])
@@ -210,12 +208,11 @@ class Updates:
         return whole.value()
 
     def readable(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the parts of variables, to be read."""
         # Keras decides by the names of TensorFlow's variables what is not decayed
         return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Give variables the values of which each worker has its part."""
+        """Assign variables from the parts of each worker."""
         shard_exchange.assign_wholes(
             self._traced, variables, [self._known(one) for one in variables], values.__getitem__
         )
@@ -223,11 +220,10 @@ class Updates:
     # What is saved
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what a backup keeps of each worker, see `checkpoint.sharding`."""
         return slot_saving.states("the optimizer's slots", self._optimizer.variables)
 
     def swap_averages(self) -> None:
-        """Exchange the weights and their moving averages, on all workers; every worker must call it."""
+        """Exchange the weights and their moving averages; every worker must call it."""
         variables, averages = keras_sharded.averages(self._optimizer)
         new = [tf.convert_to_tensor(average.value) for average in averages]
         for average, part in zip(averages, self.readable(variables), strict=True):
@@ -235,7 +231,7 @@ class Updates:
         self.assign(variables, new)
 
     def average_weights(self) -> None:
-        """Let the moving averages be the weights."""
+        """Set the moving averages to the weights."""
         variables, averages = keras_sharded.averages(self._optimizer)
         for average, part in zip(averages, self.readable(variables), strict=True):
             average.assign(part.value())

@@ -1,6 +1,6 @@
-"""Slots in files: whole, as one device has them, whatever part of them a worker holds.
+"""Sharded slots in files: saved whole, as one device has them, whatever part a worker holds.
 
-What is gathered needs every worker. So they meet by notes first, which break nothing when somebody does not come.
+Gathering needs every worker, so workers first meet by notes, which break nothing if one of them does not come.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ _MOST_AXES = 8
 
 
 def note_part(variable: keras.Variable, part: Any) -> None:
-    """Say of a variable that this worker has a part of it: a `Part`, or "owned" where that follows from its size."""
+    """Record this worker's part of a variable: a `Part`, or "owned" where its size tells."""
     vars(variable)[_ATTRIBUTE] = part
 
 
 def part_of(variable: keras.Variable) -> Any:
-    """Return what `note_part` was told of a variable, or None where all workers have all of it."""
+    """Return the part that `note_part` recorded; None if every worker has the whole variable."""
     part = vars(variable).get(_ATTRIBUTE)
     return None if isinstance(part, Everywhere) else part
 
 
 def states(name: str, variables: Sequence[keras.Variable]) -> list[ShardedState]:
-    """Return what a backup keeps of each worker: of variables of which it has a part."""
+    """Return what a backup keeps for each worker: the variables of which it has a part."""
     parts = {id(one): part_of(one) for one in variables}
     divided = [one for one in variables if isinstance(parts[id(one)], Stretch)]
     owned = [one for one in variables if parts[id(one)] is not None and not isinstance(parts[id(one)], Stretch)]
@@ -65,7 +65,7 @@ def whole_value(workers: Workers, variable: keras.Variable) -> Any:
 
 @contextlib.contextmanager
 def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]) -> Iterator[None]:
-    """Hold the whole values of optimizers' variables for a while, by their ids; every worker must enter it."""
+    """Hold the whole values of optimizers' variables, by their ids, for a while; every worker must enter it."""
     needed = {id(one): one for optimizer in optimizers for one in optimizer.variables if part_of(one) is not None}
     if needed:
         _require_all(workers)
@@ -78,7 +78,7 @@ def gathered(workers: Workers, optimizers: Sequence[Any], values: dict[int, Any]
 
 
 def save(optimizer: Any, hold: Callable[[Sequence[Any]], Any], values: dict[int, Any], store: Any) -> None:
-    """Write an optimizer's variables to a saved model as one device has them."""
+    """Write an optimizer's variables to a saved model, as one device has them."""
     places = {str(place): id(one) for place, one in enumerate(optimizer.variables) if part_of(one) is not None}
     here = all(key in values for key in places.values())
     with contextlib.nullcontext() if here else hold([optimizer]):
@@ -90,19 +90,18 @@ def save(optimizer: Any, hold: Callable[[Sequence[Any]], Any], values: dict[int,
 
 
 def load(optimizer: Any, store: Any) -> None:
-    """Read an optimizer's variables from a saved model, of which this worker has its parts."""
+    """Read this worker's parts of an optimizer's variables from a saved model."""
     type(optimizer).load_own_variables(optimizer, _PartsOfStore(optimizer, store))
 
 
 class _PartsOfStore:
-    """A store of whole values that hands out this worker's parts, one after the other."""
+    """A store of whole values that returns this worker's parts."""
 
     def __init__(self, optimizer: Any, store: Any) -> None:
         self._variables = optimizer.variables
         self._store = store
 
     def keys(self) -> list[str]:
-        """Return the names of all values."""
         return list(self._store.keys())
 
     def __getitem__(self, name: str) -> Any:

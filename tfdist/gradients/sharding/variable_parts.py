@@ -1,4 +1,4 @@
-"""The part of a variable that a worker updates: taken from the whole, and put together with those of the others."""
+"""The part of a variable that a worker updates: taken from the whole, and joined with the other parts."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,14 @@ from tfdist.gradients.sharding import shard_layout
 
 
 class Part(Protocol):
-    """What one worker has of one variable.
-
-    Attributes:
-        shape: of what this worker has.
-    """
+    """One worker's part of one variable."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what this worker has."""
+        """Shape of the part."""
 
     def of(self, value: Any) -> Any:
-        """Return this part of a tensor, or of `tf.IndexedSlices`, for the whole variable."""
+        """Return this part of a tensor or of `tf.IndexedSlices` for the whole variable."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +42,20 @@ class Stretch:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Where it begins and ends."""
         return shard_layout.stretch(self.count, self.index, self.size)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what this worker has: one axis."""
         begin, end = self.bounds
         return (end - begin,)
 
     @property
     def width(self) -> int:
-        """Elements of the longest stretch: what each worker sends."""
+        """Elements of the longest stretch, which is what each worker sends."""
         return -(-self.count // self.size)
 
     def of(self, value: Any) -> Any:
-        """Return the elements of this worker; of rows of a table, each element as a row of its own."""
+        """Return this worker's elements; of rows of a table, each element as a row of its own."""
         if isinstance(value, tf.IndexedSlices):
             return self._of_rows(value)
         begin, end = self.bounds
@@ -82,7 +76,7 @@ class Stretch:
         )
 
     def spread(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the elements of the whole in a row for each worker, (size, width); short rows end with a zero."""
+        """Return a row of elements for each worker, shape (size, width); short rows end with a zero."""
         flat, more = tf.reshape(value, [-1]), self.count % self.size
         if not more:
             return tf.reshape(flat, [self.size, self.width])
@@ -95,7 +89,7 @@ class Stretch:
         return tf.pad(mine, [[0, self.width - self.shape[0]]])[tf.newaxis]
 
     def joined(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return the whole variable of what `spread` returns."""
+        """Return the whole variable from the result of `spread`."""
         more = self.count % self.size
         if more:
             parts = [tf.reshape(rows[:more], [-1]), tf.reshape(rows[more:, : self.width - 1], [-1])]
@@ -105,12 +99,12 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Owned:
-    """All of a variable on one worker, and nothing on the others.
+    """A whole variable on one worker, and nothing on the others.
 
     Attributes:
         whole: shape of the variable.
         owner: the worker that has it.
-        index: of this worker.
+        index: this worker.
     """
 
     whole: tuple[int, ...]
@@ -119,35 +113,28 @@ class Owned:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this worker has it."""
         return self.owner == self.index
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what this worker has: as many axes, and no element where it is another's."""
+        """The whole shape on the owner; elsewhere a shape of as many axes without elements."""
         return self.whole if self.is_mine else (0,) * max(1, len(self.whole))
 
     def of(self, value: Any) -> Any:
-        """Return the whole, or nothing of it."""
         return value if self.is_mine else tf.zeros(self.shape, value.dtype)
 
 
 @dataclass(frozen=True)
 class Everywhere:
-    """All of a variable on every worker, as of one that is overwritten by what stands for its gradient.
-
-    Attributes:
-        shape: of the variable.
-    """
+    """A whole variable on every worker, such as one that is overwritten by its gradient."""
 
     shape: tuple[int, ...]
 
     def of(self, value: Any) -> Any:
-        """Return the whole."""
         return value
 
 
 def balanced(shapes: Sequence[tuple[int, ...]], index: int, size: int) -> list[Owned]:
-    """Return the parts of variables that are not divided, see `layout.owners`."""
+    """Return the parts of variables that are not divided; see `shard_layout.owners`."""
     chosen = shard_layout.owners([math.prod(shape) for shape in shapes], size)
     return [Owned(tuple(shape), owner, index) for shape, owner in zip(shapes, chosen, strict=True)]
