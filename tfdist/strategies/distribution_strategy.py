@@ -1,7 +1,4 @@
-"""The strategy that does on TensorFlow what a distribution of Keras asks for.
-
-On this backend Keras keeps a distribution that it was given and trains on one device all the same, without a word.
-"""
+"""The strategy for a distribution of Keras, which Keras on TensorFlow accepts but silently trains on one device."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,19 +22,18 @@ def from_distribution(
 ) -> tf.distribute.Strategy:
     """Return the strategy for a distribution.
 
-    For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices; for
-    `ModelParallel` a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this process that
-    it names, or, where there are several processes, their first ones. Batches are global, as with Keras: each replica
-    takes its rows of them. `auto_shard_dataset` changes nothing, since every process is given all of the data.
+    For `keras.distribution.DataParallel` it is a `MirroredStrategy` with a replica on each of its devices. For
+    `ModelParallel` it is a `ModelParallelStrategy` with a device at each place of its mesh: the devices of this process
+    that the mesh names, or the first devices of several processes. Batches are global, as with Keras: each replica
+    takes its rows of them. `auto_shard_dataset` changes nothing, because every process is given all of the data.
 
     Args:
-        distribution: None takes the one that `keras.distribution.set_distribution` was given.
-        **options: of the strategy, beside its devices, or its mesh and layouts.
+        distribution: None takes the one given to `keras.distribution.set_distribution`.
+        **options: of the strategy, except its devices, mesh and layouts.
 
     Raises:
-        ConfigError: none is set; a `DataParallel` has several axes, or several workers are to train, for which
-            `from_environment` has the strategy; a `ModelParallel` has places for which there are neither
-            processes nor devices.
+        ConfigError: none is set; a `DataParallel` has several axes, or there are several workers (use
+            `from_environment`); a `ModelParallel` has more places than processes and devices.
         ConfigTypeError: it is no distribution.
 
     Example:
@@ -85,12 +81,12 @@ def from_distribution(
 
 
 def is_split() -> bool:
-    """Return whether `keras.distribution.set_distribution` was given one that splits models."""
+    """Return whether `keras.distribution.set_distribution` was given a distribution that splits models."""
     return isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
 
 
 def options_of_model_parallel(layout_map: Any, environ: Mapping[str, str], cluster: clusters.Cluster) -> dict[str, Any]:
-    """Return what `ModelParallelStrategy` is told of layouts: by the code, by Keras' distribution, or by a variable."""
+    """Return options of layouts: from an argument, from Keras' distribution, or from a variable."""
     distribution = keras.distribution.distribution()
     if layout_map is not None:
         return {"layout_map": layout_map}

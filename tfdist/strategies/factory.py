@@ -37,7 +37,7 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 
     Args:
         name: a name that `tfdist run --strategy` takes, such as ``"mirrored"``.
-        **options: what the strategy's class takes.
+        **options: of the strategy's class.
 
     Raises:
         ConfigError: no strategy has that name, or it takes no such option.
@@ -63,24 +63,27 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
 def from_environment(
     environ: Mapping[str, str] | None = None, *, loss_reduction: str = "detect", layout_map: Any = None
 ) -> tf.distribute.Strategy:
-    """Return the strategy that `tfdist run` asked for, or else what the cluster implies.
+    """Return the strategy that `tfdist run` asked for, or else the one that fits the cluster.
 
-    ``TFDIST_STRATEGY`` names the strategy. Without it, workers that horovodrun started get the ring, a
-    `keras.distribution.ModelParallel` that is set gets model-parallel, several others get
-    multi-worker, and one process gets mirrored over its devices. ``TFDIST_REPLICAS_PER_WORKER`` sets the replicas of
-    this process; a machine without GPUs then gets as many logical CPU devices. ``TFDIST_COLLECTIVES`` names what
-    carries the tensors of multi-worker and sharded-data-parallel, ``TFDIST_SHARDING_STAGE`` what the latter, or the
-    replicas of a pipeline's stages, shard. For
-    the parameter-server strategy ``TFDIST_MAX_STALENESS`` bounds the staleness of gradients (a number, or "none", the
-    default); where the cluster has no parameter servers, the process starts ``TFDIST_REPLICAS_PER_WORKER`` workers and
-    ``TFDIST_LOCAL_SERVERS`` servers on this host. For model-parallel and pipeline ``TFDIST_MESH`` has the mesh, such as
-    ``batch=2,model=2`` or ``data=2,pipeline=2,model=2``, and ``TFDIST_LAYOUTS`` may be "auto".
+    ``TFDIST_STRATEGY`` names the strategy. Without it, workers started by horovodrun get the ring, a cluster with
+    parameter servers gets parameter-server, a `keras.distribution.ModelParallel` that is set gets model-parallel,
+    several workers get multi-worker, and one process gets mirrored over its devices. The other variables are:
+
+        TFDIST_REPLICAS_PER_WORKER   replicas of this process; without GPUs, it gets as many logical CPU devices
+        TFDIST_COLLECTIVES           the backend of multi-worker and sharded-data-parallel
+        TFDIST_SHARDING_STAGE        what sharded-data-parallel, or the replicas of a pipeline's stages, shard
+        TFDIST_MAX_STALENESS         for parameter-server: the bound of staleness, a number or "none", the default
+        TFDIST_LOCAL_SERVERS         servers to start on this host, with TFDIST_REPLICAS_PER_WORKER workers, where the
+                                     cluster has no parameter servers
+        TFDIST_MESH                  for model-parallel and pipeline, such as ``batch=2,model=2`` or
+                                     ``data=2,pipeline=2,model=2``
+        TFDIST_LAYOUTS               may be "auto"
 
     Args:
         environ: variables to read, `os.environ` by default.
-        loss_reduction: "detect", "mean" or "sum", as the strategies' classes take it.
-        layout_map: of `ModelParallelStrategy` and `PipelineStrategy`; under others weights are whole. None takes
-            ``TFDIST_LAYOUTS``, or, for the first, that of a `keras.distribution.ModelParallel` that was given to
+        loss_reduction: "detect", "mean" or "sum", as for the strategies' classes.
+        layout_map: of `ModelParallelStrategy` and `PipelineStrategy`; other strategies keep weights whole. None takes
+            ``TFDIST_LAYOUTS`` or, for the first, the `keras.distribution.ModelParallel` given to
             `keras.distribution.set_distribution`.
     Raises:
         ConfigError: the variables are malformed or contradict each other.
@@ -123,7 +126,6 @@ def from_environment(
 
 
 def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says of staleness, and of tasks where a chief has to start its own."""
     given = {
         "max_staleness": MAX_STALENESS.read(environ),
         "local_workers": REPLICAS_PER_WORKER.read(environ),
@@ -133,7 +135,6 @@ def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _options_of_a_pipeline(environ: Mapping[str, str], layout_map: Any) -> dict[str, Any]:
-    """Return what the environment says of stages and parts of them, of micro-batches and of their order."""
     options: dict[str, Any] = {}
     mesh = MESH.read(environ)
     if mesh and "model" in Mesh.parse(mesh, name=MESH.name).names:  # else weights are whole
@@ -161,13 +162,13 @@ def _implied_by(cluster: clusters.Cluster, *, is_split: bool) -> str:
 def use_logical_cpus(count: int) -> None:
     """Split the CPU into logical devices ``CPU:0`` .. ``CPU:count-1``, each of which can be a replica.
 
-    For trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. Where there are
-    no more cores than devices, TensorFlow gets one more thread than devices, unless the number of threads is set.
+    This is for trying a strategy on a machine without GPUs; the devices share the machine's cores and memory. With no
+    more cores than devices, TensorFlow gets one more thread than devices, unless the number of threads is set.
 
     Args:
         count: number of devices, at least 1.
     Raises:
-        ConfigError: TensorFlow has started in this process with another number; it cannot be changed then.
+        ConfigError: TensorFlow has already started in this process with another number.
 
     Example:
         >>> use_logical_cpus(2)                                # doctest: +SKIP

@@ -52,11 +52,10 @@ class MeshJob:
 
     @property
     def everybody(self) -> TracedCollective:
-        """The collective of all processes."""
         return TracedCollective(self.workers.collective, bucket_bytes=self.bucket_bytes)
 
     def axes(self, mesh: Mesh, processes: Mesh, *, batch: str) -> list[Axes]:
-        """Return the ends of the collectives along each axis, for each replica of this process."""
+        """Return the collectives along each axis, for each replica of this process."""
         along = {name: mesh_axes.of_replicas(self.replicas, mesh, [name]) for name in mesh.names}
         count, found = len(self.replicas), list[Axes]()
         inside = [name for name in mesh.names if processes.size_of(name) == 1 and mesh.size_of(name) > 1]
@@ -93,7 +92,6 @@ class MeshStrategy(KerasTraining, tf.distribute.Strategy):
         sharding: OptimizerSharding | None = None,
         **options: Any,
     ) -> None:
-        """Make the extended object, and with it TensorFlow's strategy."""
         job = self._job
         services = ReplicaServices(
             traced=traced,
@@ -116,7 +114,7 @@ class MeshStrategy(KerasTraining, tf.distribute.Strategy):
         tf.distribute.Strategy.__init__(self, extended)
 
     def _log_proposal(self, model: Any) -> None:
-        """Say once which layouts "auto" stands for."""
+        """Log once which layouts "auto" stands for."""
         proposal = self._layouts.proposal(weight.path for weight in model.weights)
         if proposal not in (None, self._proposal) and self._workers.is_chief:
             _log.warning("tfdist: the proposed layouts are the same as %s", proposal)
@@ -133,7 +131,7 @@ def join(
     bucket_bytes: int | str,
     loss_reduction: str,
 ) -> MeshJob:
-    """Bring the processes of a mesh together; all of them call it at the same time."""
+    """Connect the processes of a mesh; all of them call it at the same time."""
     if cluster.num_workers == 1:
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         local_replicas.ensure_threads(max(count, local_replicas.devices_to_come()))
@@ -164,7 +162,6 @@ def join(
 
 
 def _devices(given: Sequence[str] | None, count: int) -> list[str]:
-    """Return the devices of this process's places, as TensorFlow spells them."""
     if given is not None:
         names = local_replicas.named_devices(given)
         if len(names) != count:

@@ -22,24 +22,22 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
     """`tf.distribute.MirroredStrategy` under which Keras' `fit` gives the numbers of one device.
 
     Every replica holds a copy of the model and takes its contiguous rows of each global batch. Gradients are summed
-    over replicas before they are unscaled, checked, clipped and applied, weighted by examples, so that with B
-    examples in the batch and g_i the gradient of example i every replica applies (1/B) * sum_i g_i.
+    over replicas, weighted by examples, before they are unscaled, checked, clipped and applied. With B examples in the
+    batch and g_i the gradient of example i, every replica applies (1/B) * sum_i g_i.
 
     Args:
-        devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, no name twice. None takes every GPU, or
-            else every logical CPU device.
-        collectives: what adds up gradients, states and metrics in a step. "tensorflow"; "native", tfdist's own between
-            CPUs (`tfdist.collectives.replicas`); "auto", native where that is possible. None takes the variable
-            ``TFDIST_COLLECTIVES``, of which names that only strategies of several processes know are passed over, or
-            else "tensorflow".
-        bucket_bytes: gradients are reduced in buckets of about this many bytes, which leave in the order in which the
-            backward pass makes them.
-        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
-            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
+        devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, each once. None takes every GPU, or else
+            every logical CPU device.
+        collectives: the backend that reduces gradients, states and metrics in a step. "tensorflow"; "native", tfdist's
+            own between CPUs (`tfdist.collectives.replicas`); "auto", native where possible. None takes the variable
+            ``TFDIST_COLLECTIVES`` if it names one of these, or else "tensorflow".
+        bucket_bytes: gradients are reduced in buckets of about this many bytes, in backward-pass order.
+        loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
+            that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
     Raises:
-        ConfigError: a device does not exist, is named twice, or the devices are of several types; ``collectives`` is
-            none of these, or is "native" and the devices are GPUs.
+        ConfigError: a device does not exist or is named twice, devices are of several types, ``collectives`` is none of
+            these, or it is "native" and the devices are GPUs.
         UnsupportedError: "native" is not possible here; the message says why.
 
     Example:
@@ -52,8 +50,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         >>> model.optimizer.iterations.numpy().item()
         3
 
-    Differs from TensorFlow's in that reductions are collectives inside the replicas, which may stand in a condition,
-    and no collectives outside of them (`strategy.reduce`, `strategy.gather`); there is no ``cross_device_ops``.
+    Unlike TensorFlow's strategy, it reduces by collectives inside the replicas, also in conditions, and by none outside
+    of them (`strategy.reduce`, `strategy.gather`). There is no ``cross_device_ops``.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
 
 
 def _backend(given: str | None) -> str:
-    """Return what was asked for, by an argument or by the variable."""
     if given is not None:
         return validation.one_of("collectives", given, REPLICA_COLLECTIVES)
     every = tuple(dict.fromkeys((*REPLICA_COLLECTIVES, *COLLECTIVES)))

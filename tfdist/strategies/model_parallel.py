@@ -1,4 +1,4 @@
-"""Model parallelism: weights in parts over the devices of a mesh, examples shared out along one of its axes."""
+"""Model parallelism: weights in parts over the devices of a mesh, examples divided along one of its axes."""
 
 import os
 from collections.abc import Sequence
@@ -38,41 +38,39 @@ _BACKENDS = tuple(name for name in COLLECTIVES if name != "horovod")  # whose gr
 class ModelParallelStrategy(mesh_jobs.MeshStrategy):
     """Weights cut along the axes of a mesh of devices; plain Keras `compile` and `fit`, the numbers of one device.
 
-    The devices are those of one process, or of several, of each one or more. Every process runs the same script with
-    the same data. Devices that differ along the axis of the examples take their rows of each global batch; those that
-    differ along other axes have the same rows, and each its part of the weights
-    and of the optimizer's variables: of a weight of S bytes that axes of sizes a and b cut, S / (a b). Dense
-    layers, attention, convolutions and embeddings compute with the part that they have; any other layer gathers its
-    weights when it uses them, so any layer works with any layout. The gradient of a part is summed along the axis of
-    the examples alone.
+    The devices belong to one or more processes, each with one or more devices. Every process runs the same script with
+    the same data. Devices that differ along the axis of the examples take their rows of each global batch. Devices that
+    differ along other axes have the same rows, and each a part of the weights and of the optimizer's variables: of a
+    weight of S bytes that axes of sizes a and b cut, S / (a b) bytes. Dense layers, attention, convolutions and
+    embeddings compute with their part. Any other layer gathers its weights when it uses them, so any layer works with any layout.
+    The gradient of a part is summed along the axis of the examples alone.
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
-        layout_map: which axis each dim of a weight is cut along: a dictionary or `keras.distribution.LayoutMap` of
-            regular expressions for whole paths of weights and of layouts such as ``(None, "model")``; "auto": columns,
-            then rows, attention by heads, tables by words and convolutions by filters, along the last axis, as
-            `parallel.layouts.ProposedLayouts` says; the chief logs them. "auto-sequence" cuts the sequence of
-            activations too, as patterns for ``path/output`` do. None: no weight is cut.
+        cluster: the processes, and which of them this one is; None asks `tfdist.cluster.from_environment`.
+        layout_map: which axis each dimension of a weight is cut along: a dictionary or `keras.distribution.LayoutMap`
+            from regular expressions for whole paths of weights to layouts such as ``(None, "model")``. "auto": columns,
+            then rows, attention by heads, tables by words and convolutions by filters, along the last axis (see
+            `parallel.layouts.ProposedLayouts`); the chief logs them. "auto-sequence" also cuts the sequence of
+            activations, as patterns for ``path/output`` do. None: no weight is cut.
         mesh: a text such as ``"batch=2,model=2"``, a dictionary, a `tfdist.cluster.mesh.Mesh` or Keras' `DeviceMesh`,
-            of which names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
-            (`tfdist run --mesh`). Its sizes multiply to the number of devices of all processes. The last axes lie
-            inside of a process; the axis of the examples alone may lie in a process and between processes too.
-        batch_dim_name: the axis along which examples are shared out; None: the first.
-        devices: of this process, in the order of their places, such as ``["GPU:0", "GPU:1"]``, where it is alone. None
-            takes its first GPUs, or else its first logical CPU devices.
+            of which only names and sizes count. None takes that of the ``layout_map``, or the variable ``TFDIST_MESH``
+            (`tfdist run --mesh`). Its sizes multiply to the number of devices of all processes. The last axes are
+            inside a process; only the axis of the examples may span both a process and several processes.
+        batch_dim_name: the axis along which examples are divided; None: the first.
+        devices: of a single process, in the order of their places, such as ``["GPU:0", "GPU:1"]``. None takes its first
+            GPUs, or else its first logical CPU devices.
         replicas_per_worker: devices of each process; None takes as many as the mesh has places for each.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
-        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in one process "auto" is
+        collectives: "tensorflow", "native" or "auto", see `MultiWorkerMirroredStrategy`; in a single process "auto" is
             native between CPUs where there is a compiler.
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes, see `MultiWorkerMirroredStrategy`.
+        bucket_bytes: see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ConfigError: no mesh, or one of another size; too few devices; a layout that names another axis. When a weight
-            is made: a layout that does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern that matches
-            no weight.
-        UnsupportedError: Horovod's collectives; in `fit`: an optimizer that may look at the whole of a weight that is
-            cut, or ``run_eagerly`` where devices of one process have parts.
+        ConfigError: there is no mesh, or one of another size; too few devices; a layout names an unknown axis, or, when
+            a weight is made, does not fit its shape. In `fit`, `evaluate` and `predict`: a pattern matches no weight.
+        UnsupportedError: Horovod's collectives. In `fit`: an optimizer that may use the whole of a weight that is cut,
+            or ``run_eagerly`` where devices of one process hold parts.
 
     Example:
         >>> tfdist.strategies.use_logical_cpus(4)                                 # doctest: +SKIP
@@ -85,8 +83,8 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         >>> model.fit(x, y, batch_size=64)                                        # doctest: +SKIP
 
     Source: N. Shazeer et al., "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018; Y. Xu et al., "GSPMD: General
-    and Scalable Parallelization for ML Computation Graphs", 2021. They split every computation with the weights;
-    here layers that are not known repeat theirs along the axes that are not the examples'.
+    and Scalable Parallelization for ML Computation Graphs", 2021. They split every computation with the weights. Here
+    unknown layers repeat theirs along all axes but that of the examples.
     """
 
     def __init__(
@@ -138,31 +136,30 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
 
     @property
     def mesh(self) -> Mesh:
-        """How the devices lie."""
+        """The mesh of devices."""
         return self._mesh
 
     @property
     def batch_dim_name(self) -> str:
-        """The axis along which examples are shared out."""
+        """The axis along which examples are divided."""
         return self._batch
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether weights may lie in parts."""
+        """Whether weights may be in parts."""
         others = self._mesh.others(self._batch)
         return self._layouts.may_cut and any(self._mesh.size_of(axis) > 1 for axis in others)
 
     @property
     def _position(self) -> tuple[int, int]:
-        """Which of the parts of a batch this process has, and how many there are."""
         first = self._mesh.coordinates(self._axes[0].rank)[self._batch]
         return first // self._slices, self._mesh.size_of(self._batch) // self._slices
 
     def heeds(self, distribution: Any) -> bool:
-        """Return whether a distribution of Keras says what this strategy does.
+        """Return whether a distribution of Keras asks for what this strategy does.
 
         Args:
-            distribution: that was given to `keras.distribution.set_distribution`.
+            distribution: given to `keras.distribution.set_distribution`.
         """
         if not isinstance(distribution, keras.distribution.ModelParallel):
             return False
@@ -173,13 +170,13 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         return (asked.given, asked.outputs.given) == (self._layouts.given, self._layouts.outputs.given)
 
     def ready(self, model: Any) -> None:
-        """Let a model's layers compute where their weights lie, and look whether the layouts fit it.
+        """Let a model's layers compute with their parts of weights, and check that the layouts fit it.
 
         Args:
-            model: that is about to train, test or predict.
+            model: is about to train, test or predict.
         Raises:
-            ConfigError: one matches none.
-            UnsupportedError: it runs eagerly, and devices of this process have parts of its weights.
+            ConfigError: a layout matches no weight.
+            UnsupportedError: the model runs eagerly, and devices of this process hold parts of its weights.
         """
         every = keras_model.layers(model)
         if model.run_eagerly and self.cuts_weights and self._slices < len(self._axes):

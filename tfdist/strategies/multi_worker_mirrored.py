@@ -40,37 +40,36 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
     """`tf.distribute.MultiWorkerMirroredStrategy` under which Keras' `fit` works, and gives the numbers of one device.
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global batch.
-    Worker 0, the chief, hands its initial weights to all, shows progress and writes files; callbacks decide alike on
-    all workers. Construct it before any other TensorFlow operation.
+    Worker 0, the chief, sends its initial weights to all, shows progress and writes files. Callbacks decide alike on
+    all workers. Create the strategy before any other TensorFlow operation.
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment` (`tfdist run`,
-            TF_CONFIG,
-            Slurm, Kubernetes, MPI, SageMaker), where a process without any of them is alone.
+        cluster: the workers, and which of them this process is; None asks `tfdist.cluster.from_environment` (`tfdist
+            run`, TF_CONFIG, Slurm, Kubernetes, MPI, SageMaker). A process without any of these is a single worker.
         replicas_per_worker: replicas in this process, equal on every worker; None takes every GPU, or else one CPU.
-        timeout_seconds: how long a worker waits in a step or an agreement for the others, which may be tracing a large
-            model or saving it, before it ends with a `DeadlineError`.
-        communication_options: `tf.distribute.experimental.CommunicationOptions`, as in TensorFlow, whose own reductions
-            are used on GPUs and where a worker has several replicas; with a ``bytes_per_pack`` it is theirs.
-        collectives: what adds up gradients, states and metrics in a step, the same on every worker. "tensorflow":
-            TensorFlow's, over gRPC or NCCL. "native": tfdist's own, in shared memory, and over TCP between hosts, for
-            CPUs; replicas of a worker add up in its own memory first. "horovod": Horovod's,
-            over gloo, MPI or NCCL, for workers with one replica each. "auto": native where each worker has one CPU
-            replica and a C++ compiler or a compiled copy, else TensorFlow's. TensorFlow's bring the workers together in
-            any case. None takes the variable ``TFDIST_COLLECTIVES``, or else "auto".
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
-            backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
-            strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
-            and then a sum of floats may have other last bits, but not over native collectives, unless
-            ``TFDIST_ALL_REDUCE_ALGORITHM`` names another algorithm than they choose.
+        timeout_seconds: how long a worker waits for the others in a step or an agreement before it ends with a
+            `DeadlineError`. The others may be tracing or saving a large model.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`, for TensorFlow's own reductions, which
+            are used on GPUs and for several replicas per worker. A ``bytes_per_pack`` overrides ``bucket_bytes`` there.
+        collectives: the backend that reduces gradients, states and metrics in a step, the same on every worker.
+            "tensorflow": over gRPC or NCCL. "native": tfdist's own for CPUs, in shared memory and over TCP between
+            hosts; replicas of one worker add up in its memory first. "horovod": over gloo, MPI or NCCL, for one replica
+            per worker. "auto": native where each worker has one CPU replica and a C++ compiler or a compiled copy, else
+            TensorFlow's. TensorFlow's collectives connect the workers in any case. None takes the variable
+            ``TFDIST_COLLECTIVES``, or else "auto".
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, in backward-pass order, the first of
+            at most 1 MiB. "auto" measures latency and bandwidth when the strategy is made and takes between 1 and
+            64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may differ in
+            the last bits, but not over native collectives, unless ``TFDIST_ALL_REDUCE_ALGORITHM`` changes their
+            algorithm.
         shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1, 2 or 3.
-        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
-            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
+        loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
+            that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
-            none of these, not the same on all workers, or not for their replicas.
-        UnsupportedError: "native" is not possible here, or ``shard_optimizer`` is not; the message says why.
+            none of these, differs between workers, or does not fit their replicas.
+        UnsupportedError: "native" or ``shard_optimizer`` is not possible here; the message says why.
         MissingDependencyError: "horovod" is asked for and not installed (``tfdist build horovod``).
 
     Example:
@@ -177,7 +176,6 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             agree_on_seed(self._workers)
 
     def _sharded(self, stage: int, services: ReplicaServices, traced: TracedCollective) -> ReplicaServices:
-        """Return the services with those of a stage of sharding."""
         sharding = OptimizerSharding(stage, self._workers, traced)
         if stage < 3 or self._workers.count == 1:
             return dataclasses.replace(services, sharding=sharding)
@@ -197,11 +195,11 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether each worker has a part of every weight."""
+        """Whether each worker holds a part of every weight."""
         return replica_services.services(self).weights is not None
 
     def ready(self, model: Any) -> None:
-        """Give the weights of a model names that are the same on all workers."""
+        """Name the weights of a model alike on all workers."""
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded_variable.sharding_of(weight)) is not None:
                 sharding.label = path
@@ -211,25 +209,26 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
     """Synchronous data parallelism in which each of p workers holds 1 / p of the optimizer's slots.
 
     It is `MultiWorkerMirroredStrategy` with ``shard_optimizer=stage``, and gives the same numbers: those of one device.
-    Gradients are reduced to the worker that updates their part, and the new weights are gathered from there, which is
-    as many bytes as an all_reduce. Bytes in each process, of N weights in float32 with Adam, beside activations:
+    Each gradient is reduced to the worker that updates its part, and the new weights are gathered from there; together
+    these move as many bytes as an all_reduce. Bytes in each process for N weights in float32 with Adam, without
+    activations:
 
         4 N + 4 N + 8 N              plain: weights, gradients, slots
         4 N + (4 N + 8 N) / p        stages 1 and 2
-        (4 N + 4 N + 8 N) / p        stage 3, and the weights that are whole at once: those in use and the next ones
+        (4 N + 4 N + 8 N) / p        stage 3, plus the weights that are whole at once: those in use and the next ones
         4 N more, or 4 N / p         what `DistributedOptimizer` accumulates, in stage 1 and in stage 2
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
-        stage: 1 shards slots. 2 shards gradients that `DistributedOptimizer` accumulates, too: each micro-batch is
-            reduced by itself. 3 shards weights, too: each is gathered when a pass needs it, and freed behind it. None
+        cluster: the workers, and which of them this process is; None asks `tfdist.cluster.from_environment`.
+        stage: 1 shards slots. 2 also shards gradients that `DistributedOptimizer` accumulates: each micro-batch is
+            reduced by itself. 3 also shards weights: each is gathered when a pass needs it, and freed afterwards. None
             takes the variable ``TFDIST_SHARDING_STAGE``, or else 1.
         **options: see `MultiWorkerMirroredStrategy`; there is one CPU replica in each process.
 
     Raises:
         ConfigError: see `MultiWorkerMirroredStrategy`.
-        UnsupportedError: several replicas in a process, or GPUs. In `fit`, under stage 3: an optimizer that may look at
-            the whole of a weight.
+        UnsupportedError: several replicas in a process, or GPUs. In `fit`, in stage 3: an optimizer that may use the
+            whole of a weight.
 
     Example:
         >>> strategy = ShardedDataParallelStrategy(stage=2)   # doctest: +SKIP
@@ -239,7 +238,7 @@ class ShardedDataParallelStrategy(MultiWorkerMirroredStrategy):
         >>> model.fit(x, y, batch_size=64)                    # doctest: +SKIP
 
     Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-    Models", 2020. Its weights are float16 with a copy in float32 among the slots; Keras' mixed policies keep float32
+    Models", 2020. Its weights are float16 with a float32 copy among the slots. Keras' mixed policies keep float32
     weights, so there is no copy.
     """
 
@@ -253,7 +252,7 @@ def _is_one_cpu(devices: Sequence[str]) -> bool:
 
 
 def _require_devices(replicas: int) -> None:
-    """Raise unless this process has a device for each replica; asks for physical devices, which starts nothing."""
+    """Raise unless this process has a device for each replica; starts no device."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if gpus:
         present, kind = gpus, "GPU"

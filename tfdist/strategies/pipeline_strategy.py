@@ -1,4 +1,4 @@
-"""Pipelines: a model cut into stages over processes, batches into micro-batches, in the order of a schedule."""
+"""Pipelines: a model cut into stages, batches cut into micro-batches, in the order of a schedule."""
 
 import functools
 import logging
@@ -49,45 +49,42 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
     """A model cut into stages over processes, or over the devices of one; the numbers of one device.
 
     Plain Keras `compile` and `fit`. Every process runs the same script with the same data, and builds the same
-    Sequential or functional model, or one that names its blocks. A stage holds the weights of its layers, and the
-    optimizer's variables of these, and no others. A batch is cut into micro-batches; what a stage makes of one it sends
-    to the stages that take it, also over several stages. Gradients are added up over micro-batches, and reduced over
-    the processes of a stage; then every stage updates its weights once. So weights, losses and metrics are those of one
-    device, whatever the schedule, but for those without a flush. A single process has all stages, each on a device of
-    its own.
+    Sequential or functional model, or one that names its blocks. A stage holds only the weights of its layers and their
+    optimizer variables. A batch is cut into micro-batches. A stage sends its results for one to the stages that use
+    them, also past several stages. Gradients are summed over micro-batches and reduced over the processes of a stage;
+    then each stage updates its weights once. So weights, losses and metrics are those of one device under every
+    schedule with a flush. A single process has all stages, each on a device of its own.
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
-        stages: a number of stages, between which the model is balanced by its shapes; the names of the layers that
-            begin the second and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from
-            the mesh; or a function that returns names, given the model and the number of parts.
-        layout_map: how the weights of a stage lie along the axis "model" of the mesh, see `ModelParallelStrategy`:
+        cluster: the processes, and which of them this one is; None asks `tfdist.cluster.from_environment`.
+        stages: a number of stages, balanced by the shapes of the model; the names of the layers that begin the second
+            and later stages, such as ``("block_2", "block_4")``; "auto", which takes the number from the mesh; or a
+            function that returns such names, given the model and the number of parts.
+        layout_map: layouts of a stage's weights along the axis "model" of the mesh, see `ModelParallelStrategy`:
             layouts by patterns, "auto", or "auto:dense,dense_1" for the weights of these layers alone.
-        microbatches: into how many parts a replica's batch is cut; fewer where it has fewer examples. 1: the stages
-            compute one after the other.
-        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved", which update weights once a batch; "pipedream" or
-            "spectrain", which do so after each micro-batch, by gradients of older weights; or a function of your own
+        microbatches: parts of a replica's batch; fewer if it has fewer examples. 1: one stage computes at a time.
+        schedule: "1f1b", "eager-1f1b", "gpipe" or "interleaved", which update weights once per batch; "pipedream" or
+            "spectrain", which update after each micro-batch, by gradients of older weights; or a function of yours
             that returns a `tfdist.planner.schedules.Schedule`, given stages, micro-batches and chunks.
-        chunks: parts of the model on each stage, of "interleaved".
+        chunks: parts of the model on each stage, for "interleaved".
         mesh: a text such as ``"data=2,pipeline=2"`` or ``"data=2,pipeline=2,model=2"``, a dictionary or a
-            `tfdist.cluster.mesh.Mesh`; None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
-            replicas as the processes are times the stages. Processes along "model", the last axis, have the same rows,
-            and each its part of the weights of their stage.
-        recompute: whether a backward pass computes its forward pass again, with the same random numbers, so that a
-            stage keeps no more of a micro-batch than it was sent.
-        replicas_per_worker: where one process has all stages, the number of its devices, each of which has one; else
-            1. None: as many as there are stages.
+            `tfdist.cluster.mesh.Mesh`. None takes the variable ``TFDIST_MESH`` (`tfdist run --mesh`), or else as many
+            replicas as fit the processes. Processes along "model", the last axis, have the same rows, and each a part
+            of the weights of their stage.
+        recompute: whether a backward pass repeats its forward pass, with the same random numbers, so that a stage keeps
+            only what it was sent of a micro-batch.
+        replicas_per_worker: devices of a single process with all stages; else 1. None: one for each stage.
         timeout_seconds: see `MultiWorkerMirroredStrategy`.
-        collectives: "native" or "auto": the native engine.
+        collectives: "native" or "auto": the native backend.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
-        shard_optimizer: None, or 1: each of the D replicas of a stage has 1 / D of the optimizer's slots of the stage's
-            weights, updates that part of the weights, and is given the others'.
-        loss_reduction: what a loss function of yours that returns one number is: "mean" or "sum" over examples.
+        shard_optimizer: None, or 1: each of the D replicas of a stage holds 1 / D of the optimizer's slots of the
+            stage's weights, updates that part of the weights, and receives the others.
+        loss_reduction: how a loss function of yours that returns one number depends on examples: "mean" or "sum".
 
     Raises:
-        ConfigError: processes, mesh and stages do not fit together; in `fit`: the model cannot be cut so.
-        UnsupportedError: other collectives; in `fit`: a model, a step, a layer or an optimizer that cannot be computed
-            in stages or micro-batches. The message says what to do instead.
+        ConfigError: processes, mesh and stages do not fit together. In `fit`: the model cannot be cut this way.
+        UnsupportedError: other collectives. In `fit`: a model, step, layer or optimizer that cannot be computed in
+            stages or micro-batches. The message says what to do instead.
 
     Example:
         >>> strategy = PipelineStrategy(stages=2, microbatches=8)                # doctest: +SKIP
@@ -98,7 +95,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019; D.
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021. There a
-    stage talks to its neighbours alone; here a tensor goes straight to each stage that takes it.
+    stage exchanges only with its neighbours; here a tensor goes straight to each stage that uses it.
     """
 
     def __init__(
@@ -212,27 +209,26 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     @property
     def mesh(self) -> Mesh:
-        """How the processes lie."""
+        """The mesh of processes."""
         return self._mesh
 
     @property
     def stage(self) -> int:
-        """The number of this process's stage, from 0; of a process that has all of them, 0."""
+        """The number of this process's stage, from 0; 0 for a process with all stages."""
         return self._pipe.stage
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether weights may lie on other processes, or on other devices of this one."""
+        """Whether weights may be on other processes, or on other devices of this one."""
         return self._mesh.size_of(PIPELINE) > 1 or self.sharding is not None or self._copies > 1
 
     @property
     def _copies(self) -> int:
-        """How many processes of a stage have the same part of a batch."""
+        """Processes of a stage with the same part of a batch."""
         return stage_placement.size_of(self._mesh, MODEL)
 
     @property
     def _position(self) -> tuple[int, int]:
-        """Which of the parts of a batch this process has, and how many there are."""
         return self._pipe.replica, self._pipe.replicas
 
     def division_of(self, model: keras.Model) -> Division:
@@ -257,12 +253,12 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return found
 
     def before_build(self, model: Any) -> None:
-        """Give each weight of a model to the stages that compute with it, before its slots are made."""
+        """Assign each weight of a model to the stages that use it, before its slots are made."""
         if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
             self._settle(model)
 
     def ready(self, model: Any) -> None:
-        """Look whether a model can be computed in stages, and give each weight to its stages.
+        """Check that a model can be computed in stages, and assign each weight to its stages.
 
         Raises:
             UnsupportedError: it cannot.
@@ -293,7 +289,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         return step
 
     def _settle(self, model: Any) -> None:
-        """Give each weight to its stages, in the order of the model, and then let all be made in one order."""
+        """Assign each weight to its stages, and then make all of them, in the order of the model."""
         if not self.cuts_weights:
             return
         holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
@@ -336,7 +332,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         self._tell_of_statistics(model, self.division_of(model))
 
     def _tell_of_statistics(self, model: Any, division: Division) -> None:
-        """Say once what micro-batches are to layers that look at several examples."""
+        """Warn once about layers and losses that use several examples at once."""
         found = [one for one in keras_model.layers(model) if isinstance(one, keras.layers.BatchNormalization)]
         if self._microbatches == 1 or self._told_of_statistics:
             return
@@ -373,7 +369,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
 
 def _made_by(schedule: str | Callable[..., Schedule], stages: int, chunks: int) -> Callable[[int], Schedule]:
-    """Return a function of the number of micro-batches that returns a schedule that can be run."""
+    """Return a function from the number of micro-batches to a sound schedule."""
 
     @functools.cache
     def made(microbatches: int) -> Schedule:

@@ -26,31 +26,29 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
     """A `tf.distribute.Strategy` on Horovod's ring: plain Keras `compile` and `fit`, the numbers of one device.
 
     Every worker runs the same script with the same data; replica r of N takes its contiguous rows of each global
-    batch. Worker 0 hands its initial weights to all, shows progress and writes files. Gradients are summed by Horovod
-    in buckets of a fixed order, which leave while the backward pass goes on; a bucket of S bytes costs each worker
-    2 S (n - 1) / n bytes on the wire, whatever n is.
+    batch. Worker 0 sends its initial weights to all, shows progress and writes files. Horovod sums gradients in buckets
+    of a fixed order, during the backward pass. A bucket of S bytes costs each worker 2 S (n - 1) / n bytes on the wire.
 
     Start it with `tfdist run --strategy ring`, `horovodrun`, or `mpirun` (Horovod built with MPI, or the chief's
     address in TFDIST_COORDINATOR).
 
     Args:
-        cluster: who takes part and who this process is; None asks `tfdist.cluster.from_environment`.
-        replicas_per_worker: replicas in this process, equal on every worker; None takes one: the GPU of this worker's
-            number on its host, or else the CPU. With more, replicas of one process reduce by TensorFlow's collectives
-            first.
-        groups: disjoint groups of worker indices, alike on every worker, such as ``[[0, 1], [2, 3]]``; each trains by
-            itself, and this strategy spans the group that has this worker. None is one group of all.
-        timeout_seconds: how long a worker waits in a step or an agreement for others that are alive, which may be
-            tracing a large model, before it ends with a `DeadlineError`.
-        lost_after_seconds: a worker whose process does not answer for so long (stopped, its host gone) is taken for
-            lost, and the others end with a `WorkerLostError`. One that ends is noticed at once. The first strategy of a
-            process decides.
-        bucket_bytes: gradients are reduced in buckets of at most this many bytes, which leave in the order in which the
-            backward pass makes them, the first of at most 1 MiB. "auto" measures latency and bandwidth when the
-            strategy is made and takes between 1 and 64 MiB, alike on all workers; another run may take another size,
-            and then a sum of floats may have other last bits.
-        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
-            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
+        cluster: the workers, and which of them this process is; None asks `tfdist.cluster.from_environment`.
+        replicas_per_worker: replicas in this process, equal on every worker; None takes one: the GPU with this worker's
+            number on its host, or else the CPU. Several replicas of a process first reduce by TensorFlow's collectives.
+        groups: disjoint groups of worker indices, the same on every worker, such as ``[[0, 1], [2, 3]]``. Each group
+            trains by itself, and this strategy spans the group of this worker. None is one group of all.
+        timeout_seconds: how long a worker waits for live workers in a step or an agreement before it ends with a
+            `DeadlineError`. The others may be tracing a large model.
+        lost_after_seconds: a worker whose process does not answer for so long (stopped, or its host gone) counts as
+            lost, and the others end with a `WorkerLostError`. A worker that ends is noticed at once. The first strategy
+            of a process decides.
+        bucket_bytes: gradients are reduced in buckets of at most this many bytes, in backward-pass order, the first of
+            at most 1 MiB. "auto" measures latency and bandwidth when the strategy is made and takes between 1 and
+            64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may differ in
+            the last bits.
+        loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
+            that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
     Raises:
         MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
@@ -138,7 +136,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
 
 
 def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
-    """Return this worker's devices; where it sees the GPUs of all workers of its host, those of its own number."""
+    """Return this worker's devices; those of its number on the host, if it sees the GPUs of all workers there."""
     count = 1 if replicas is None else validation.integer("replicas_per_worker", replicas, minimum=1)
     gpus = tf_strategies.local_devices(("GPU",))
     present = gpus or tf_strategies.local_devices(("CPU",))
@@ -153,7 +151,6 @@ def _devices(replicas: int | None, cluster: "clusters.Cluster") -> list[str]:
 
 
 def _members(groups: Sequence[Sequence[int]] | None, cluster: "clusters.Cluster") -> tuple[int, ...]:
-    """Return the workers of this worker's group."""
     if groups is None:
         return tuple(range(cluster.num_workers))
     if not all(isinstance(group, (list, tuple)) and group for group in groups):

@@ -46,7 +46,7 @@ def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", p
 
 
 def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int | None) -> tuple[str, ...]:
-    """Return the device of each stage, where this process has several; else none."""
+    """Return the device of each stage in a process with all stages; none in several processes."""
     stages = mesh.size_of(PIPELINE)
     if cluster.num_workers > 1:
         if replicas_per_worker not in (None, 1):
@@ -86,7 +86,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
 
 
 def require_slots_alone(stage: int | None) -> None:
-    """Raise unless a stage of sharding is one that the replicas of a pipeline's stage have."""
+    """Raise unless the replicas of a pipeline's stage support a stage of sharding."""
     shard_layout.require_stage("shard_optimizer", stage)
     if stage is not None and stage > 1:
         raise UnsupportedError(
@@ -99,7 +99,7 @@ def require_slots_alone(stage: int | None) -> None:
 
 
 def _count(stages: Any, chunks: int) -> int | None:
-    """Return how many stages somebody asked for, if anybody did."""
+    """Return the number of stages that was asked for, or None."""
     if isinstance(stages, bool) or (isinstance(stages, int) and stages < 1):
         raise ConfigError(f"stages is {stages}; it must be a number from 1 on, 'auto', or names of layers.")
     if isinstance(stages, int):
@@ -116,12 +116,12 @@ def _count(stages: Any, chunks: int) -> int | None:
 
 
 def size_of(mesh: Mesh, axis: str) -> int:
-    """Return how many places there are along an axis, which a mesh may leave out."""
+    """Return the size of an axis, 1 if the mesh has none of that name."""
     return dict(mesh.axes).get(axis, 1)
 
 
 def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layouts:
-    """Return how the weights of a stage lie along the model axis."""
+    """Return the layouts of a stage's weights along the model axis."""
     parts = size_of(mesh, MODEL)
     if parts > 1 and layout_map is None:
         raise ConfigError(

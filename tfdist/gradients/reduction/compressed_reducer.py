@@ -68,8 +68,8 @@ def codec_of(optimizer: Any) -> Codec | None:
 class Compressed(Around):
     """Compresses gradients of two axes or more where that saves enough; hands the others on.
 
-    Each replica has a memory of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are few already, so they are
-    handed on. A gradient that is not finite on one replica is not finite on any.
+    Each replica has a memory of its own for each gradient. Rows of tables (`tf.IndexedSlices`) are handed on: they are
+    few already. A gradient that is not finite on one replica is not finite on any.
     """
 
     def __init__(self, codec: Codec, inner: GradientReducer, learning_rate: Callable[[], Any] | None = None) -> None:
