@@ -39,7 +39,7 @@ from tfdist.compression import (
     one_way,
     registry,
 )
-from tfdist.compression.auto_choice import Cost, Measured, chosen, described, is_due, predicted
+from tfdist.compression.auto import Cost, Measured, chosen, described, is_due, predicted
 from tfdist.compression.codec import RowCodec, row_length
 from tfdist.compression.codec_exchange import together
 from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Context, Exchanged, Total

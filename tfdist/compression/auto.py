@@ -1,6 +1,8 @@
-"""The codec that pays: chosen for each gradient by what is measured of the network and of the codecs."""
+"""The codec that pays, chosen for each gradient from measurements of the network and of the codecs."""
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +15,181 @@ from tfdist.compression.codecs.power_sgd import PowerSGD
 from tfdist.compression.codecs.quantized import QSGD, Natural
 from tfdist.compression.error_feedback import ErrorFeedback
 from tfdist.errors import ConfigError
+from tfdist.planner.planner_link import Link
+
+# Predictions are no better than this part of them: a network has a queue, and lets short messages pass at once.
+_MARGIN = 0.2
+# A network that is so many times as fast or as slow is another one.
+_CHANGED = 1.5
+# At most this part of the time of training is spent on measuring the network.
+_MEASURING = 0.01
+# How many messages one after the other: the two hops, or the two factors of PowerSGD.
+_HOPS = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The time that a member computes to encode and to decode.
+
+    Attributes:
+        seconds: for each tensor that is compressed by itself.
+        seconds_per_element: for each number.
+    """
+
+    seconds: float = 0.0
+    seconds_per_element: float = 0.0
+
+    @classmethod
+    def of(cls, few: tuple[int, float], many: tuple[int, float]) -> "Cost":
+        """Return the cost from two measurements, (elements, seconds) each.
+
+        Example:
+            >>> Cost.of((1000, 0.002), (101_000, 0.003))
+            Cost(seconds=0.00199, seconds_per_element=1e-08)
+        """
+        each = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
+        return cls(max(0.0, few[1] - each * few[0]), each)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted cost of a step's reduction.
+
+    Attributes:
+        seconds: of encoding, transfer and decoding.
+        wire_bytes: what a member sends.
+    """
+
+    seconds: float
+    wire_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The measurements of a job.
+
+    Attributes:
+        options: the codecs; the first one is no compression.
+        costs: of each.
+        link: between members.
+        members: number of members.
+        bucket_bytes: bytes that travel together.
+    """
+
+    options: Sequence[Codec]
+    costs: Sequence[Cost]
+    link: Link
+    members: int
+    bucket_bytes: int
+
+    @property
+    def latency_seconds(self) -> float:
+        """Seconds of an all_reduce of almost nothing."""
+        return 2 * (self.members - 1) * self.link.latency_seconds
+
+
+def is_like(link: Link, other: Link) -> bool:
+    """True if a choice for one link holds for the other.
+
+    Example:
+        >>> links = [Link(latency_seconds=1e-3, bytes_per_second=rate) for rate in (1e8, 1.1e8, 1e7)]
+        >>> is_like(links[0], links[1]), is_like(links[0], links[2])
+        (True, False)
+    """
+    return 1 / _CHANGED <= link.bytes_per_second / other.bytes_per_second <= _CHANGED
+
+
+def is_due(seconds_since: float, seconds_taken: float) -> bool:
+    """Return whether the network may be measured again.
+
+    Example:
+        >>> is_due(seconds_since=5.0, seconds_taken=0.08), is_due(seconds_since=9.0, seconds_taken=0.08)
+        (False, True)
+    """
+    return seconds_taken <= _MEASURING * seconds_since
+
+
+def predicted(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> Prediction:
+    """Return the cost of the gradients of a step.
+
+    For the n numbers, S bytes, of the gradients that have a codec:
+
+        t = k u + c n + h m a + w b
+
+    with the computing time k for each of u tensors and c for each number; h rounds of m messages of latency a; and w
+    bytes at b seconds each. u is the number of gradients for a codec that takes each by itself, else that of buckets.
+    The first bucket of gradients without a codec is counted too, since they travel in any case.
+
+    Example:
+        >>> from tfdist.compression import QSGD
+        >>> options = [QSGD(bits=8)]
+        >>> link = Link(latency_seconds=0.0, bytes_per_second=12.5e6)
+        >>> given = Measured(options=options, costs=[Cost()], link=link, members=2, bucket_bytes=1 << 22)
+        >>> round(predicted(given, {0: tf.TensorSpec([1024, 1024], tf.float32)}, {0: 0}).seconds, 3)
+        0.085
+    """
+    seconds = wire_bytes = 0.0
+    for index in sorted({0, *choice.values()}):
+        codec, cost = given.options[index], given.costs[index]
+        own = [spec for place, spec in specs.items() if choice[place] == index]
+        elements = sum(map(_elements, own))
+        sent = sum(codec.wire_bytes(spec, given.members) for spec in own)
+        buckets = math.ceil(sum(_elements(spec) * spec.dtype.size for spec in own) / given.bucket_bytes)
+        rounds = 1 if codec.accuracy in ("lossless", "rounded") else _HOPS
+        messages = max(1, math.ceil(sent / given.bucket_bytes) if codec.by_tensor else buckets)
+        seconds += cost.seconds * (len(own) if codec.by_tensor else buckets) + cost.seconds_per_element * elements
+        seconds += rounds * messages * given.latency_seconds + sent / given.link.bytes_per_second
+        wire_bytes += sent
+    return Prediction(seconds, wire_bytes)
+
+
+def chosen(given: Measured, specs: Mapping[int, tf.TensorSpec]) -> dict[int, int]:
+    """Return the index of the option for each gradient.
+
+    The candidates, in this order: no compression, each codec for the gradients that it makes cheaper, and the cheapest
+    codec for each gradient. The first whose step is as short as the best one, within the error of predictions, is
+    chosen. So the preferred options come first, and a codec that saves less than that error is not used.
+
+    Example:
+        >>> from tfdist.compression import QSGD, Whole
+        >>> specs = {0: tf.TensorSpec([1024, 1024], tf.float32), 1: tf.TensorSpec([3, 3], tf.float32)}
+        >>> def on(link: Link) -> dict[int, int]:
+        ...     costs = [Cost(), Cost(1e-3, 1e-8)]
+        ...     options = [Whole(), QSGD(bits=8)]
+        ...     return chosen(Measured(options=options, costs=costs, link=link, members=2, bucket_bytes=1 << 22), specs)
+        >>> on(Link.parse("100mbit", delay_ms=0.5)), on(Link.parse("80gbit"))
+        ({0: 1, 1: 0}, {0: 0, 1: 0})
+    """
+
+    def by_itself(place: int, index: int) -> float:
+        codec, cost, elements = given.options[index], given.costs[index], _elements(specs[place])
+        computed = cost.seconds_per_element * elements + (cost.seconds if codec.by_tensor else 0.0)
+        return computed + codec.wire_bytes(specs[place], given.members) / given.link.bytes_per_second
+
+    every = range(len(given.options))
+    looked_at = [
+        {place: min((0, index), key=functools.partial(by_itself, place)) for place in specs} for index in every
+    ]
+    looked_at.append({place: min(every, key=functools.partial(by_itself, place)) for place in specs})
+    seconds = [predicted(given, specs, one).seconds for one in looked_at]
+    return next(one for one, taken in zip(looked_at, seconds, strict=True) if (1 - _MARGIN) * taken <= min(seconds))
+
+
+def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mapping[int, int]) -> str:
+    """Describe a choice: codecs, bytes and times; arguments as for `predicted`."""
+    used = sorted(set(choice.values()))
+    counts = [f"{given.options[index].shown} for {list(choice.values()).count(index)}" for index in used]
+    now, whole = predicted(given, specs, choice), predicted(given, specs, dict.fromkeys(specs, 0))
+    return (
+        f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step in the place of "
+        f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms in the place of {1e3 * whole.seconds:.3g} ms "
+        f"(measured: {8e-6 * given.link.bytes_per_second:.3g} Mbit/s, {1e3 * given.latency_seconds:.2g} ms)"
+    )
+
+
+def _elements(spec: tf.TensorSpec) -> int:
+    return int(spec.shape.num_elements())
+
 
 #: which accuracies each answer to `within` allows
 WITHIN: dict[str, tuple[Accuracy, ...]] = {
@@ -24,24 +201,24 @@ WITHIN: dict[str, tuple[Accuracy, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Codec):
-    """For each gradient the codec with which a step is predicted to be shortest; none where none pays.
+    """For each gradient the codec with the shortest predicted step; none where none pays.
 
-    Of codecs whose steps are predicted to differ by less than a fifth, which is what predictions are good for, the
-    first of the candidates is taken, and no compression before all of them.
+    Predictions are good for about a fifth. Of codecs whose steps are predicted to differ by less, the first of the
+    candidates is taken, and no compression before all of them.
 
-    Before the first step workers measure the latency and the bandwidth between them and what each codec computes, and
-    all take what the first one has measured. At the beginnings of later epochs they measure the network again, as often
-    as that takes a hundredth of the time at most, and choose again where it has become another one.
-    Between replicas of one process nothing is compressed.
+    Before the first step, workers measure the latency and the bandwidth between them and the speed of each codec, and
+    all use the measurements of the first worker. At the beginnings of later epochs they measure the network again, for
+    at most a hundredth of the time, and choose again if the network has changed. Between replicas of one process
+    nothing is compressed.
 
     Args:
-        within: what may become of a mean gradient: "lossless", nothing; "unbiased", rounding to 16 bits or noise whose
+        within: what may happen to a mean gradient: "lossless", nothing; "unbiased", rounding to 16 bits or noise whose
             mean is zero; "any", also an error that is remembered and sent later.
-        candidates: codecs, in the order in which they are preferred; by default float16, natural, 8 bits of QSGD, and
-            PowerSGD of rank 4.
+        candidates: codecs, the preferred ones first; by default float16, natural, 8 bits of QSGD, and PowerSGD of
+            rank 4.
 
     Raises:
-        ConfigError: no such class; a candidate has a momentum, which cannot come and go.
+        ConfigError: ``within`` is none of these; a candidate has a momentum, which cannot come and go.
 
     Example:
         >>> [codec.name for codec in Auto(within="unbiased").options]
@@ -74,13 +251,13 @@ class Auto(Codec):
 
     @property
     def options(self) -> list[Codec]:
-        """What is chosen from: no compression, and the candidates that are accurate enough."""
+        """The choices: no compression, and the candidates that are accurate enough."""
         given = self.candidates or (Float16(), Natural(), QSGD(bits=8), PowerSGD(rank=4))
         fine = [codec for codec in given if codec.accuracy in WITHIN[self.within]]
         return [Whole(), *map(with_memory, fine)]
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return the least that an option takes."""
+        """Return the bytes of the smallest option."""
         return min(codec.wire_bytes(spec, members) for codec in self.options)
 
 

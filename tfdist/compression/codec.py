@@ -19,19 +19,19 @@ Exchange = Generator[Request, Any, Exchanged]
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """A way to compress gradients; the part that all codecs have.
+    """A way to compress gradients; the base of all codecs.
 
-    A codec is a frozen value: what it remembers are tensors that it is given and returns. There are two kinds:
+    A codec is a frozen value: its memory is tensors that it is given and returns. There are two kinds:
 
     - `RowCodec`, whose `encode` and `decode` turn numbers into words and back. Members send the words of each part of a
-      gradient to the member that adds this part up, and get its words back: each number is compressed twice, whatever
-      the number of members.
+      gradient to the member that adds up this part, and receive the words of the sum. Each number is compressed twice,
+      whatever the number of members.
     - one with an `exchange` of its own, such as `PowerSGD`, whose encoded tensors can be added up.
 
     Args:
         start_after: updates before which gradients travel whole; the first ones are large, and matter most.
-        min_saving: how many times fewer bytes a gradient must take for it to be compressed; others travel whole, as do
-            all with fewer than two axes: biases, and the scales and offsets of normalisation.
+        min_saving: how many times fewer bytes a gradient must take to be compressed. Others travel whole, as do all
+            with fewer than two axes: biases, and the scales and offsets of normalization.
     """
 
     #: what the codec is called in a table, and in a saved model
@@ -52,12 +52,12 @@ class Codec:
 
     @property
     def shown(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return self.name
 
     @property
     def needs_learning_rate(self) -> bool:
-        """Whether it has to know how the learning rate changes."""
+        """Whether it must know how the learning rate changes."""
         return False
 
     def __post_init__(self) -> None:
@@ -65,21 +65,21 @@ class Codec:
         validation.number("min_saving", self.min_saving, above=0)
 
     def prepare(self) -> None:
-        """Get ready what would hold up the first step, such as kernels; whoever is going to use a codec calls it."""
+        """Load what would delay the first step, such as kernels; called before a codec is used."""
         inner = getattr(self, "codec", None)
         if isinstance(inner, Codec):
             inner.prepare()
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return what is remembered of a tensor before the first step.
+        """Return the memory for a tensor before the first step.
 
         Args:
-            spec: of the tensor: its shape, known, and its dtype, float32 or float64.
+            spec: of the tensor: a known shape, and the dtype float32 or float64.
         """
         return ()
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return how many bytes a member sends for a tensor, of those that the formulas count: no headers.
+        """Return the bytes that a member sends for a tensor, without headers.
 
         Args:
             spec: of the tensor.
@@ -92,7 +92,7 @@ class Codec:
 
         Args:
             tensor: this member's part of a sum, float32 or float64.
-            state: what `init` gave, or the last `Exchanged` had.
+            state: the memory, from `init` or the last `Exchanged`.
             context: the members, the step, and seeds for random numbers.
         """
         raise NotImplementedError
@@ -100,9 +100,9 @@ class Codec:
     def whole(
         self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return what is to be added up without compression in place of a tensor, and what is remembered then.
+        """Return what is summed without compression in place of a tensor, and the memory afterwards.
 
-        With a memory that is more than the tensor: what was held back goes with it, and the memory is empty after.
+        A codec with a memory adds what it has held back, and empties the memory.
 
         Args:
             tensor: this member's part of a sum.
@@ -129,7 +129,7 @@ class RowCodec(Codec):
 
     @property
     def row_multiple(self) -> int:
-        """Rows have a multiple of so many numbers; they are filled up with zeros."""
+        """Rows are padded with zeros to a multiple of this many numbers."""
         return 1
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -155,23 +155,23 @@ class RowCodec(Codec):
         raise NotImplementedError
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return the bytes of both ways: all parts but a member's own, once each."""
+        """Return the bytes of both hops: all parts but a member's own, once each."""
         count = row_length(_elements(spec), members, self.row_multiple)
         return 2.0 * (members - 1) * 4 * self.row_words(count)
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
-        """Send the words of each part to the member that adds it up, and the words of the sum to all."""
+        """Send the words of each part to the member that adds it up, and the words of the sum to all members."""
         hops = yield from two_hops(self, tensor, context)
         return Exchanged(hops.total, hops.sent, state)
 
 
 class Hops(NamedTuple):
-    """What two hops of words have come to.
+    """The result of two hops of words.
 
     Attributes:
-        total: what stands for the sum of the members' tensors.
+        total: the sum of the members' tensors, decoded.
         sent: this member's part of it: over the members these add up to ``total``.
-        own: what this member's words in the first hop stand for.
+        own: this member's words in the first hop, decoded.
     """
 
     total: tf.Tensor
@@ -182,11 +182,11 @@ class Hops(NamedTuple):
 def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[Request, Any, Hops]:
     """Exchange a tensor as words.
 
-    Each member adds up one part of the tensor, in the order of the members, and compresses the sum once
-    more. What that second time leaves out belongs to the member that did it: so the members' parts add up to the sum.
+    Each member adds up one part of the tensor, in the order of the members, and compresses the sum again. The error of
+    that second compression belongs to this member, so the members' parts add up to the sum.
 
     Source: G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023 (two
-    hops in place of a ring, which would compress again at every member).
+    hops instead of a ring, which would compress again at every member).
     """
     size, elements = context.size, int(tensor.shape.num_elements())
     count = row_length(elements, size, codec.row_multiple)
@@ -214,7 +214,7 @@ def two_hops(codec: RowCodec, tensor: tf.Tensor, context: Context) -> Generator[
 
 
 def row_length(elements: int, rows: int, multiple: int) -> int:
-    """Return how many numbers each of some rows has for so many numbers in all, filled up to a multiple.
+    """Return the numbers in each of some rows, given all elements, padded to a multiple.
 
     Example:
         >>> row_length(1000, 2, 512)
@@ -224,7 +224,7 @@ def row_length(elements: int, rows: int, multiple: int) -> int:
 
 
 def reduced_bytes(count: int, itemsize: int, members: int) -> float:
-    """Return how many bytes a member sends for an all_reduce: 2 (n - 1) / n times the tensor's.
+    """Return the bytes that a member sends for an all_reduce: 2 (n - 1) / n times the tensor's.
 
     Example:
         >>> reduced_bytes(1000, 4, 2)
@@ -234,7 +234,6 @@ def reduced_bytes(count: int, itemsize: int, members: int) -> float:
 
 
 def require_codec(name: str, value: Any) -> "Codec":
-    """Return a codec."""
     if isinstance(value, Codec):
         return value
     hint = f" Pass {value.__name__}(...), an object of it." if isinstance(value, type) else ""
@@ -247,7 +246,7 @@ def require_codec(name: str, value: Any) -> "Codec":
 
 
 def take_over(codec: Codec) -> None:
-    """Give a codec around another one what it was not given itself of that one's general options."""
+    """Give a codec around another the general options of the inner one, where it has none of its own."""
     inner = require_codec("codec", codec.codec)  # type: ignore[attr-defined]
     for name in ("start_after", "min_saving"):
         if getattr(codec, name) is None:

@@ -1,4 +1,4 @@
-"""Exchanges carried out: those of one member, side by side, or those of all members in one process."""
+"""Carry out exchanges: those of one member, side by side, or those of all members in one process."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ class Carrier(Protocol):
 
 
 def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carrier) -> list[Exchanged]:
-    """Carry out the exchanges of one member side by side; what they add up at the same time travels together."""
+    """Carry out the exchanges of one member side by side; simultaneous sums travel together."""
     ends: list[Any] = [None] * len(exchanges)
     asked = _advanced(exchanges, dict.fromkeys(range(len(exchanges))), ends)
     hop = 1
@@ -63,7 +63,7 @@ def together(members: Sequence[Exchange]) -> list[Exchanged]:
 
 
 def by_itself(exchange: Exchange, members: int) -> Exchanged:
-    """Carry out the exchange of one member as if all others sent what it sends: what it computes, and no more."""
+    """Carry out one member's exchange as if all others sent the same: only what it computes."""
     answer: Any = None
     while True:
         try:
@@ -91,7 +91,7 @@ def _answers(requests: list[Any]) -> list[Any]:
 
 
 def _advanced(exchanges: Sequence[Exchange], answers: dict[int, Any], ends: list[Any]) -> dict[int, Request]:
-    """Answer exchanges, and return what they ask next; put what others have come to into its place."""
+    """Answer exchanges and return their next requests; put finished results into ``ends``."""
     asked: dict[int, Request] = {}
     for index, answer in answers.items():
         try:

@@ -19,12 +19,12 @@ class ErrorFeedback(Codec):
 
         u = g + e,    sent = C(u),    e := u - sent
 
-    so that after any number of steps what was sent and what is remembered add up to the gradients. Each member
-    remembers its own; after a change of their number, what all remembered goes into one update that is not compressed.
+    After any number of steps, what was sent plus what is remembered equals the sum of the gradients. Each member has a
+    memory of its own. When the number of members changes, all memories go into one update that is not compressed.
 
     Args:
-        codec: C, which should remember no gradients itself.
-        start_after: see `Codec`; by default as the codec has it, and so is ``min_saving``.
+        codec: C, which should have no memory of gradients itself.
+        start_after: see `Codec`; the codec's by default, as is ``min_saving``.
         follows_learning_rate: multiply e by the last learning rate over the present one, so that what was left out
             counts with the rate of its own step. Default: where the codec's authors remember updates, not gradients.
 
@@ -61,12 +61,12 @@ class ErrorFeedback(Codec):
 
     @property
     def by_tensor(self) -> bool:  # type: ignore[override]
-        """As the codec inside."""
+        """That of the inner codec."""
         return self.codec.by_tensor
 
     @property
     def shown(self) -> str:
-        """As the codec inside."""
+        """That of the inner codec."""
         return self.codec.shown
 
     @property
@@ -75,15 +75,15 @@ class ErrorFeedback(Codec):
         return bool(self.follows_learning_rate)
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return an empty memory, and what the codec inside remembers."""
+        """Return an empty memory, and that of the inner codec."""
         return (State(ERRORS, tf.zeros(spec.shape, spec.dtype), rule="sum"), *self.codec.init(spec))
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return those of the codec inside."""
+        """Return those of the inner codec."""
         return self.codec.wire_bytes(spec, members)
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
-        """Exchange the tensor with what is remembered, and remember what is left out now."""
+        """Exchange the tensor plus the memory, and remember what is left out now."""
         errors, *inner = state
         if self.follows_learning_rate and context.slower is not None:
             errors = errors * tf.cast(context.slower, errors.dtype)
@@ -94,6 +94,6 @@ class ErrorFeedback(Codec):
     def whole(
         self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return the tensor with what is remembered, and an empty memory."""
+        """Return the tensor plus the memory, and an empty memory."""
         errors, *inner = state
         return tensor + errors, (tf.zeros_like(errors), *inner)

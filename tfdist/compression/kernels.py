@@ -1,9 +1,9 @@
-"""The inner loops of codecs in C++, where they can be had; elsewhere codecs take TensorFlow's operations.
+"""The inner loops of codecs in C++, where available; otherwise codecs use TensorFlow's operations.
 
-Both come to the same words and numbers, bit for bit, in a `tf.function`: `tfdist/native/codecs` draws the numbers of
-`tf.random.stateless_uniform`, and whatever is added up is added up in one order. Two things are left open: which of
-several NaNs goes on; and numbers below 2**-126, which the kernels take for zeros, as threads of TensorFlow do, but not
-the thread of an operation that is called eagerly.
+Both give the same words and numbers, bit for bit, in a `tf.function`: `tfdist/native/codecs` draws the numbers of
+`tf.random.stateless_uniform`, and all sums have one order. Two things are left open: which of several NaNs survives;
+and numbers below 2**-126, which the kernels flush to zero, as TensorFlow's threads do, but not the thread of an
+operation that is called eagerly.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ _runs_elsewhere: ContextVar[bool] = ContextVar("_runs_elsewhere", default=False)
 
 
 def kernels() -> Any | None:
-    """Return the module of the ops, compiled by the first process that asks; None where TensorFlow's are to be taken.
+    """Return the module of the ops, compiled by the first process that asks; None if TensorFlow's are to be used.
 
-    That is on a machine with GPUs, where gradients are on those; with TFDIST_NATIVE=0; in `for_other_processes`; and
-    where nothing can be compiled, which is said in one warning.
+    That is on a machine with GPUs, where the gradients are; with TFDIST_NATIVE=0; in `for_other_processes`; and where
+    nothing can be compiled, which causes one warning.
 
     Example:
         >>> words = kernels().tfdist_to_signs(rows)  # doctest: +SKIP
@@ -45,7 +45,7 @@ def kernels() -> Any | None:
 
 @contextlib.contextmanager
 def for_other_processes() -> Iterator[None]:
-    """Trace what is inside without kernels: it will run in a process that has not loaded them, such as a server."""
+    """Trace without kernels, for a process that has not loaded them, such as a server."""
     token = _runs_elsewhere.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def shaped(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """Return what a kernel returned with its shape, which TensorFlow cannot know in a graph."""
+    """Set the shape of a kernel's result, which TensorFlow does not know in a graph."""
     tensor.set_shape(shape)
     return tensor
 

@@ -1,7 +1,7 @@
 """Requests of a codec to the members of a group, and their answers.
 
-A codec's `exchange` is a generator that yields these and is sent the answers. So it says what travels and in which
-order, and whoever drives it decides how: many tensors at once in buckets, or all members in one process for a test.
+A codec's `exchange` is a generator that yields requests and is sent the answers. So it says what travels in which
+order, and its driver decides how: many tensors at once in buckets, or all members in one process for a test.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class AllReduce:
     """Add up over the members; answered by a `Total`.
 
     Attributes:
-        tensor: a floating number, of one shape on all members.
+        tensor: floating, of one shape on all members.
     """
 
     tensor: tf.Tensor
@@ -29,7 +29,7 @@ class Total(NamedTuple):
 
     Attributes:
         total: the sum over the members, equal bit for bit on all of them.
-        own: what this member's tensor was added as.
+        own: this member's tensor as it was added.
     """
 
     total: tf.Tensor
@@ -49,7 +49,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Give all rows to all members; answered by the rows of all of them, in their order.
+    """Send all rows to all members; answered by the rows of all of them, in their order.
 
     Attributes:
         rows: shape (rows, ...); members may have different numbers of rows.
@@ -82,12 +82,12 @@ class Context(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """What an exchange has come to.
+    """The result of an exchange.
 
     Attributes:
-        total: what stands for the sum of the members' tensors; equal bit for bit on all members.
+        total: the sum of the members' tensors, decoded; equal bit for bit on all members.
         sent: this member's part of it: over the members these add up to ``total``.
-        state: what the codec remembers now.
+        state: the codec's memory now.
     """
 
     total: tf.Tensor
@@ -100,9 +100,9 @@ class State:
     """A tensor that a codec remembers for each tensor that it compresses.
 
     Attributes:
-        name: what it is, in the plural, for messages.
+        name: in the plural, for messages.
         initial: its first value, the same on all members.
-        rule: what another number of members makes of it.
+        rule: for another number of members.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A tensor that is encoded in one place and decoded in another, as between a worker and its parameter servers."""
+"""Encode a tensor in one place and decode it in another, as between a worker and its parameter servers."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tfdist.compression.kernels import for_other_processes
 
 
 def goes_one_way(codec: Codec) -> bool:
-    """Return whether a codec needs neither a memory nor an answer: its words say all.
+    """True if a codec needs neither a memory nor an answer: its words are enough.
 
     Example:
         >>> from tfdist.compression import QSGD, PowerSGD
@@ -22,7 +22,7 @@ def goes_one_way(codec: Codec) -> bool:
 
 
 def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
-    """Return what travels of a tensor.
+    """Return the encoded tensor.
 
     Random numbers follow from the tensor itself: one that is computed again is encoded alike.
     """
@@ -42,7 +42,7 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """Return the tensor that something stands for.
+    """Return the decoded tensor.
 
     Example:
         >>> from tfdist.compression import Float16

@@ -1,4 +1,4 @@
-"""Small integers and floats as the 32-bit words that travel; every engine carries int32."""
+"""Small integers and floats as the 32-bit words that travel; every backend carries int32."""
 
 import tensorflow as tf
 
@@ -31,7 +31,7 @@ def unpacked(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def is_negative(numbers: tf.Tensor) -> tf.Tensor:
-    """Return which float32 numbers have a sign, -0.0 and NaNs included.
+    """Return the signs of float32 numbers, of -0.0 and NaNs too.
 
     Example:
         >>> is_negative(tf.constant([-1.0, -0.0, 0.0])).numpy().tolist()
@@ -41,10 +41,8 @@ def is_negative(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def as_words(numbers: tf.Tensor) -> tf.Tensor:
-    """Return float32 numbers as words, bit for bit."""
     return tf.bitcast(numbers, tf.int32)
 
 
 def as_numbers(words: tf.Tensor) -> tf.Tensor:
-    """Return the float32 numbers of words, bit for bit."""
     return tf.bitcast(words, tf.float32)

@@ -1,4 +1,4 @@
-"""Codecs by name: what a user asks for, and what a saved model remembers."""
+"""Codecs by name, for users and for saved models."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -44,7 +44,7 @@ def names() -> list[str]:
 
 
 def codec_of(compression: str | Codec) -> Codec:
-    """Return the codec that a user has asked for; one that is biased and remembers nothing with `ErrorFeedback`.
+    """Return the codec that a user asks for; with `ErrorFeedback` if it is biased and has no memory.
 
     Example:
         >>> codec_of("powersgd").codec
@@ -66,7 +66,7 @@ def register(kind: Kind) -> Kind:
     Returns:
         The class.
     Raises:
-        ConfigError: it has no name, or another class has it.
+        ConfigError: it has no name, or another class has the same.
 
     Example:
         >>> from dataclasses import dataclass
@@ -87,7 +87,7 @@ def register(kind: Kind) -> Kind:
 
 
 def to_config(codec: Codec) -> dict[str, Any]:
-    """Return what makes a codec again, as JSON.
+    """Return the JSON from which `from_config` makes the codec again.
 
     Example:
         >>> to_config(QSGD(bits=4))
@@ -98,7 +98,7 @@ def to_config(codec: Codec) -> dict[str, Any]:
 
 
 def from_config(config: dict[str, Any]) -> Codec:
-    """Return the codec that `to_config` was given.
+    """Return the codec from the result of `to_config`.
 
     Example:
         >>> from_config(to_config(QSGD(bits=4))) == QSGD(bits=4)

@@ -11,7 +11,7 @@ from tfdist.compression.messages import AllReduce, Context, Exchanged, State, To
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Codec):
-    """Every number as it is: no compression. The peer of all others, and what ``auto`` takes where nothing pays.
+    """Every number as it is: no compression, the peer of all other codecs.
 
     Example:
         >>> Whole().accuracy
@@ -36,7 +36,7 @@ class Whole(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded(Codec):
-    """Rounds what another codec adds up to 16 bits, and what comes back to where it came from."""
+    """Rounds what another codec adds up to 16 bits, and converts the result back."""
 
     codec: Codec = field(default_factory=Whole)
     start_after: int | None = None  # type: ignore[assignment]
@@ -50,40 +50,33 @@ class Rounded(Codec):
 
     @property
     def accuracy(self) -> Accuracy:  # type: ignore[override]
-        """As the codec inside, which the rounding adds little to; "rounded" where that loses nothing."""
+        """That of the inner codec; "rounded" if it is lossless."""
         return "rounded" if self.codec.accuracy == "lossless" else self.codec.accuracy
 
     @property
     def has_memory(self) -> bool:  # type: ignore[override]
-        """As the codec inside."""
         return self.codec.has_memory
 
     @property
     def needs_learning_rate(self) -> bool:
-        """As the codec inside."""
         return self.codec.needs_learning_rate
 
     @property
     def by_tensor(self) -> bool:  # type: ignore[override]
-        """As the codec inside."""
         return self.codec.by_tensor
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return what the codec inside remembers."""
         return self.codec.init(spec)
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return those of the codec inside, of 16 bits in the place of its own."""
         return self.codec.wire_bytes(spec, members) * self.wire_dtype.size / spec.dtype.size
 
     def whole(
         self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return what the codec inside would send whole."""
         return self.codec.whole(tensor, state, context)
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
-        """Do as the codec inside does, with its tensors rounded."""
         inner = self.codec.exchange(tensor, state, context)
         answer: Any = None
         while True:
@@ -101,7 +94,7 @@ class Rounded(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Float16(Rounded):
-    """Numbers of 16 bits, of which 10 are digits: half the bytes, and what is below 6e-8 is lost.
+    """Numbers of 16 bits with 10 bits of mantissa: half the bytes; numbers below 6e-8 are lost.
 
     Example:
         >>> from tfdist.compression import PowerSGD
@@ -115,7 +108,7 @@ class Float16(Rounded):
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Rounded):
-    """Numbers of 16 bits, of which 7 are digits, with the range of float32: half the bytes.
+    """Numbers of 16 bits with 7 bits of mantissa and the range of float32: half the bytes.
 
     Example:
         >>> BFloat16().wire_dtype.name

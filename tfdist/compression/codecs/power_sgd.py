@@ -14,12 +14,12 @@ _SEED = (7, 1919)  # of the first matrix, the same on all members
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Codec):
-    """Rank r of a gradient of n rows and m columns: r (n + m) numbers in the place of n m.
+    """Rank r of a gradient of n rows and m columns: r (n + m) numbers instead of n m.
 
         P = sum_w M_w Q,    P := orthonormal(P),    Q_w = M_w^T P,    Q = sum_w Q_w,    result P Q^T
 
-    Q is kept for the next step, so over steps P comes to span what is largest in the gradients. With r no less than n
-    or m nothing is lost. A gradient of more axes is a matrix with the last axis as columns.
+    Q is kept for the next step, so over steps P comes to span the largest components of the gradients. With r no less
+    than n or m nothing is lost. A gradient with more axes is a matrix with the last axis as columns.
 
     Args:
         rank: r.
@@ -30,8 +30,8 @@ class PowerSGD(Codec):
         250.0
 
     Source: T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-    Distributed Optimization", 2019. P is made orthonormal by Householder reflections, in one thread, in the place of
-    Gram and Schmidt's process: members come to the same bits, and a matrix of zeros to no division by zero.
+    Distributed Optimization", 2019. P is made orthonormal by Householder reflections in one thread, not by the
+    Gram-Schmidt process: members get the same bits, and a matrix of zeros causes no division by zero.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -45,7 +45,7 @@ class PowerSGD(Codec):
         validation.integer("rank", self.rank, minimum=1)
 
     def init(self, spec: tf.TensorSpec) -> tuple[State, ...]:
-        """Return the first Q: drawn from a normal distribution."""
+        """Return the first Q, drawn from a normal distribution."""
         rows, columns = _matrix(spec.shape)
         drawn = tf.random.stateless_normal([columns, self._rank(rows, columns)], _SEED, dtype=spec.dtype)
         return (State("the factors of PowerSGD", drawn, rule="keep"),)

@@ -18,7 +18,7 @@ from tfdist.compression.kernels import kernels, key_and_counter, shaped
 
 
 def most(bits: int) -> int:
-    """Return s, the number of levels beside zero.
+    """Return s, the number of levels besides zero.
 
     Example:
         >>> [most(bits) for bits in (2, 4, 8)]
@@ -28,12 +28,12 @@ def most(bits: int) -> int:
 
 
 def level_words(count: int, bits: int, group: int) -> int:
-    """Return the words of the levels of a row of so many numbers, and of its scales."""
+    """Return the words of a row's levels and scales."""
     return count * bits // packing.WORD_BITS + count // group
 
 
 def to_levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, *, bits: int, group: int) -> tf.Tensor:
-    """Return the levels, plus s, and then the scales, as words. What is no number, or infinite, has level 0."""
+    """Return the levels, plus s, and then the scales, as words. NaN and infinity have level 0."""
     ops = kernels()
     if ops is not None:
         packed = ops.tfdist_to_levels(rows, scales, *key_and_counter(seed), group=group, bits=bits)
@@ -44,7 +44,7 @@ def to_levels(rows: tf.Tensor, scales: tf.Tensor, seed: tf.Tensor, *, bits: int,
 
 
 def from_levels(encoded: tf.Tensor, count: int, *, bits: int, group: int) -> tf.Tensor:
-    """Return the numbers; all of a group whose scale is not finite are not finite, or zero."""
+    """Return the numbers. In a group whose scale is not finite, each is not finite or zero."""
     packed, scales = tf.split(encoded, [count * bits // packing.WORD_BITS, count // group], axis=1)
     scales = packing.as_numbers(scales)
     ops = kernels()
@@ -94,7 +94,7 @@ class QSGD(scaled_groups.GroupCodec):
 
     @property
     def levels(self) -> int:
-        """s, the number of levels beside zero."""
+        """s, the number of levels besides zero."""
         return most(self.bits)
 
     def row_words(self, count: int) -> int:
@@ -107,7 +107,7 @@ class QSGD(scaled_groups.GroupCodec):
         return to_levels(rows, norms, seed, bits=self.bits, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the numbers; all of a group whose norm is not finite are not finite, or zero."""
+        """Return the numbers. In a group whose norm is not finite, each is not finite or zero."""
         return from_levels(words, count, bits=self.bits, group=self.group)
 
 

@@ -1,4 +1,4 @@
-"""Rows in groups of numbers that have a scale of their own."""
+"""Rows in groups of numbers with a common scale."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -42,17 +42,14 @@ class GroupCodec(RowCodec):
 
     @property
     def row_multiple(self) -> int:
-        """Rows are made of whole groups."""
         return self.group
 
 
 def apart(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Return rows as groups, shape (rows, groups, size)."""
     return tf.reshape(rows, [rows.shape[0], -1, size])
 
 
 def together(groups: tf.Tensor) -> tf.Tensor:
-    """Return groups as rows, shape (rows, groups * size)."""
     return tf.reshape(groups, [groups.shape[0], -1])
 
 
@@ -98,7 +95,7 @@ def _taken(rows: tf.Tensor, of: Summed) -> tf.Tensor:
 
 
 def _added_up(groups: tf.Tensor) -> tf.Tensor:
-    """Return sums over the last axis: its first half is added to its second, until one number is left."""
+    """Return sums over the last axis, which is halved until one number is left."""
     while groups.shape[-1] > 1:
         size = groups.shape[-1]
         half = size // 2

@@ -35,7 +35,7 @@ class SignSGD(scaled_groups.GroupCodec):
         return count // packing.WORD_BITS + count // self.group
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return which numbers are negative, and then the means."""
+        """Return the signs, and then the means."""
         means = scaled_groups.sums(rows, self.group, "sizes") * (1 / self.group)
         return tf.concat([_signs(rows), packing.as_words(means)], axis=1)
 
@@ -48,7 +48,7 @@ class SignSGD(scaled_groups.GroupCodec):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBit(scaled_groups.GroupCodec):
-    """The mean of the numbers of a group that are not negative, or that of those that are. Needs `ErrorFeedback`.
+    """The mean of a group's non-negative numbers, or of its negative ones. Needs `ErrorFeedback`.
 
     Args:
         group: numbers with these two means in common; a multiple of 32.
@@ -58,7 +58,7 @@ class OneBit(scaled_groups.GroupCodec):
         18
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, "1-Bit Stochastic Gradient Descent and its Application to
-    Data-Parallel Distributed Training of Speech DNNs", 2014. There the means are of a column of a matrix; groups are
+    Data-Parallel Distributed Training of Speech DNNs", 2014. There the means are of a column of a matrix; groups work
     alike for tensors of any shape.
     """
 
@@ -70,7 +70,7 @@ class OneBit(scaled_groups.GroupCodec):
         return count // packing.WORD_BITS + 2 * (count // self.group)
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return which numbers are negative, and then the two means of each group."""
+        """Return the signs, and then the two means of each group."""
         signs = _signs(rows)
         counts = tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.float32)
         negative = tf.reduce_sum(scaled_groups.apart(counts, self.group // packing.WORD_BITS), axis=2)
@@ -86,7 +86,7 @@ class OneBit(scaled_groups.GroupCodec):
 
 
 def _signs(rows: tf.Tensor) -> tf.Tensor:
-    """Return which numbers have a sign, 32 in a word."""
+    """Return the signs, 32 in a word."""
     ops = kernels()
     if ops is not None:
         return shaped(ops.tfdist_to_signs(rows), [rows.shape[0], rows.shape[1] // packing.WORD_BITS])
@@ -94,7 +94,7 @@ def _signs(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _by_sign(signs: tf.Tensor, low: tf.Tensor, high: tf.Tensor, group: int) -> tf.Tensor:
-    """Return one of the two numbers of its group for each sign: the low one where it is set."""
+    """Return one of the two numbers of its group for each sign: the low one for a negative sign."""
     ops = kernels()
     if ops is not None:
         rows = ops.tfdist_from_signs(signs, low, high, group=group)

@@ -18,7 +18,7 @@ from tfdist.compression.messages import AllGather, AllReduce, Context, Exchanged
 class TopK(RowCodec):
     """The largest |x| of each part of a gradient, with their places: 64 bits each. For use with `ErrorFeedback`.
 
-    Of as many parts as there are members each has its own k. At density 1 nothing is lost.
+    There are as many parts as members, and each has its own k. At density 1 nothing is lost.
 
     Args:
         density: the part of the numbers that travels.
@@ -66,7 +66,7 @@ def kept(count: int, density: float) -> int:
 def largest(rows: tf.Tensor, k: int | tf.Tensor) -> tf.Tensor:
     """Return the places of the k largest |x| of each row, in ascending order, and then their values, as words.
 
-    Of equal ones those that come first; NaN is larger than all numbers.
+    Of equal numbers the first are taken; NaN is larger than all numbers.
     """
     ops = kernels()
     if ops is not None:
@@ -97,17 +97,17 @@ class DGC(Codec):
 
         u := m u + clip(g),    v := v + u,    send the largest |v|,    v := v - sent
 
-    It has the momentum: the optimizer is plain SGD. What is sent at once as a whole (density 1) is SGD with momentum.
+    The momentum is part of the codec: the optimizer is plain SGD. At density 1 it is SGD with momentum.
 
     Args:
         density: the part of the numbers that travels.
         momentum: m, as of SGD.
-        factor_masking: u := 0 where something was sent, as in the paper, for there the momentum is stale if the number
-            has waited. But a number that is sent often never comes to the momentum that SGD gives it, up to 1 / (1 - m)
-            times its gradient; off by default.
-        clipnorm: of the mean gradient; each member cuts its part of it, all tensors of a bucket together, to the norm
+        factor_masking: u := 0 where something was sent, as in the paper, because the momentum of a number that has
+            waited is stale. But a number that is sent often never reaches the momentum of SGD, up to 1 / (1 - m) times
+            its gradient, so this is off by default.
+        clipnorm: of the mean gradient. Each member cuts its part of it, all tensors of a bucket together, to the norm
             ``clipnorm`` / sqrt(members). None for none.
-        warm_up_steps: updates over which the density falls, in equal parts of 25, 6.25, 1.56 and 0.4 %; authors take
+        warm_up_steps: updates over which the density falls, in equal parts of 25, 6.25, 1.56 and 0.4 %; the authors use
             four epochs.
 
     Example:
@@ -116,7 +116,7 @@ class DGC(Codec):
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang and W. J. Dally, "Deep Gradient Compression: Reducing the Communication
     Bandwidth for Distributed Training", 2018. The largest are found in each member's part of a bucket of tensors, not
-    in each tensor, and there is no masking unless it is asked for.
+    in each tensor, and masking is optional.
     """
 
     name: ClassVar[str] = "dgc"
@@ -140,7 +140,7 @@ class DGC(Codec):
 
     @property
     def densities(self) -> Sequence[float]:
-        """Those of the warm-up, none of them less than that of the rest."""
+        """The densities of the warm-up, none below the final one."""
         return tuple(max(density, self.density) for density in WARM_UP) if self.warm_up_steps else ()
 
     def prepare(self) -> None:
@@ -157,7 +157,7 @@ class DGC(Codec):
         return TopK(density=self.density).wire_bytes(spec, members)
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:
-        """Exchange the largest of what has come together."""
+        """Exchange the largest accumulated numbers."""
         momentum, memory = self._together(tensor, state, context)
         count = row_length(int(tensor.shape.num_elements()), context.size, 1)
         hops = yield from two_hops(_Largest(self._kept(count, context.step)), memory, context)
@@ -168,7 +168,7 @@ class DGC(Codec):
     def whole(
         self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return all that has come together, and an empty memory; the momentum goes on."""
+        """Return all accumulated numbers, and an empty memory; the momentum remains."""
         momentum, memory = self._together(tensor, state, context)
         return memory, (momentum, tf.zeros_like(memory))
 
@@ -190,26 +190,24 @@ class DGC(Codec):
 
 
 class _Largest(RowCodec):
-    """The largest numbers of rows, of which a step says how many."""
+    """The largest numbers of rows, for a k that may change with the step."""
 
     def __init__(self, k: int | tf.Tensor) -> None:
         self._k = k
 
     def encode(self, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return their places, and then the numbers."""
         return largest(rows, self._k)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:
-        """Return the numbers in their places, and zeros."""
         return spread(words, count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Codec):
-    """One of every k numbers, whose places come from a seed that all members share: no index travels.
+    """One of every k numbers, at places drawn from a seed that all members share: no index travels.
 
-    The tensor is cut into stretches of k numbers, and one of each is drawn. Unscaled, for use with `ErrorFeedback`:
-    without it the mean would be k times too small. Where 1 of 1 travels, nothing is lost.
+    The tensor is cut into stretches of k numbers, and one of each is drawn. It is not scaled, for use with
+    `ErrorFeedback`: without that the mean would be k times too small. At density 1 nothing is lost.
 
     Args:
         density: the part of the numbers that travels; its inverse is rounded to k.
@@ -258,14 +256,14 @@ class RandomK(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Codec):
-    """Each |x| from t on is sent as sign(x) t: one word, its place and its sign. For use with `ErrorFeedback`.
+    """Each |x| from t on is sent as sign(x) t: one word for its place and sign. For use with `ErrorFeedback`.
 
-    What travels is as much as has grown large enough: as many bytes as the gradients have news. Members' words are
-    gathered, so bytes grow with the number of members.
+    The bytes follow from how many numbers have grown large enough. Members' words are gathered, so bytes grow with the
+    number of members.
 
     Args:
         threshold: t, of a member's mean gradient.
-        expected_density: the part of the numbers that is expected to travel; for what is predicted, nothing else.
+        expected_density: the part of the numbers that is expected to travel; used only for predictions.
 
     Example:
         >>> Threshold(threshold=1e-3).accuracy
@@ -286,7 +284,7 @@ class Threshold(Codec):
         validation.number("expected_density", self.expected_density, above=0, maximum=1)
 
     def wire_bytes(self, spec: tf.TensorSpec, members: int) -> float:
-        """Return the bytes of a gathering of as many words as are expected."""
+        """Return the bytes of gathering the expected number of words."""
         return (members - 1) * 4 * self.expected_density * spec.shape.num_elements()
 
     def exchange(self, tensor: tf.Tensor, state: tuple[tf.Tensor, ...], context: Context) -> Exchange:

@@ -15,9 +15,8 @@ from tfdist.collectives import buckets, keys
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compression import auto_choice, messages
-from tfdist.compression.auto import Auto
-from tfdist.compression.auto_choice import Cost
+from tfdist.compression import auto, messages
+from tfdist.compression.auto import Auto, Cost
 from tfdist.compression.codec import Codec
 from tfdist.compression.codec_exchange import by_itself
 from tfdist.compression.codecs.casting import Whole
@@ -144,10 +143,10 @@ class Plan:
         return self._choice != {place: before.get(place, 0) for place in specs}
 
     def _is_another(self, link: Link, chosen_for: Link | None) -> bool:
-        if chosen_for is not None and auto_choice.is_like(link, chosen_for):
+        if chosen_for is not None and auto.is_like(link, chosen_for):
             self._doubted = None
             return False
-        is_certain = chosen_for is None or (self._doubted is not None and auto_choice.is_like(link, self._doubted))
+        is_certain = chosen_for is None or (self._doubted is not None and auto.is_like(link, self._doubted))
         self._doubted = None if is_certain else link
         return is_certain
 
@@ -155,22 +154,22 @@ class Plan:
         if self._measured is None or self._doubted is not None:
             return True
         then, taken = self._measured
-        return auto_choice.is_due(trained_seconds - then, taken)
+        return auto.is_due(trained_seconds - then, taken)
 
     def _choose(self, link: Link, workers: Any, memory: Memory, specs: Mapping[int, tf.TensorSpec]) -> None:
         options = self.options[:-1] if self.options[-1] is self._last else self.options
-        given = auto_choice.Measured(
+        given = auto.Measured(
             options=options,
             costs=agreed_costs(workers.collective, options),
             link=link,
             members=workers.count,
             bucket_bytes=buckets.DEFAULT_BYTES,
         )
-        chosen = auto_choice.chosen(given, specs)
+        chosen = auto.chosen(given, specs)
         now = list(_numbers(memory.others[_CHOICE]))
         if workers.is_chief:
             news = chosen != {place: now[place] for place in specs} or not self._is_told
-            told = auto_choice.described(given, specs, chosen)
+            told = auto.described(given, specs, chosen)
             _log.log(logging.WARNING if news else logging.INFO, "compression: %s.", told)
             self._is_told = True
         for place, index in chosen.items():
