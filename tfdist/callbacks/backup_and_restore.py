@@ -12,7 +12,7 @@ from tfdist.callbacks.backup.session import BackupSession
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigError
-from tfdist.optimizers import scaling
+from tfdist.optimizers import learning_rates
 from tfdist.training import loss_scale
 from tfdist.training.replicated_model import stand_by
 from tfdist.training.strategy_mixin import KerasTraining
@@ -100,7 +100,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         validation.boolean("delete_checkpoint", delete_checkpoint)
         validation.boolean("asynchronous", asynchronous)
         validation.integer("keep", keep, minimum=1)
-        scaling.require_rule("learning_rate_rule", learning_rate_rule)
+        learning_rates.require_rule("learning_rate_rule", learning_rate_rule)
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint

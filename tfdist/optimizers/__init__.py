@@ -13,9 +13,8 @@ from tfdist.lazy_exports import exported
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
     from tfdist.optimizers.lars import LARS
+    from tfdist.optimizers.learning_rates import Warmup, scale_learning_rate
     from tfdist.optimizers.residual import zero_last_gammas
-    from tfdist.optimizers.scaling import scale_learning_rate
-    from tfdist.optimizers.warmup import Warmup
 
 __all__ = ["LARS", "DistributedOptimizer", "Warmup", "scale_learning_rate", "zero_last_gammas"]
 

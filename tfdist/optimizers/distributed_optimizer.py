@@ -1,4 +1,4 @@
-"""An optimizer around an optimizer: accumulation, loss scaling, clipping, and how gradients meet."""
+"""An optimizer around an optimizer: accumulation, loss scaling, clipping, and the reduction of gradients."""
 
 import logging
 import re
@@ -41,7 +41,7 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 @keras.saving.register_keras_serializable("tfdist")
 class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesItself):
-    """Any Keras optimizer, with choices of what happens between the gradients and its update.
+    """Any Keras optimizer, with choices for what happens between the gradients and its update.
 
     With all defaults the numbers are those of ``inner``: in a tfdist scope every optimizer is right without this one.
     The order is: accumulate, reduce over replicas, unscale, check, clip, apply. With k = ``accumulate_steps``, n_j
@@ -49,9 +49,9 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
         g = sum_j n_j g_j / sum_j n_j
 
-    the mean over all examples: that of one batch of k micro-batches, also where some are partial. In between nothing is
-    reduced and no weight changes. An update counts as one iteration, for schedules of the learning rate, weight decay
-    and moving averages too. An accumulation that is not complete goes on in the next epoch, and in the next `fit`.
+    the mean over all examples, which is that of one batch of k micro-batches, also if some are partial. In between,
+    nothing is reduced and no weight changes. An update counts as one iteration, also for learning-rate schedules,
+    weight decay and moving averages. An incomplete accumulation continues in the next epoch, and in the next `fit`.
 
     With a loss scale, gradients that are not finite on any replica are applied on none: the step is skipped everywhere,
     counted in ``skipped_steps``, and is no iteration. A dynamic scale starts at 2**15, is halved by each skipped step
@@ -60,24 +60,23 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
     Args:
         inner: a Keras optimizer, or its name.
         accumulate_steps: k, micro-batches in an update; 1 or more.
-        loss_scale: "dynamic", or a number that stays. None is "dynamic" if the global policy is mixed_float16 when this
-            is made, as Keras' `compile` would have it, and else no scaling and no check.
+        loss_scale: "dynamic", or a constant number. None is "dynamic" if the global policy is mixed_float16 when this
+            optimizer is made, as in Keras' `compile`, and otherwise no scaling and no check.
         growth_steps: good updates after which a dynamic scale is doubled.
         clipnorm: the largest norm of each gradient.
         global_clipnorm: the largest norm of all gradients together.
-        clipvalue: the largest element of a gradient, in magnitude. At most one of these three, and none in ``inner``.
+        clipvalue: the largest magnitude of an element. At most one of these three, and none in ``inner``.
         reduction: "mean", the mean over examples; "sum", the mean times the number of examples, whatever the number of
             replicas; "adasum", which adds what is orthogonal in the replicas' gradients and averages what is parallel.
             With one replica "adasum" is the mean.
         wire_dtype: None, or "float16" or "bfloat16": what gradients are rounded to while they travel. They are divided
-            by the number of examples before, so that their sum cannot overflow.
-        compression: the name of a codec of `tfdist.compression`, such as "powersgd", "qsgd-8" or "topk", or one with
-            options, such as ``PowerSGD(rank=4, start_after=100)``: gradients of two axes or more travel as it makes
-            them. What a codec leaves out is remembered on each replica, saved with backups, and added to the next
-            gradient. Clipping, the loss scale and the optimizer see what has arrived. docs/compression.md has the list,
-            and when it pays.
-        not_decayed: regular expressions; a variable in whose name one is found, such as "bias", is left out of the
-            weight decay of ``inner``, as by its `exclude_from_weight_decay`, which Keras does not save.
+            by the number of examples first, so that their sum cannot overflow.
+        compression: the name of a codec of `tfdist.compression`, such as "powersgd", "qsgd-8" or "topk", or a codec
+            with options, such as ``PowerSGD(rank=4, start_after=100)``, for gradients of two axes or more. What a codec
+            leaves out is remembered on each replica, saved with backups, and added to the next gradient. Clipping, the
+            loss scale and the optimizer see what has arrived. docs/compression.md has the list, and says when it pays.
+        not_decayed: regular expressions; a variable whose name matches one, such as "bias", is left out of the weight
+            decay of ``inner``. Unlike its `exclude_from_weight_decay`, this is saved with the model.
         name: of the optimizer.
 
     Raises:
@@ -151,13 +150,13 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         """Leave variables out of the weight decay of the inner optimizer.
 
         Args:
-            var_list: variables, which are not part of a saved model.
+            var_list: variables; a saved model does not contain this choice.
             var_names: regular expressions, as ``not_decayed``.
         """
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the variables: those of the inner optimizer, the loss scale, counters, and room to accumulate."""
+        """Make the variables: those of the inner optimizer, the loss scale, counters, and sums of micro-batches."""
         if self.built:
             return
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
@@ -194,18 +193,18 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return self.add_variable_from_reference(variable, name="sum")
 
     def renew_reduction(self, workers: Any, trained_seconds: float) -> bool:
-        """Choose again how gradients travel, if that is to be chosen; all workers call it, between two epochs.
+        """Choose again how gradients travel, if that is chosen; all workers call it, between two epochs.
 
         Args:
             workers: of the strategy.
-            trained_seconds: of all steps until now.
+            trained_seconds: of all steps so far.
         Returns:
-            Whether a step that was traced is out of date.
+            Whether a traced step is out of date.
         """
         return self.built and self._reducer.renew(workers, trained_seconds)
 
     def sharded_state(self) -> list[ShardedState]:
-        """Return what every replica has by itself: what it has accumulated, and what its reducers remember."""
+        """Return what each replica has by itself: accumulated gradients, and the memory of its reducers."""
         sums = self._sums if self.built and self.accumulate_steps > 1 else ()
         if self._accumulates_parts:
             return [*slot_saving.states(_ACCUMULATED, sums), *self._reducer.sharded_state()]
@@ -213,7 +212,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return [*([accumulated] if self.accumulate_steps > 1 else []), *self._reducer.sharded_state()]
 
     def save_own_variables(self, store: Any) -> None:
-        """Write the variables to a saved model, with what replicas have by themselves as one device would have it."""
+        """Write the variables to a saved model, as one device would have them."""
         saved: dict[str, Any] = {}
         super().save_own_variables(saved)
         for key, value in self._saved_state().of_one_device(saved).items():
@@ -242,7 +241,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
         Args:
             grads: one for each variable, or None; in a tfdist scope those of the replica's own examples.
-            trainable_variables: the variables; those that the optimizer was built for by default.
+            trainable_variables: the variables; by default those that the optimizer was built for.
         """
         variables = keras_optimizer.known_variables(self) if trainable_variables is None else list(trainable_variables)
         self.build(variables)
@@ -290,13 +289,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
     @property
     def _accumulates_parts(self) -> bool:
-        """Whether each micro-batch is reduced, and this worker's part of it added up."""
+        """True if each micro-batch is reduced, and this worker's part of it added up."""
         own = sharded_slots.of(self)
         return self.accumulate_steps > 1 and own is not None and own.accumulates_parts(self.reduction_choices)
 
     def _together(self, gradients: list[reducer.Gradient], variables: list[Any]) -> list[reducer.Gradient]:
-        """Return the gradients of the global batch, or this worker's parts of them."""
-
         def scale() -> Any:  # a memory has no scale, so gradients that meet one are unscaled before
             return None if self.reducer_variables else loss_scale.variable_of(self)
 
@@ -308,7 +305,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return value / tf.cast(tf.convert_to_tensor(self.dynamic_scale), value.dtype)
 
     def _update(self, grads: list[Any], variables: list[Any], remembered: list[tf.Tensor]) -> None:
-        """Apply gradients that are reduced and unscaled; where they are not finite, remember what was remembered."""
+        """Apply reduced, unscaled gradients; if they are not finite, restore the memory of the reducers."""
         if self.loss_scale is None:
             self.inner_optimizer.apply(self.clipped(grads, variables), variables)
             return
@@ -337,7 +334,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return sums_over.are_finite(grads) if own is None else norms.are_finite(grads, own.total)
 
     def clipped(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return gradients, clipped as was asked for.
+        """Return clipped gradients.
 
         Args:
             grads: reduced and unscaled, or None.
@@ -360,7 +357,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         return grads
 
     def get_config(self) -> dict[str, Any]:
-        """Return what makes the same optimizer again, as JSON."""
+        """Return the JSON that makes the same optimizer again."""
         not_decayed, has_variables = keras_optimizer.not_decayed(self.inner_optimizer)
         if has_variables:
             logging.getLogger("tfdist").warning(_NOT_SAVED, self.name)
@@ -379,7 +376,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
 
 def _examples() -> tf.Tensor:
-    """Return how many examples the batch of this step has over all replicas; 1 where nobody says."""
+    """Return the examples of this step's batch over all replicas; 1 if unknown."""
     current = current_step.current()
     if current is not None:
         return tf.cast(current.global_rows, tf.int64)

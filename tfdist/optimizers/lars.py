@@ -22,7 +22,7 @@ _SHOWN = 6
 
 @keras.saving.register_keras_serializable("tfdist")
 class LARS(keras.optimizers.Optimizer):
-    """Momentum whose step in each layer is in proportion to the size of the layer's weights.
+    """Momentum with a step in each layer in proportion to the size of the layer's weights.
 
     For a weight w with gradient g, learning rate eta, momentum m and weight decay b:
 
@@ -36,23 +36,23 @@ class LARS(keras.optimizers.Optimizer):
     which variables it leaves out. Gradients are reduced, unscaled and clipped before, as for every optimizer in a
     tfdist scope.
 
-    With ``momentum_correction`` the velocity is kept without the learning rate, w <- w - eta v, so that a rate that
-    changes acts on all of it at once; in the form above, which is the paper's, past gradients keep the rate that they
-    came with. For a constant rate both are the same.
+    With ``momentum_correction`` the velocity excludes the learning rate, w <- w - eta v, so that a change of the rate
+    acts on all of it at once. In the paper's form, above, past gradients keep the rate of their own step. With a
+    constant rate both are the same.
 
     Args:
-        learning_rate: eta, a number or a schedule. It is larger than SGD's: lambda is small.
+        learning_rate: eta, a number or a schedule. It is larger than SGD's, because lambda is small.
         momentum: m.
-        weight_decay: b, in the gradient, as the paper has it (not decoupled).
+        weight_decay: b, in the gradient, as in the paper (not decoupled).
         trust_coefficient: trust.
         epsilon: of lambda.
         nesterov: whether the step looks ahead.
         momentum_correction: see above.
-        exclude: which variables are not adapted instead of those above: a list of regular expressions, each of which
-            must match one or more whole parts of a variable's path (``"bias"`` matches ``dense/bias`` and not
-            ``unbiased_dense/kernel``; ``"encoder/.*"`` matches all of that layer). An empty list adapts everything.
+        exclude: regular expressions for the variables that are not adapted, instead of those above. Each must match one
+            or more whole parts of a variable's path: ``"bias"`` matches ``dense/bias`` and not
+            ``unbiased_dense/kernel``, and ``"encoder/.*"`` all of that layer. An empty list adapts everything.
         name: of the optimizer.
-        **options: what every Keras optimizer takes: clipnorm, global_clipnorm, use_ema, name and so on.
+        **options: of every Keras optimizer: clipnorm, global_clipnorm, use_ema, name and so on.
 
     Raises:
         ConfigError: a number out of its range, or a pattern that is no regular expression.
@@ -64,8 +64,8 @@ class LARS(keras.optimizers.Optimizer):
         >>> keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)).momentum
         0.9
 
-    Source: Y. You, I. Gitman, B. Ginsburg, "Large Batch Training of Convolutional Networks", 2017. The paper says
-    nothing of excluded variables; later reports of its authors and MLPerf exclude them.
+    Source: Y. You, I. Gitman, B. Ginsburg, "Large Batch Training of Convolutional Networks", 2017. The paper does not
+    mention excluded variables; later reports of its authors and MLPerf exclude them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LARS(keras.optimizers.Optimizer):
             self._say_what_is_excluded([variable.path for variable in variables])
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Raise: what is not decayed is said by ``exclude``.
+        """Raise: use ``exclude``.
 
         Args:
             var_list: as in Keras.
@@ -175,7 +175,7 @@ class LARS(keras.optimizers.Optimizer):
         return ops.cast(ops.where(usable, ratio, 1.0), variable.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what makes the same optimizer again, as JSON."""
+        """Return the JSON that makes the same optimizer again."""
         return {
             **super().get_config(),
             "momentum": self.momentum,

@@ -8,9 +8,9 @@ import keras
 def zero_last_gammas(model: keras.Model) -> list[str]:
     """Set the gamma of the last batch normalization of each residual branch to 0, and return the names of these layers.
 
-    A block then begins as the identity, which makes a large learning rate bearable from the first step. A branch is
-    found where its batch normalization goes into an `Add` layer directly; a shortcut that is normalised too keeps its
-    gamma if another branch of the same sum is longer.
+    A block then begins as the identity, which permits a large learning rate from the first step. A branch is found if
+    its batch normalization is a direct input of an `Add` layer. A normalized shortcut keeps its gamma if another branch
+    of the same sum is longer.
 
     Args:
         model: a functional model, which may contain others.
@@ -48,7 +48,7 @@ def _layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def _tensors(layer: keras.layers.Layer, side: str) -> list[Any]:
-    """Return a layer's symbolic inputs or outputs; none of a layer that was not called, or was called several times."""
+    """Return a layer's symbolic inputs or outputs; none unless it was called exactly once."""
     try:
         return keras.tree.flatten(getattr(layer, side))
     except (AttributeError, ValueError):
@@ -56,7 +56,7 @@ def _tensors(layer: keras.layers.Layer, side: str) -> list[Any]:
 
 
 def _depth(layer: keras.layers.Layer, producers: dict[int, keras.layers.Layer]) -> int:
-    """Return the length of the longest way from the input to a layer."""
+    """Return the longest path from the input to a layer."""
     depth, front = 0, {id(layer): layer}
     while front:
         depth += 1

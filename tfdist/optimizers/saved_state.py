@@ -1,7 +1,7 @@
 """State of each replica or worker in a saved model, stored as one device has it.
 
-A file that was written on any number of replicas is loaded on any other one: what is saved is what the rule of the
-state makes of it for a single shard, and what is loaded is what the rule makes of that for each of the shards.
+A file written on any number of replicas loads on any other. The state's rule reduces the shards to a single one when
+it is saved, and divides that when it is loaded.
 """
 
 import logging
@@ -27,7 +27,7 @@ _LOSES = (
 
 
 class SavedState:
-    """What of an optimizer's variables is not the same everywhere, to be written to a saved model and read from it."""
+    """The variables of an optimizer that differ between shards, for saved models."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, states: Sequence[ShardedState]) -> None:
         strategy = keras_optimizer.created_under(optimizer)
@@ -52,13 +52,13 @@ class SavedState:
         return saved
 
     def of_first_shard(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved state with what the first shard of this process has of it, for Keras to load."""
+        """Return a saved state with the part of this process's first shard, for Keras to load."""
         for key, state, variable in self._in_shards():
             saved[key] = self._shards(state, variable, saved[key])[0]
         return saved
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Give every shard of this process its own part of a saved state."""
+        """Assign every shard of this process its part of a saved state."""
         for key, state, variable in self._in_shards():
             copies = tf_strategies.copies(variable.value)
             shards = self._shards(state, variable, saved[key])
@@ -71,14 +71,12 @@ class SavedState:
                 yield str(place), self._states[id(variable)], variable
 
     def _shards(self, state: ShardedState, variable: keras.Variable, saved: Any) -> list[Any]:
-        """Return what each shard of this process has of a saved value."""
         own = len(_own_copies(state, variable))
         first, count = self._workers.index * own, self._workers.count * own
         return [_resharded(state, [np.asarray(saved)], index=first + place, count=count) for place in range(own)]
 
 
 def _own_copies(state: ShardedState, variable: keras.Variable) -> list[Any]:
-    """Return the copies in this process that differ."""
     copies = tf_strategies.copies(variable.value)
     return copies[:1] if state.axis == "worker" else copies
 

@@ -7,7 +7,7 @@ import keras
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.errors import ConfigError
-from tfdist.optimizers.scaling import factor
+from tfdist.optimizers.learning_rates import factor
 
 _logger = logging.getLogger("tfdist")
 
