@@ -38,44 +38,43 @@ _WORTH_MOVING = 0.95
 
 
 class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
-    """A `tf.distribute.Strategy` whose workers may come and go, and whose variables lie on parameter servers.
+    """A `tf.distribute.Strategy` whose workers may come and go, and whose variables are on parameter servers.
 
-    One process, the chief, runs the script: it reads the data, hands batches to the workers, and applies each gradient
+    One process, the chief, runs the script. It reads the data, hands batches to the workers, and applies each gradient
     on the servers, once. Every update is applied as a whole and counted: `iterations` and metrics are those of the
     updates that were applied, whatever happens to workers.
 
     With ``max_staleness=0`` all workers compute parts of each batch, and training has the numbers of one device. With
-    ``max_staleness=s`` or None every batch is one worker's, and its gradient is applied when it comes, to weights that
-    up to s (or any number of) updates have changed since.
+    ``max_staleness=s`` or None each batch belongs to one worker. Its gradient is applied when it arrives, to weights
+    that up to s (or any number of) updates have changed since.
 
-    `fit` adds ``staleness_mean`` and ``staleness_max`` to the logs of an epoch that was trained so.
+    `fit` then adds ``staleness_mean`` and ``staleness_max`` to the logs of an epoch.
 
     Args:
         cluster: addresses of chief, workers and parameter servers; None asks `tfdist.cluster.from_environment`, and
-            without parameter servers there starts them on this host.
-        local_workers: how many workers to start on this host where the environment names no parameter servers.
-        local_servers: likewise, parameter servers.
-        max_staleness: how many updates may have been applied to the weights between the time when a worker was given a
-            batch and the time when its gradient is applied. To keep n workers busy it must be at least n - 1. None: no
-            bound.
-        backup_workers: with ``max_staleness=0`` and n workers: the first n - backup_workers parts of a batch that are
+            starts workers and servers on this host if that names no parameter servers.
+        local_workers: how many workers to start on this host in that case.
+        local_servers: how many parameter servers to start on this host in that case.
+        max_staleness: how many updates may be applied between the start of a worker's batch and the update with its
+            gradient. To keep n workers busy it must be at least n - 1. None: no bound.
+        backup_workers: with ``max_staleness=0`` and n workers, the first n - backup_workers parts of a batch that are
             computed count, weighted by their examples; the others are dropped.
         staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
-        variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns into how many parts it is cut
-            along each axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut.
-            Parts are updated one by one, so the optimizer must be one that updates each element by itself.
+        variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns the number of parts along each
+            axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut. Parts are
+            updated one by one, so the optimizer must update each element by itself.
         worker_timeout_seconds: how long a worker may compute a batch before another worker gets it; the first batch
             of its kind may take three times as long.
-        timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for some worker to
+        timeout_seconds: how long to wait for tasks to start, for servers to apply an update, and for a worker to
             come back when none is left.
-        loss_reduction: what losses are that the user's code reduces, in a `train_step` or `compute_loss` or in a loss
-            function that returns one number: "mean" or "sum" over examples; "detect" tries it on a few rows.
+        loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
+            that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
     Raises:
-        ConfigError: arguments that do not fit, a process that is not the chief, or TensorFlow was already connected
-            to another cluster.
+        ConfigError: arguments do not fit, this process is not the chief, or TensorFlow is already connected to another
+            cluster.
         DeadlineError: a task has not started in time.
-        UnsupportedError: in `fit`: a variable is cut, and the optimizer may look at the whole of it, as LARS, Lamb,
+        UnsupportedError: in `fit`: a variable is cut, and the optimizer may use the whole of it, as LARS, Lamb,
             Adafactor and Muon do.
 
     Example:
@@ -88,8 +87,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     Source: J. Dean et al., "Large Scale Distributed Deep Networks", 2012; M. Li et al., "Scaling Distributed Machine
     Learning with the Parameter Server", 2014; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep
     Learning", 2016 (the correction); J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers).
-    There workers push what servers add; here the chief says when, which makes updates atomic and staleness exact and
-    limits updates to what one process can order: several hundred per second.
+    There workers push what servers add. Here the chief decides when, which makes updates atomic and staleness exact,
+    and limits updates to several hundred per second.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that compute, whether or not they are all there now."""
+        """Number of workers, whether or not all are there now."""
         return len(self._addresses["worker"])
 
     @property
@@ -168,7 +167,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def staleness(self) -> Distribution:
-        """How stale the gradients were that have been applied, over all models.
+        """The staleness of all gradients that were applied, over all models.
 
         Example:
             >>> print(strategy.staleness)                                         # doctest: +SKIP
@@ -178,16 +177,16 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def dropped_examples(self) -> int:
-        """Examples whose gradients came too late, see ``backup_workers``."""
+        """Examples whose gradients came too late; see ``backup_workers``."""
         return self._chief.dropped_examples
 
     @property
     def lost_workers(self) -> int:
-        """How often a worker has gone or has not answered in time."""
+        """How often a worker was lost or did not answer in time."""
         return self._scheduler.losses
 
     def placement(self) -> list[Piece]:
-        """Return what lies on which parameter server.
+        """Return the variables, and parts of variables, on each parameter server.
 
         Example:
             >>> print(strategy.placement_table())                                 # doctest: +SKIP
@@ -199,13 +198,13 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         return placement.table(self.placement(), self.num_servers)
 
     def close(self) -> None:
-        """Give the workers nothing more, and end tasks that this process has started."""
+        """Give the workers no more batches, and end the tasks that this process has started."""
         self._scheduler.close()
         if self._tasks is not None:
             self._tasks.end()
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return the dataset as the chief hands it out; in a loop of your own it is read by the chief alone.
+        """Return the dataset as the chief hands it out; in a loop of your own, only the chief reads it.
 
         Args:
             dataset: a `tf.data.Dataset` of global batches.
@@ -226,7 +225,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         self._chief.adopt(model)
 
     def _place(self, path: str, shape: tf.TensorShape, dtype: tf.DType) -> tuple[list[str], list[int] | None]:
-        """Return the devices for a new variable, and the rows at which it is cut, if it is."""
+        """Return the devices for a new variable, and the rows at which it is cut, or None."""
         row_bytes = (shape[1:].num_elements() or 1) * dtype.size
         rows = int(shape[0]) if shape.rank else 1
         parts = self._parts(path, shape, dtype)
@@ -271,7 +270,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             _bind(optimizer)
 
     def _spread(self, model: keras.Model) -> None:
-        """Place a model's new variables anew, the largest first, where that relieves the fullest server."""
+        """Move a model's new variables, the largest first, if that relieves the fullest server."""
         placed = {device: index for index, device in enumerate(tf_servers.server(s) for s in range(self.num_servers))}
         fresh = [v for v in model.weights if id(v) not in self._spread_already]
         self._spread_already.update(id(v) for v in fresh)
@@ -310,7 +309,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _bind(optimizer: Any) -> None:
-    """Let an optimizer update the parts of a variable one by one, each with the parts of its slots."""
+    """Let an optimizer update the parts of a variable one by one, each with the same parts of its slots."""
     variables = [
         v for v in optimizer.variables if isinstance(keras_variables.value_of(v), tf_partitioned.PartitionedVariable)
     ]
@@ -340,7 +339,7 @@ def _require_elementwise(optimizer: Any, variable: Any) -> None:
 
 
 class _Transport:
-    """How the chief reaches its workers: through TensorFlow, and their addresses."""
+    """The chief's connection to its workers."""
 
     def __init__(self, addresses: dict[str, list[str]], tasks: LocalTasks | None) -> None:
         self._addresses = addresses
@@ -376,7 +375,7 @@ class _Transport:
 def _tasks(
     cluster: "clusters.Cluster | None", workers: int, servers: int
 ) -> tuple[LocalTasks | None, dict[str, list[str]]]:
-    """Return tasks that were started for this process, if none are there, and the addresses of all."""
+    """Return the tasks that were started for this process, if any, and the addresses of all."""
     cluster = clusters.from_environment() if cluster is None else cluster
     if cluster.parameter_servers:
         if cluster.task.type != "chief":
