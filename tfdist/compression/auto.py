@@ -181,8 +181,8 @@ def described(given: Measured, specs: Mapping[int, tf.TensorSpec], choice: Mappi
     counts = [f"{given.options[index].shown} for {list(choice.values()).count(index)}" for index in used]
     now, whole = predicted(given, specs, choice), predicted(given, specs, dict.fromkeys(specs, 0))
     return (
-        f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step in the place of "
-        f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms in the place of {1e3 * whole.seconds:.3g} ms "
+        f"{', '.join(counts)} of {len(choice)} gradients: {now.wire_bytes / 1e6:.3g} MB a step instead of "
+        f"{whole.wire_bytes / 1e6:.3g} MB, {1e3 * now.seconds:.3g} ms instead of {1e3 * whole.seconds:.3g} ms "
         f"(measured: {8e-6 * given.link.bytes_per_second:.3g} Mbit/s, {1e3 * given.latency_seconds:.2g} ms)"
     )
 

@@ -11,7 +11,7 @@ from tfdist.compression.kernels import kernels
 from tfdist.compression.messages import AllGather, AllToAll, Context, Exchanged, Request, State
 from tfdist.errors import ConfigTypeError
 
-#: what may become of a mean gradient: nothing, rounding to fewer digits, noise whose mean is zero, or an error
+#: what may happen to a mean gradient: nothing, rounding to fewer digits, noise whose mean is zero, or an error
 Accuracy = Literal["lossless", "rounded", "unbiased", "biased"]
 
 Exchange = Generator[Request, Any, Exchanged]
@@ -34,17 +34,17 @@ class Codec:
             with fewer than two axes: biases, and the scales and offsets of normalization.
     """
 
-    #: what the codec is called in a table, and in a saved model
+    #: its name in tables and in saved models
     name: ClassVar[str]
-    #: what becomes of the mean of gradients
+    #: what happens to the mean of gradients
     accuracy: ClassVar[Accuracy]
-    #: whether it needs to know the axes of a tensor; others are given many tensors as one row of numbers
+    #: whether it needs the axes of a tensor; other codecs receive many tensors as one row of numbers
     by_tensor: ClassVar[bool] = False
-    #: whether it remembers what it has not sent
+    #: whether it has a memory of what it has not sent
     has_memory: ClassVar[bool] = False
-    #: whether what it leaves out is remembered as part of an update, which a learning rate has multiplied
+    #: whether the memory is of updates, which a learning rate has multiplied
     memory_is_of_updates: ClassVar[bool] = False
-    #: whether it has momentum, so that the optimizer must have none
+    #: whether it has a momentum, so that the optimizer must have none
     has_momentum: ClassVar[bool] = False
 
     start_after: int = 0

@@ -34,7 +34,7 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
     elements = int(tensor.shape.num_elements())
     row = tf.pad(flat, [[0, 0], [0, row_length(elements, 1, codec.row_multiple) - elements]])
     seed = tf.stack([tf.reduce_sum(packing.as_words(flat)), elements])
-    # codecs may make finite numbers of what is not finite
+    # codecs may turn NaN and infinity into finite numbers
     check = tf.where(tf.reduce_all(tf.math.is_finite(flat)), 0.0, float("nan"))
     with for_other_processes():
         words = codec.encode(row, seed)

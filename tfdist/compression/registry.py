@@ -25,7 +25,7 @@ CLASSES: dict[str, type[Codec]] = {
         *(SignSGD, OneBit, TopK, DGC, RandomK, PowerSGD, Threshold, ErrorFeedback, Auto),
     )
 }
-#: what a name stands for where it is not its class with all defaults
+#: names that are not those of classes with all defaults
 _CHOICES: dict[str, Callable[[], Codec]] = {
     "qsgd-2": lambda: QSGD(bits=2),
     "qsgd-4": lambda: QSGD(bits=4),

@@ -32,8 +32,8 @@ from tfdist.training.strategy_mixin import KerasTraining
 _HALF = ("float16", "bfloat16")
 _KERAS_EXCLUDES = keras.optimizers.Optimizer.exclude_from_weight_decay
 _NOT_SAVED = (
-    "tfdist: variables were given to exclude_from_weight_decay() of %r. A saved model does not say which, so what is "
-    "loaded decays them: pass names, not_decayed=[...], instead."
+    "tfdist: variables were given to exclude_from_weight_decay() of %r. A saved model does not contain this choice, so "
+    "they decay after loading: pass names, not_decayed=[...], instead."
 )
 _ACCUMULATED = "the accumulated gradients"
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -161,15 +161,15 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
             return
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
             raise UnsupportedError(
-                "a variable is to be overwritten by its gradient (float8); DistributedOptimizer updates by gradients "
-                "alone. Train such layers with a plain Keras optimizer."
+                "a variable is overwritten by its gradient (float8), and DistributedOptimizer only updates by "
+                "gradients. Train such layers with a plain Keras optimizer."
             )
         _require_own_strategy()
         super().build(variables)
-        keras_optimizer.override(self.inner_optimizer)  # what it is given has met already
+        keras_optimizer.override(self.inner_optimizer)  # its gradients are reduced already
         specs = [tf.TensorSpec(variable.shape, variable.dtype, variable.path) for variable in variables]
         with keras.name_scope(self.name, caller=self):
-            #: what the reduction remembers from one update to the next, of which every replica has its own
+            #: the memory of the reduction, of which every replica has its own
             self.reducer_variables = self._reducer.variables(specs)
         keras_optimizer.track(self, self.reducer_variables)
         #: updates that were skipped because a gradient was not finite
@@ -229,7 +229,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         state.load(saved)
 
     def _saved_state(self) -> SavedState:
-        # parts of what is accumulated are saved whole, as slots are
+        # accumulated parts are saved whole, as slots are
         return SavedState(self, self._reducer.sharded_state() if self._accumulates_parts else self.sharded_state())
 
     def scale_loss(self, loss: Any) -> Any:
@@ -254,7 +254,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
         def update(parts: list[reducer.Gradient], examples: tf.Tensor) -> None:
             # each is this replica's part of the mean over all examples
             remembered = [tf.convert_to_tensor(variable) for variable in self.reducer_variables]
-            if remembered:  # what is remembered must not depend on a scale that changes
+            if remembered:  # a memory must not depend on a scale that changes
                 parts = [one.mapped(self._unscaled) for one in parts]
             reduced = parts if self._accumulates_parts else self._together(parts, variables)
             if self.reduction == "sum":
@@ -391,9 +391,9 @@ def _require_own_strategy() -> None:
         kind = type(strategy).__name__
         own = kind if kind in ("MirroredStrategy", "MultiWorkerMirroredStrategy") else "from_environment"
         raise UnsupportedError(
-            f"DistributedOptimizer is used in the scope of TensorFlow's {kind} with {replicas} replicas, which updates "
-            "no weight inside a condition, and conditions are what accumulation and loss scales are made of. Make the "
-            f"strategy with tfdist.strategies.{own}(), whose scope does all that Keras needs.",
+            f"DistributedOptimizer is used in the scope of TensorFlow's {kind} with {replicas} replicas, which cannot "
+            "update weights inside a condition, as accumulation and loss scales need. Make the strategy with "
+            f"tfdist.strategies.{own}().",
             name=kind,
             received=replicas,
         )
@@ -408,7 +408,7 @@ def _plain(inner: Any) -> Any:
         )
     if isinstance(inner, keras.optimizers.LossScaleOptimizer) or inner.loss_scale_factor is not None:
         raise ConfigError(
-            f"inner ({inner.name!r}) scales the loss by itself; pass the optimizer alone, and "
+            f"inner ({inner.name!r}) scales the loss itself; pass the optimizer alone, and "
             'loss_scale="dynamic" or a number to DistributedOptimizer.'
         )
     if inner.gradient_accumulation_steps:
@@ -434,7 +434,7 @@ def _codec(compression: Any, inner: Any, *, reduction: str, wire_dtype: str | No
         )
     if wire_dtype is not None:
         raise ConfigError(
-            f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; a codec says what travels. Leave "
+            f"compression is {codec.name!r} and wire_dtype is {wire_dtype!r}; the codec decides what travels. Leave "
             f"wire_dtype out, or pass a codec around the other, such as Float16(codec=PowerSGD()).",
             name="wire_dtype",
             received=wire_dtype,

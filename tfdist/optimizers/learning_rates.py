@@ -11,8 +11,8 @@ from tfdist.errors import ConfigError, ConfigTypeError
 
 _FACTORS: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda ratio: 1.0}
 
-# By the names of their classes. The update of the first is proportional to the gradient; the others divide it by its
-# own size, so what grows with the batch is how sure they are of its direction.
+# By class names. The first update in proportion to the gradient. The others divide it by its size, so a larger batch
+# only makes its direction more certain.
 _LINEAR = frozenset({"sgd", "lars"})
 _SQRT = frozenset(
     {"adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam", "rmsprop"}
@@ -91,8 +91,8 @@ def _rule_of(optimizer: Any) -> str:
         if name in _LINEAR | _SQRT:
             return "linear" if name in _LINEAR else "sqrt"
     raise ConfigError(
-        f"optimizer is {validation.shown(optimizer)}, of which it is not known how its learning rate goes with the "
-        "batch. Pass rule='linear', 'sqrt' or 'none'.",
+        f"optimizer is {validation.shown(optimizer)}; no rule is known for its learning rate and the batch size. "
+        "Pass rule='linear', 'sqrt' or 'none'.",
         name="optimizer",
         received=validation.shown(optimizer),
     )

@@ -20,8 +20,8 @@ from tfdist.errors import ConfigError
 from tfdist.training.strategy_mixin import KerasTraining
 
 _LOSES = (
-    "tfdist: %r was saved while every replica had some of %s by itself. A saved model has those of one worker of %d, "
-    "and after loading they stand for all: the next update comes from fewer examples. To resume training use "
+    "tfdist: %r was saved while each replica had %s of its own. A saved model keeps those of one worker of %d, and "
+    "uses them for all after loading: the next update comes from fewer examples. To resume training use "
     "tfdist.callbacks.BackupAndRestore, which keeps what every worker has; or save when an accumulation is complete."
 )
 

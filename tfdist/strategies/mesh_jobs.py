@@ -142,8 +142,8 @@ def join(
         return MeshJob(Workers(), mine, own, buckets.chosen_bytes(bucket_bytes, LocalCollective()), None)
     if devices is not None:
         raise ConfigError(
-            f"devices is {list(devices)!r}, and {cluster.source} gives {cluster.num_workers} processes, each of which "
-            "takes its first devices. Leave devices out.",
+            f"devices is {list(devices)!r}, and {cluster.source} gives {cluster.num_workers} processes, each with its "
+            "first devices. Leave devices out.",
             name="devices",
             received=list(devices),
         )

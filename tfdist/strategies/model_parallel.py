@@ -32,7 +32,7 @@ from tfdist.variables import MESH
 __all__ = ["ModelParallelStrategy"]
 
 
-_BACKENDS = tuple(name for name in COLLECTIVES if name != "horovod")  # whose groups must be known when it starts
+_BACKENDS = tuple(name for name in COLLECTIVES if name != "horovod")  # its groups must be known when it starts
 
 
 class ModelParallelStrategy(mesh_jobs.MeshStrategy):
@@ -181,15 +181,15 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         every = keras_model.layers(model)
         if model.run_eagerly and self.cuts_weights and self._slices < len(self._axes):
             raise UnsupportedError(
-                f"the model {model.name!r} runs eagerly (run_eagerly=True), and replicas of one process run one after "
-                "the other then, where each needs the others' parts. Leave run_eagerly out, or start a process at each "
+                f"the model {model.name!r} runs eagerly (run_eagerly=True), so the replicas of one process run one "
+                "after the other, but each needs the others' parts. Leave run_eagerly out, or start a process at each "
                 f"place of the mesh: tfdist run -n {self._mesh.size}.",
                 name="run_eagerly",
                 received=True,
             )
         sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)
-        # a process may have built other models before, and Keras numbers what has no name of its own
+        # Keras numbers unnamed layers per process, and processes may have built other models before
         for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
             for sharding in sharded_variable.shardings_of(weight):
                 sharding.label = path

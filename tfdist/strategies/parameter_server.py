@@ -329,8 +329,8 @@ def _require_elementwise(optimizer: Any, variable: Any) -> None:
     name = keras_optimizer.of_whole_variables(optimizer)
     if name is not None:
         raise UnsupportedError(
-            f"the variable {variable.path!r} lies in parts on parameter servers, and the optimizer {name!r} is not one "
-            "that is known to update each element by itself: norms and means would be those of a part. Pass no "
+            f"the variable {variable.path!r} is in parts on parameter servers, and the optimizer {name!r} is not known "
+            "to update each element by itself: norms and means would be those of a part. Pass no "
             "variable_partitioner, let it return 1 for this variable, or train with SGD, Adam, AdamW, Adagrad, "
             "Adadelta, Adamax, Ftrl, Lion, Nadam or RMSprop.",
             name=name,
@@ -367,7 +367,7 @@ class _Transport:
     def bring_back(self, workers: Sequence[int]) -> bool:
         try:
             tf_servers.reconnect([self._addresses["worker"][worker] for worker in workers])
-        except tf.errors.OpError:  # one of them has gone meanwhile
+        except tf.errors.OpError:  # one of them is lost meanwhile
             return False
         return True
 
@@ -454,8 +454,8 @@ def _require_servers(addresses: Sequence[str]) -> None:
     for index, address in enumerate(addresses):
         if not tf_servers.listens(address):
             raise ServerLostError(
-                f"parameter server {index} ({address}) has gone, and the variables that it kept with it. Start the job "
-                "again; with keras.callbacks.BackupAndRestore, fit goes on from its last backup (tfdist run does both)."
+                f"parameter server {index} ({address}) is lost, and its variables with it. Start the job again; with "
+                "keras.callbacks.BackupAndRestore, fit resumes from its last backup (tfdist run does both)."
             )
 
 

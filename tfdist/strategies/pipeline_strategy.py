@@ -129,15 +129,15 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         self._layouts = stage_placement.layouts_of(self._mesh, layout_map, cluster)
         if self._copies > 1 and found.updates_each:
             raise UnsupportedError(
-                f"the schedule {found.name!r} computes with values of weights that it keeps, whole, and the mesh "
-                f"{self._mesh} has parts of them. Choose '1f1b', or leave {MODEL} out of the mesh.",
+                f"the schedule {found.name!r} keeps older values of whole weights, and the mesh {self._mesh} has parts "
+                f"of weights. Choose '1f1b', or leave {MODEL} out of the mesh.",
                 name="mesh",
                 received=str(self._mesh),
             )
         if devices and found.updates_each:
             raise UnsupportedError(
-                f"the schedule {found.name!r} updates weights after each micro-batch, on each stage by itself, and the "
-                "stages on devices of one process have one optimizer, which counts its updates. Start a process for "
+                f"the schedule {found.name!r} updates each stage after each micro-batch, and the stages of one process "
+                "share one optimizer, which counts its updates. Start a process for "
                 f"each stage (tfdist run -n {found.stages}), or choose '1f1b'.",
                 name="schedule",
                 received=found.name,
@@ -305,7 +305,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
                 sharding.holders = (0,) if self._pipe.devices else held
                 sharding.device = self._pipe.devices[held[0]] if self._pipe.devices else None
         self.extended.settle()
-        for weight in weights:  # an optimizer that was built before knows the variable by what it was
+        for weight in weights:  # an optimizer that was built before knows the former variable
             former = getattr(keras_variables.value_of(weight), "former", None)
             if former is not None:
                 keras_variables.value_of(weight).former = None
@@ -343,13 +343,13 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         if self._workers.is_chief and whole is not None:
             step_clock().warn(
                 f"micro-batches cannot be cut for {whole} so the model {model.name!r} trains with one micro-batch, and "
-                "its stages compute one after the other. LayerNormalization and GroupNormalization leave micro-batches "
-                "as they are, and so do losses of which strategy.loss_reduction says what they are."
+                "its stages compute one after the other. LayerNormalization and GroupNormalization work with "
+                "micro-batches, and so do losses that strategy.loss_reduction declares."
             )
         elif self._workers.is_chief and found:
             step_clock().warn(
-                f"the layer {found[0].name!r} normalises with the statistics of a micro-batch, and no longer with "
-                "those of the batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
+                f"the layer {found[0].name!r} normalizes with the statistics of a micro-batch instead of those of the "
+                "batch. Pass synchronized=True to it, or use LayerNormalization or GroupNormalization."
             )
 
     def _staged(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> StageLayout | None:

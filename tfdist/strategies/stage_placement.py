@@ -54,7 +54,7 @@ def devices_of(mesh: Mesh, cluster: "clusters.Cluster", replicas_per_worker: int
                 f"replicas_per_worker is {replicas_per_worker}; in a pipeline over {cluster.num_workers} processes "
                 "each is one device. Leave it out, and start as many processes as the mesh has places."
             )
-        # a thread that is alone runs what came last first, the next pass before what the last one has to send
+        # a single thread runs the newest operation first: the next pass before the sends of the last one
         local_replicas.ensure_threads(1)
         return ()
     if mesh.size > stages:
@@ -90,8 +90,8 @@ def require_slots_alone(stage: int | None) -> None:
     shard_layout.require_stage("shard_optimizer", stage)
     if stage is not None and stage > 1:
         raise UnsupportedError(
-            f"shard_optimizer is {stage}; the replicas of a pipeline's stage shard the slots of their optimizer alone. "
-            "Take shard_optimizer=1 and more stages, each of which has fewer weights and gradients, or shard those "
+            f"shard_optimizer is {stage}; the replicas of a pipeline's stage can only shard optimizer slots. "
+            "Use shard_optimizer=1 and more stages, each of which has fewer weights and gradients, or shard those "
             f"without stages: --strategy sharded-data-parallel with TFDIST_SHARDING_STAGE={stage}.",
             name="shard_optimizer",
             received=stage,
@@ -125,14 +125,14 @@ def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layo
     parts = size_of(mesh, MODEL)
     if parts > 1 and layout_map is None:
         raise ConfigError(
-            f"the mesh is {mesh}, and nothing says how weights lie along {MODEL}, so that its {parts} processes would "
+            f"the mesh is {mesh}, and no layout cuts weights along {MODEL}, so its {parts} processes would "
             'compute the same. Pass layout_map="auto" or layouts, or set TFDIST_LAYOUTS=auto.',
             name="layout_map",
             received=layout_map,
         )
     if layout_map is not None and MODEL not in mesh.names:
         raise ConfigError(
-            f"layout_map is given, and the mesh {mesh} has no axis {MODEL}, along which a stage's weights lie. Write "
+            f"layout_map is given, and the mesh {mesh} has no axis {MODEL} to cut a stage's weights along. Write "
             f"one as {mesh},{MODEL}=2, or leave layout_map out.",
             name="layout_map",
             received=layout_map,
@@ -140,8 +140,8 @@ def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layo
     found = Layouts(Mesh(((DATA, size_of(mesh, DATA)), (MODEL, parts))), layout_map, batch=DATA)
     if found.outputs.may_cut:
         raise UnsupportedError(
-            f"the layouts cut activations ({', '.join(map(repr, found.outputs.given))}), and what goes from stage to "
-            'stage is whole. Take layouts of weights alone, such as "auto".',
+            f"the layouts cut activations ({', '.join(map(repr, found.outputs.given))}), and stages exchange whole "
+            'activations. Use layouts of weights alone, such as "auto".',
             name="layout_map",
             received=layout_map,
         )
@@ -152,8 +152,8 @@ def layouts_of(mesh: Mesh, layout_map: Any, cluster: "clusters.Cluster") -> Layo
         and any(len({hosts[rank] for rank in group}) > 1 for group in mesh.groups([MODEL]) if hosts)
     ):
         _log.warning(
-            "Along the axis %s of the mesh %s processes of several hosts meet, in each layer. Start a multiple of %d "
-            "processes on each host.",
+            "Along the axis %s of the mesh %s, processes of several hosts communicate in each layer. Start a multiple "
+            "of %d processes on each host.",
             MODEL,
             mesh,
             parts,
@@ -173,8 +173,8 @@ def _require_axes(mesh: Mesh) -> None:
     if size_of(mesh, MODEL) > 1 and mesh.names[-1] != MODEL:
         rest = ",".join(f"{name}={size}" for name, size in mesh.axes if name != MODEL)
         raise ConfigError(
-            f"the mesh is {mesh}; processes along {MODEL} meet in each layer, and ranks count along the last axis "
-            f"first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}.",
+            f"the mesh is {mesh}; processes along {MODEL} communicate in each layer, and ranks count along the last "
+            f"axis first, so it must be the last one. Write {rest},{MODEL}={size_of(mesh, MODEL)}.",
             name="mesh",
             received=str(mesh),
         )

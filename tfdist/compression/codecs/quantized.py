@@ -153,7 +153,7 @@ class TernGrad(scaled_groups.GroupCodec):
         largest = scaled_groups.largest(rows, self.group)
         if self.clip is not None:
             deviation = tf.sqrt(scaled_groups.sums(rows, self.group, "squares") * (1 / self.group))
-            largest = tf.minimum(largest, self.clip * deviation)  # what is larger has level 1 as well
+            largest = tf.minimum(largest, self.clip * deviation)  # larger numbers have level 1 too
         return to_levels(rows, largest, seed, bits=_BITS, group=self.group)
 
     def decode(self, words: tf.Tensor, count: int) -> tf.Tensor:

@@ -103,11 +103,11 @@ class Plan:
     def __init__(self, codec: Codec) -> None:
         self._is_chosen = isinstance(codec, Auto)
         options = codec.options if isinstance(codec, Auto) else [codec]
-        # What has been held back is sent once a gradient is no longer compressed.
+        # sends what was held back, when a gradient is no longer compressed
         self._last = ErrorFeedback(codec=Whole())
         self.options = [*options, self._last] if self._is_chosen and any(one.has_memory for one in options) else options
         self._choice: dict[int, int] = {}
-        self._is_told = False
+        self._is_logged = False
         self._measured: tuple[float, float] | None = None  # after how many seconds of training, and how many it took
         self._doubted: Link | None = None  # unlike that of the choice, when it was measured last
 
@@ -168,10 +168,10 @@ class Plan:
         chosen = auto.chosen(given, specs)
         now = list(_numbers(memory.others[_CHOICE]))
         if workers.is_chief:
-            news = chosen != {place: now[place] for place in specs} or not self._is_told
-            told = auto.described(given, specs, chosen)
-            _log.log(logging.WARNING if news else logging.INFO, "compression: %s.", told)
-            self._is_told = True
+            news = chosen != {place: now[place] for place in specs} or not self._is_logged
+            level = logging.WARNING if news else logging.INFO
+            _log.log(level, "compression: %s.", auto.described(given, specs, chosen))
+            self._is_logged = True
         for place, index in chosen.items():
             held_back = self.options[int(now[place])].has_memory and index == 0
             now[place] = len(self.options) - 1 if held_back else index

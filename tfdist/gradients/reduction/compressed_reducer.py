@@ -18,7 +18,7 @@ from tfdist.gradients.reduction import replica_sums
 from tfdist.gradients.reduction.codec_plan import Memory, Plan
 from tfdist.gradients.reduction.reducer import Around, Gradient, GradientReducer, choices_of
 
-# Of how many members a gradient is judged: what is remembered must not depend on how many there are.
+# Whether a gradient is compressed is decided for this many members: the memory must not depend on their number.
 _MEMBERS = 2
 _RATE = "compression_learning_rate"
 
@@ -79,7 +79,7 @@ class Compressed(Around):
         self._plan = Plan(codec)
         self._memory = Memory(self._plan.options)
         self._specs: dict[int, tf.TensorSpec] = {}
-        self._never: set[int] = set()  # of those, what is not compressed and has a momentum all the same
+        self._never: set[int] = set()  # of those, gradients with a momentum that are not compressed
 
     def variables(self, specs: Sequence[tf.TensorSpec]) -> list[keras.Variable]:
         fine = [place for place, spec in enumerate(specs) if is_compressed(self._codec, spec)]

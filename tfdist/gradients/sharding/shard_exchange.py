@@ -99,7 +99,7 @@ def assign_wholes(
 ) -> None:
     """Assign variables on all workers from each worker's parts of the new values, a few at a time."""
     every = range(len(variables))
-    apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # nobody has the whole
+    apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # no worker has the whole
     everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
     paths = agreement.relative_paths([variable.path for variable in variables])
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]

@@ -208,7 +208,7 @@ class Updates:
         return whole.value()
 
     def readable(self, variables: Sequence[Any]) -> list[Any]:
-        # Keras decides by the names of TensorFlow's variables what is not decayed
+        # Keras excludes variables from decay by the names of TensorFlow's variables
         return [self._stand_in(variable, self._known(variable), variable.value.name) for variable in variables]
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:

@@ -51,7 +51,7 @@ def whole_value(workers: Workers, variable: keras.Variable) -> Any:
     part, own = part_of(variable), tf.convert_to_tensor(tf_strategies.primary(variable.value))
     if part is None:
         return own.numpy()
-    with workers.waiting("the whole of what is sharded"), tf.device("/device:CPU:0"):
+    with workers.waiting("the gathering of sharded slots"), tf.device("/device:CPU:0"):
         if isinstance(part, Stretch):
             rows = own if workers.count == 1 else workers.collective.all_gather(own, key=keys.EAGER)
             return rows.numpy().reshape(part.whole)
