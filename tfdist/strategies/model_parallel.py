@@ -42,8 +42,8 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
     the same data. Devices that differ along the axis of the examples take their rows of each global batch. Devices that
     differ along other axes have the same rows, and each a part of the weights and of the optimizer's variables: of a
     weight of S bytes that axes of sizes a and b cut, S / (a b) bytes. Dense layers, attention, convolutions and
-    embeddings compute with their part. Any other layer gathers its weights when it uses them, so any layer works with any layout.
-    The gradient of a part is summed along the axis of the examples alone.
+    embeddings compute with their part. Any other layer gathers its weights when it uses them, so any layer works with
+    any layout. The gradient of a part is summed along the axis of the examples alone.
 
     Args:
         cluster: the processes, and which of them this one is; None asks `tfdist.cluster.from_environment`.
