@@ -1,9 +1,9 @@
-"""Detect whether this process has used TensorFlow or Keras already.
+"""Detects whether this process has used TensorFlow or Keras already; public functions would begin TensorFlow to find
+out.
 
-Private names, read in TensorFlow 2.21.0 and Keras 3.15.1: `context()._context_handle`, which is there once an operation
-has run, a variable or a strategy was made; the attribute "object_name_uids" of `keras.src.backend.common.global_state`,
-where Keras counts the layers that it has named. A layer draws the seeds of its weights when it is made, long before
-TensorFlow begins. Public functions either begin TensorFlow or change a setting to find out.
+Private names, read in TensorFlow 2.21.0 and Keras 3.15.1: `context()._context_handle`, set once an operation has run or
+a variable or strategy was made; "object_name_uids" of `keras.src.backend.common.global_state`, where Keras counts the
+layers that it has named. A layer draws the seeds of its weights when it is made, long before TensorFlow begins.
 """
 
 from keras.src.backend.common import global_state
@@ -11,14 +11,7 @@ from tensorflow.python.eager import context
 
 
 def what_was_made() -> str | None:
-    """Return what was made, in words; None if nothing was.
-
-    Example:
-        >>> import keras
-        >>> layer = keras.layers.Dense(1)
-        >>> what_was_made() is None
-        False
-    """
+    """A description of what was made; None if nothing was."""
     if context.context()._context_handle is not None:
         return "TensorFlow has begun: a tensor, a variable, a dataset or a strategy was made"
     named = global_state.get_global_attribute("object_name_uids")

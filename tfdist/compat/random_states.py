@@ -1,7 +1,7 @@
-"""The states of the random numbers that a training program may draw from, outside of its model.
+"""The states of the random generators that a training program may use outside its model.
 
-Private names, read in TensorFlow 2.21.0: `context()._rng`, which gives eager operations their seeds once a seed is set;
-`stateful_random_ops.global_generator`, which `get_global_generator` would make if nobody had.
+Private names, read in TensorFlow 2.21.0: `context()._rng`, which seeds eager operations once a seed is set;
+`stateful_random_ops.global_generator`, which `get_global_generator` would create.
 """
 
 import random
@@ -24,11 +24,7 @@ def global_seed() -> int | None:
 
 
 def capture() -> dict[str, NDArray[Any]]:
-    """Return all states that there are, by name.
-
-    Example:
-        >>> restore(capture())
-    """
+    """All states that exist, by name, for `restore`."""
     states = {_PYTHON: _words(random.getstate()), _NUMPY: _of_numpy(), _KERAS: _value(_keras())}
     eager = _eager()
     if eager is not None:

@@ -1,12 +1,4 @@
-"""Pairs of TensorFlow and Keras: which were tested, which are in range, and what follows for one that is installed.
-
-Plain data and one pure function; TensorFlow is not loaded. `tfdist doctor` reads it, and a strategy does before it is
-first used with Keras.
-
-Example:
-    >>> judge("2.21.0", "3.15.1").standing
-    <Standing.TESTED: 'tested'>
-"""
+"""Pairs of TensorFlow and Keras: tested, in range, or neither. Plain data and a pure function, without TensorFlow."""
 
 import enum
 from dataclasses import dataclass
@@ -57,13 +49,7 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is known about an installed pair.
-
-    Attributes:
-        pair: what is installed.
-        standing: what is known about it.
-        text: the same as a sentence without a full stop, which names what was seen and what is required.
-    """
+    """What is known about an installed pair; `text` is a sentence with what was found and what is required."""
 
     pair: Pair
     standing: Standing
@@ -71,15 +57,7 @@ class Judgement:
 
 
 def judge(tensorflow: str, keras: str) -> Judgement:
-    """Say whether an installed pair was tested, is in range, or is out of range.
-
-    A local part of a version (``2.21.0+nv25.1``) is not looked at; a version that cannot be read is out of range.
-
-    Example:
-        >>> print(judge("2.22.0", "3.15.1").text.replace(": ", ":\\n"))
-        TensorFlow 2.22.0 with Keras 3.15.1 is out of range:
-        tfdist needs TensorFlow >=2.16.2,<2.22 and Keras >=3.15,<3.16
-    """
+    """Judge a pair of versions. Local parts (``2.21.0+nv25.1``) are ignored; unreadable versions are out of range."""
     pair = Pair(tensorflow, keras)
     if not (_contains(TENSORFLOW, tensorflow) and _contains(KERAS, keras)):
         text = f"{pair} is out of range: tfdist needs TensorFlow {TENSORFLOW} and Keras {KERAS}"

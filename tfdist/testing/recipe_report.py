@@ -25,12 +25,7 @@ _TRAINING, _VALIDATION = "#1f5f9e", "#d1602b"
 
 
 class EpochClock(keras.callbacks.Callback):
-    """Measures how many training examples pass per second, without validation and without the first epoch's tracing.
-
-    Example:
-        >>> EpochClock(1257).examples_per_second is None
-        True
-    """
+    """Measures training examples per second, without validation and without the first epoch, which traces."""
 
     def __init__(self, examples: int) -> None:
         super().__init__()
@@ -59,16 +54,7 @@ class EpochClock(keras.callbacks.Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The result of a training.
-
-    Attributes:
-        strategy: what distributed it.
-        accuracy, loss: on the test data, from 0 to 1 and in nats.
-        steps: optimizer steps.
-        workers: processes that trained.
-        replicas: copies of the model, over all workers.
-        examples_per_second: None when only one epoch was trained.
-    """
+    """The result of a training: loss in nats and accuracy on the test data; no speed if only one epoch was trained."""
 
     strategy: str
     accuracy: float
@@ -131,10 +117,9 @@ def leave(summary: Summary, history: Mapping[str, Sequence[float]], folder: Path
 
 
 def draw_loss(summary: Summary, history: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Draw the loss on the training and the validation data per epoch, as a PNG of 1600 x 1000 pixels.
+    """Draw training and validation loss per epoch as a PNG of 1600 x 1000 pixels.
 
-    The training loss of an epoch is the mean over its steps, so it stands at the middle of the epoch; the validation
-    loss is that of the weights at its end, and stands there.
+    An epoch's training loss, a mean over its steps, is drawn at its middle; its validation loss at its end.
     """
     try:
         from matplotlib.figure import Figure

@@ -28,13 +28,7 @@ class Verdict:
 
 
 def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
-    """Return the verdict on a call in which a worker failed, by the failure that came first; None if all returned.
-
-    Example:
-        >>> from tfdist.verify.feature import features
-        >>> failure(features()["even"], [Reply(worker=0, status="silent", message="no answer")]).status
-        'hang'
-    """
+    """The verdict on a call in which a worker failed, by the first failure; None if all returned."""
     failed = sorted((reply for reply in replies if reply.status != "returned"), key=_by_time)
     if not failed:
         return None
@@ -54,13 +48,7 @@ def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
 
 
 def equality(entry: Feature, outcomes: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> Verdict:
-    """Return the verdict on a call that returned on every worker: each outcome must equal the reference.
-
-    Example:
-        >>> from tfdist.verify.feature import features
-        >>> equality(features()["even"], [{"a": 1.5}], {"a": 1.0}).status
-        'wrong'
-    """
+    """The verdict on a call that returned on every worker: each outcome must equal the reference."""
     if name := _not_finite(reference):
         return Verdict(status="error", error="NaN on one device", detail=f"{name} is not finite: it proves nothing")
     differences = [compare(outcome, reference) for outcome in outcomes]

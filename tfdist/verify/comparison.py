@@ -10,12 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference between two outcomes.
-
-    Attributes:
-        size: largest ``|value - reference| / max(1, |reference|)``; infinite where the two cannot be compared.
-        where: the entry that has it, with what was received and what is required.
-    """
+    """The largest difference between two outcomes, infinite where they cannot be compared, and the entry that has it."""
 
     size: float
     where: str
@@ -24,12 +19,7 @@ class Difference:
 def compare(outcome: Mapping[str, Any], reference: Mapping[str, Any]) -> Difference:
     """Return the largest difference over all entries.
 
-    NaN equals NaN and an infinity equals itself; texts and bools are equal or infinitely different; so are entries that
-    one side lacks and entries of different shape.
-
-    Example:
-        >>> compare({"loss": [1.0, 2.5]}, {"loss": [1.0, 2.0]}).size
-        0.25
+    NaN equals NaN and an infinity equals itself. Unequal texts, bools or shapes and missing entries differ infinitely.
     """
     worst = Difference(size=0.0, where="")
     for name in sorted(outcome.keys() | reference.keys()):

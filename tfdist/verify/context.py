@@ -16,16 +16,9 @@ _BARRIER_SECONDS = 30.0
 class Context:
     """Where a feature runs: on one device, or as one worker of a strategy.
 
-    Attributes:
-        strategy: the strategy, or None on one device.
-        workers: number of worker processes of the column that is compared.
-        worker: index of this one.
-        replicas: number of replicas of the column over all workers.
-        directory: an empty directory that all workers of the cell share.
-        make_strategy: makes a further strategy like this one; None on one device.
-
-    On one device ``workers`` and ``replicas`` are 1, unless the feature's reference depends on the layout: then they
-    are the column's, while ``strategy`` is None.
+    On one device ``strategy`` and ``make_strategy`` (which makes another like it) are None, and ``workers`` and
+    ``replicas`` are 1, unless the feature's reference depends on the layout: then they are the column's. All workers of
+    a cell share ``directory``.
     """
 
     strategy: Any

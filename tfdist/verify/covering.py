@@ -1,8 +1,7 @@
 """Few rows in which every two choices meet: a covering array of strength two. A pure function.
 
-Most faults that no single feature shows come from two that meet: D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software
-fault interactions and implications for software testing", 2004. All combinations of seven choices are hundreds of
-thousands; all pairs fit into little more rows than the two largest choices have pairs.
+Most faults that no single feature shows come from two that meet (D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software
+fault interactions and implications for software testing", 2004).
 """
 
 import itertools
@@ -17,13 +16,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Excluded:
-    """Two choices that are not made together.
-
-    Attributes:
-        one: such as ``("loop", "run_eagerly")``.
-        other: of another factor.
-        reason: why not.
-    """
+    """Two choices that are not made together, such as ``("loop", "run_eagerly")`` with one of another factor."""
 
     one: Choice
     other: Choice
@@ -31,16 +24,9 @@ class Excluded:
 
 
 def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()) -> list[Row]:
-    """Return rows in which every two values of different factors occur together, unless they are excluded.
+    """Rows in which every two values of different factors occur together, unless they are excluded.
 
-    The same arguments give the same rows. Each row begins with the first pair that is still missing; the other factors
-    get, one after the other, the value that brings the most missing pairs.
-
-    Example:
-        >>> rows({"size": ["small", "large"], "colour": ["red", "blue"]})[0]
-        {'size': 'small', 'colour': 'red'}
-        >>> len(rows({name: "abc" for name in ("one", "two", "three", "four")}))      # of 81
-        10
+    Each row begins with the first missing pair. The other factors get, in turn, the value that adds most missing pairs.
     """
     choices = {(factor, value) for factor, values in factors.items() for value in values}
     barred = _barred(excluded, choices)
@@ -63,12 +49,7 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
 
 
 def pairs(factors: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
-    """Return every two values of different factors.
-
-    Example:
-        >>> pairs({"size": ["small"], "colour": ["red", "blue"]})
-        [(('size', 'small'), ('colour', 'red')), (('size', 'small'), ('colour', 'blue'))]
-    """
+    """All pairs of values of different factors."""
     return [
         ((one, a), (other, b))
         for one, other in itertools.combinations(factors, 2)

@@ -1,6 +1,6 @@
 """Small data, models and outcomes that features share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,7 @@ CLASSES = 3
 
 
 def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs (rows, 6) and targets (rows, 1), float32; rows differ, so a wrong weighting shows.
-
-    Example:
-        >>> [array.shape for array in regression(33)]
-        [(33, 6), (33, 1)]
-    """
+    """Inputs (rows, 6) and targets (rows, 1), float32; rows differ, so a wrong weighting shows."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(rows, WIDTH)).astype("float32")
     y = np.tanh(x[:, :1] - x[:, 1:2]) + 0.05 * np.arange(rows)[:, None] / max(rows, 1)
@@ -29,12 +24,7 @@ def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def classification(rows: int, *, classes: int = CLASSES, seed: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs (rows, 6), float32, and labels (rows,), int32.
-
-    Example:
-        >>> classification(5)[1].dtype.name
-        'int32'
-    """
+    """Inputs (rows, 6), float32, and labels (rows,), int32."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(rows, WIDTH)).astype("float32")
     return x, (np.abs(x[:, 0] * 3 + x[:, 1]).astype("int32")) % classes
@@ -55,6 +45,31 @@ def dense(*layers: Any, outputs: int = 1, activation: str | None = None, units: 
 def sgd(**options: Any) -> Any:
     """Return SGD with momentum: its steps are as large as the gradients, so a wrong gradient shows in the weights."""
     return keras.optimizers.SGD(**{"learning_rate": 0.1, "momentum": 0.9, **options})
+
+
+def deep() -> Any:
+    """A model with one more hidden layer than `dense()`."""
+    return dense(keras.layers.Dense(8, activation="tanh"))
+
+
+def of_kind(kind: Any, **options: Any) -> Any:
+    """A model of a class, with the inputs and outputs of `dense`."""
+    inner = dense(**options)
+    return kind(inner.inputs, inner.outputs)
+
+
+def compiled(
+    ctx: Context,
+    make: Callable[[], Any] = dense,
+    optimizer: Callable[[], Any] = sgd,
+    loss: Any = "mse",
+    **options: Any,
+) -> Any:
+    """A model and an optimizer, made and compiled in the scope."""
+    with ctx.scope():
+        model = make()
+        model.compile(optimizer(), loss, **options)
+    return model
 
 
 def variables(ctx: Context, named: Iterable[Any], prefix: str) -> dict[str, np.ndarray]:

@@ -1,7 +1,4 @@
-"""Keras and TensorFlow for feature files: imported when a feature runs, not when the matrix lists it.
-
-The command lists and compares features in a process that loads no TensorFlow; only the workers do.
-"""
+"""Keras and TensorFlow for feature files, imported when a feature runs: the command that lists features loads neither."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""The program that compares a training step of two replicas with that of one device, for versions that were not tested.
+"""Compares a training step of two replicas with that of one device, for versions that were not tested.
 
-`tfdist/training/checks/untested.py` runs it with ``python -m``, in a process of its own. It ends with 0 where they
-agree; else it prints what does not, or why there was no step, and ends with 1.
+`tfdist/training/checks/untested.py` runs it with ``python -m`` in a process of its own. It exits with 0 if they agree;
+else it prints the difference or the error, and exits with 1.
 """
 
 import contextlib

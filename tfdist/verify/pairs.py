@@ -1,13 +1,7 @@
-"""Rows that combine every two choices of optimizer, wrapper, model, step, loop and data.
+"""Rows that combine every two choices of optimizer, wrapper, model, step, loop and data: `tfdist verify --pairs`.
 
-The matrix has a row for each feature. What goes wrong only where two meet is found here: `FACTORS` are the choices, the
-rows are made by `tfdist.verify.covering`, and each trains a small model as any feature does. `tfdist verify --pairs`
-runs them. A new choice is a function and its entry in a table; two that do not go together are in `EXCLUDED`.
-
-Example:
-    >>> from tfdist.verify import pairs
-    >>> [len(covering.pairs(pairs.FACTORS)), len(pairs.ROWS) < 100]
-    [1162, True]
+They find what goes wrong only where two features meet. `FACTORS` are the choices, `covering` makes the rows, and each
+trains a small model. A new choice is a function and its entry in a table; `EXCLUDED` has pairs that do not go together.
 """
 
 import itertools
@@ -472,11 +466,5 @@ _FEATURES = {entry.name: entry for entry in map(_feature, ROWS)}
 
 
 def features() -> dict[str, Feature]:
-    """Return a row for each combination, by name: its choices, joined by hyphens. Loads no TensorFlow.
-
-    Example:
-        >>> entry = next(iter(features().values()))
-        >>> entry.group, entry.name.split("-")[:3]
-        ('pairs', ['sgd', 'nothing', 'dense'])
-    """
+    """A row for each combination, by its choices joined by hyphens. Loads no TensorFlow."""
     return dict(_FEATURES)

@@ -1,10 +1,9 @@
-"""A member that dies in a job with process sets: what happens in place of SIGABRT in the others.
+"""Ends the process in an orderly way where a dead Horovod peer would end it by SIGABRT.
 
-Horovod 0.28.1: when a connection breaks, its background thread catches the error, leaves its loop, and ends its process
-sets (`BackgroundThreadLoop` in horovod/common/operations.cc). Their own connections are broken too, and nobody catches
-the `gloo::IoException` that they throw: C++ calls `std::terminate`, and the process ends by SIGABRT before whoever
-waits for a reduction has been told anything. No option of Horovod's prevents that, and the operations under way cannot
-be ended from outside. But what `std::terminate` calls is a public setting of C++ (`std::set_terminate`).
+Horovod 0.28.1: when a connection breaks, the background thread ends its process sets (`BackgroundThreadLoop` in
+horovod/common/operations.cc). Their connections are broken too, and nothing catches the `gloo::IoException` that they
+throw. C++ then calls `std::terminate`, which ends the process before a waiting reduction can report anything. Horovod
+has no option against that, but `std::set_terminate` is a public setting of C++.
 """
 
 import ctypes
@@ -16,13 +15,8 @@ _kept: list[object] = []  # what C++ calls has to live as long as the process
 
 
 def in_place_of_abort(act: Callable[[], None]) -> None:
-    """Call a function, which has to end the process, where an error of gloo's connections would end it without a word.
-
-    Any other exception of C++ that nobody catches ends the process as before. Where the library of C++ is not the one
-    of GCC, nothing is changed.
-
-    Example:
-        >>> in_place_of_abort(lambda: os._exit(1))                    # doctest: +SKIP
+    """Call a function, which has to end the process, on an uncaught gloo error. Other C++ exceptions, and C++ libraries
+    other than GCC's, behave as before.
     """
     try:
         library = ctypes.CDLL("libstdc++.so.6")

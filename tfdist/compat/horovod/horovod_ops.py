@@ -1,11 +1,7 @@
-"""Horovod's operations under names of our own, and what of Horovod a model must not be given.
+"""Horovod's operations under names of our own, and the Horovod optimizers that a model must not have.
 
-Private names, read in Horovod 0.28.1:
-
-- `horovod.tensorflow.mpi_ops._grouped_allreduce`: the public `grouped_allreduce` takes no name, and names an operation
-  after its tensors' names, which need not be the same on every rank.
-- `type(optimizer).__module__` under `horovod._keras`: the class that `DistributedOptimizer` makes has no name of its
-  own to ask for.
+Private names, read in Horovod 0.28.1: `mpi_ops._grouped_allreduce`, because the public one takes no name and tensors'
+names differ between ranks; the module `horovod._keras` of the class that `DistributedOptimizer` makes.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
-"""Keras' callbacks: which of their fields are what they have learnt from the training so far.
+"""The fields of Keras' callbacks that hold what they have learnt from the training so far.
 
-Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`. Keras' callbacks have no way to
-hand out their state, and `on_train_begin` makes most of them forget it. `ModelCheckpoint._get_file_path`,
-`BackupAndRestore._weights_path`, `_save_model`: where they save. `SwapEMAWeights._tf_swap_variables`,
-`_tf_finalize_ema_values`: what it does with an optimizer.
+Private names, read in Keras 3.15.1 (`keras/src/callbacks/`): the fields in `_FIELDS`, since callbacks cannot export
+their state and most reset it in `on_train_begin`; `ModelCheckpoint._get_file_path`, `BackupAndRestore._weights_path`
+and `_save_model`, where they save; `SwapEMAWeights._tf_swap_variables` and `_tf_finalize_ema_values`.
 """
 
 import os

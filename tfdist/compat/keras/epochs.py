@@ -1,14 +1,14 @@
-"""Keras' `fit` while it runs: its epochs, and how one of them is entered in its middle.
+"""Keras' `fit` while it runs: its epochs, and how to enter one in its middle.
 
 Private names, read in Keras 3.15.1 (`keras/src/trainers/epoch_iterator.py`, `backend/tensorflow/trainer.py`):
 
-- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame:
-  a callback is told of its model alone.
-- `EpochIterator._enumerate_iterator`, which numbers the steps of an epoch from 0, always; its state
-  `_current_iterator`, `_steps_seen`, `_num_batches`, `_distributed_dataset`; `data_adapter._dataset`.
-- `TFEpochIterator.catch_stop_iteration`, the block in which `fit`, `evaluate` and `predict` take their steps. The
-  iterator asks its dataset for its cardinality when it is made; there it is found, in the frames that ask.
-- `Model._get_metrics_result_or_logs`: what the logs of an epoch are made of.
+- the local variables of `fit` (`epoch_iterator`, `callbacks`, `epochs`, `initial_epoch`, `val_x`), found in its frame,
+  because a callback knows only its model
+- `EpochIterator._enumerate_iterator`, which always numbers steps from 0; its `_current_iterator`, `_steps_seen`,
+  `_num_batches` and `_distributed_dataset`; `data_adapter._dataset`
+- `TFEpochIterator.catch_stop_iteration`, the block in which `fit`, `evaluate` and `predict` take their steps; the
+  iterator is found in the frames that ask its dataset for a cardinality
+- `Model._get_metrics_result_or_logs`, which makes the logs of an epoch
 """
 
 import contextlib
@@ -32,15 +32,7 @@ _FIT_NAMES = {"self", "callbacks", "epochs", "initial_epoch", "epoch_iterator", 
 
 @dataclass(frozen=True)
 class Fit:
-    """A call of `fit` that is running.
-
-    Attributes:
-        callbacks: Keras' list.
-        epochs: the epoch at which it ends.
-        initial_epoch: the one at which the user lets it begin.
-        validation: what the user gave as the x of the validation data, or None.
-        epoch_iterator: Keras' iterator over the training data.
-    """
+    """A call of `fit` that is running; `validation` is the x of the validation data that the user passed, or None."""
 
     callbacks: keras.callbacks.CallbackList
     epochs: int
@@ -129,10 +121,7 @@ def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int)
 
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Let the `fit`, `evaluate` or `predict` that looks at a dataset take its steps inside a block.
-
-    Where none is looking, nothing happens.
-    """
+    """Run the steps of the `fit`, `evaluate` or `predict` that is looking at a dataset inside a block, if there is one."""
     for frame in keras_calls.frames(2, _FRAMES):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, TFEpochIterator):

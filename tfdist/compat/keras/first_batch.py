@@ -1,9 +1,9 @@
-"""A script's `fit`, called otherwise, and the batches that it begins with.
+"""Intercepts a script's `fit` and takes the batches that it begins with.
 
-Private names, read in Keras 3.15.1: `TFEpochIterator` (`keras/src/backend/tensorflow/trainer.py`) makes batches of
-whatever `fit` takes, and `train_validation_split` (`keras/src/trainers/data_adapters/array_slicing.py`) takes those of
-validation from arrays. That `keras.Model.fit` is replaced is public and for the whole process: it is done in a process
-that ends with this call (`tfdist.tune.profiling`, `tfdist.verify.proof`), never in a user's.
+Private names, read in Keras 3.15.1: `TFEpochIterator` (`keras/src/backend/tensorflow/trainer.py`) batches whatever
+`fit` takes; `train_validation_split` (`keras/src/trainers/data_adapters/array_slicing.py`). `keras.Model.fit` is
+replaced for the whole process, so only in processes that end with this call (`tfdist.tune.profiling`,
+`tfdist.verify.proof`).
 """
 
 import inspect
@@ -34,9 +34,8 @@ def replace_fit(function: Callable[[keras.Model, dict[str, Any], Callable[..., A
 
 
 def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]], Any]) -> None:
-    """Let every `fit` of this process call a function with the model, its first batch, and Keras' own `fit`.
-
-    The batch is a tuple (x, y, sample_weight) of tensors; the last two may be None.
+    """Let every `fit` of this process call a function with the model, its first batch (x, y, sample_weight), and Keras'
+    `fit`.
     """
 
     def of_first_batch(model: keras.Model, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:

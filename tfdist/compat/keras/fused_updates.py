@@ -1,14 +1,14 @@
-"""Keras' SGD in one pass over memory: TensorFlow has an op that reads a gradient and changes the variable with it.
+"""Keras' SGD in one pass over memory, by a TensorFlow op that reads a gradient and changes the variable.
 
-Keras multiplies a gradient by the learning rate, which makes a tensor, and subtracts that: five times the variable's
-bytes go through memory in the place of three, with momentum eleven in the place of five. Where all cores compute, as
-on a host with several workers, that time is a step's. The formula is the same, and so are the numbers, bit for bit.
+Keras first makes a tensor of the gradient times the rate: five times the variable's bytes instead of three, with
+momentum eleven instead of five. Where several workers share a host, that time is a step's. The numbers are the same,
+bit for bit.
 
 Private names, read in Keras 3.15.1 (`keras/src/optimizers/sgd.py`) and TensorFlow 2.21.0:
 
-- `_get_variable_index`: the place of a variable among those that the optimizer was built for, as its `momentums` are.
-- `ResourceVariable`: what a variable is that such an op can change, by its `handle`; others only look like one.
-- `DistributedVariable`: one with a copy on each replica; an update is given a copy, and its slots are not.
+- `_get_variable_index`: the place of a variable, and of its `momentums`
+- `ResourceVariable`: the class whose `handle` such an op can change
+- `DistributedVariable`: has a copy on each replica; an update receives a copy, its slots are not copies
 """
 
 from typing import Any

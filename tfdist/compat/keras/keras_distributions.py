@@ -1,7 +1,7 @@
-"""Keras' distributions: what they were given.
+"""The layout map of a Keras distribution.
 
-Private names, read in Keras 3.15.1 (`keras/src/distribution/distribution_lib.py`): `ModelParallel._layout_map`; its
-methods tell the layout of a variable, and not which patterns there are.
+Private name, read in Keras 3.15.1 (`keras/src/distribution/distribution_lib.py`): `ModelParallel._layout_map`; its
+methods return the layout of a variable, not the patterns.
 """
 
 from typing import Any

@@ -1,11 +1,10 @@
-"""Tell calls from Keras' own code apart from calls of the user's code.
+"""Tells calls from Keras' own code from calls of the user's code.
 
-A loop of the user's own may call a strategy as it likes. A `fit`, `evaluate` or `predict` of Keras must be one that
-tfdist has recognised: unrecognised, it would train as under TensorFlow's strategies, to other weights, without a word.
-So what is looked at here is only in whose code a call stands, which no renamed method, argument or attribute changes.
+A user's loop may call a strategy freely. A `fit`, `evaluate` or `predict` that tfdist did not recognise would silently
+train as under TensorFlow's strategies, to other weights. So only the module of a calling frame counts here, which no
+renamed method or attribute changes.
 
-Private names, read in Keras 3.15.1: none but `__wrapped__`, where `traceback_utils.filter_traceback` leaves the
-function that it wraps. Modules of Keras are known by the names of its packages.
+Private names, read in Keras 3.15.1: only `__wrapped__`, which `traceback_utils.filter_traceback` sets.
 """
 
 import itertools
@@ -25,9 +24,8 @@ _PACKAGES = ("keras", "tf_keras")
 
 
 def calling_keras_function(callee: Any) -> str | None:
-    """Return which function of Keras has called a method of this object, if the call stands in Keras' code.
-
-    Frames of the object's own methods and of TensorFlow (AutoGraph calls for converted code) are passed over.
+    """The Keras function that called a method of this object, if any; frames of the object and of TensorFlow are
+    skipped.
     """
     for frame in frames():
         package = _package(frame)

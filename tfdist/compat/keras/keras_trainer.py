@@ -1,15 +1,12 @@
-"""Keras' trainer: finding the model that is training, building it, and its private state.
+"""Keras' trainer: the model that is training, how it is built, and its private state.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/trainer.py`, `keras/src/trainers/trainer.py`):
 
-- A strategy is told of variables, datasets and scopes, never of the model they are for: `TFEpochIterator` passes the
-  dataset
-  alone.
-  `calling_model` looks for the model in the frames that called the strategy. A call of Keras in which none is found is
-  refused (`calls`), and `test_compat` says which frame moved.
-- `_maybe_symbolic_build` takes a batch from the input to build the model, and loses it where the input is a generator;
-  `_symbolic_build` needs shapes and dtypes only.
-- `TensorFlowTrainer`: what trains. A `keras.Model` is one, and so is a layer that is mixed with it, as in Keras' tests.
+- A strategy sees variables, datasets and scopes, never the model. `calling_model` finds it in the frames that called
+  the strategy; a Keras call without one is refused, and `test_compat` names the frame that moved.
+- `_maybe_symbolic_build` takes a batch to build the model and loses it if the input is a generator; `_symbolic_build`
+  needs only shapes and dtypes.
+- `TensorFlowTrainer`: a `keras.Model` is one, and so is a layer mixed with it, as in Keras' tests.
 - `_compile_config`, `_compile_loss`, `_compile_metrics`, `_loss_tracker`, `Layer._losses`, `_flatten_layers`,
   `_distribute_strategy`, `_get_metrics_result_or_logs`: state without a public accessor.
 """
@@ -91,9 +88,8 @@ def given_callbacks(model: keras.Model) -> list[Any]:
 
 
 def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
-    """Return the list of callbacks of the `fit`, `evaluate` or `predict` of this model that is running now.
-
-    None in `train_on_batch` and its sisters, and in a loop of the user's own.
+    """The callbacks of this model's running `fit`, `evaluate` or `predict`; None in `train_on_batch` and in a user's
+    loop.
     """
     have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
@@ -108,10 +104,7 @@ def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None
 
 
 def data_of_calling_step() -> Any:
-    """Return the batch of the `train_step` that is applying gradients now, or None in a loop without one.
-
-    An optimizer is told of gradients alone, never of how many examples they are of.
-    """
+    """The batch of the running `train_step`, or None: an optimizer sees gradients, not the number of examples."""
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_code.co_name == "train_step" and isinstance(frame.f_locals.get("self"), TensorFlowTrainer):
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]  # a `train_step` of the user's may have others
@@ -177,8 +170,8 @@ def override(
 ) -> None:
     """Give one model object its own way to build itself and to make its train, test and predict functions.
 
-    Its class stays as it is, and a subclass's own `make_train_function` is called as before. The logs of a step are
-    taken as they are: Keras would read every metric's variables again, each from all workers.
+    A subclass's own `make_train_function` still runs. A step's logs are taken as they are, because Keras would read
+    every metric's variables again, from all workers.
     """
     if lost := lost_hooks():
         what = f"Keras' trainer ({', '.join(lost)})"
@@ -218,10 +211,7 @@ def override(
 def watch_steps(
     model: keras.Model, step: Callable[[str], AbstractContextManager[None]], in_python: Callable[[], None]
 ) -> None:
-    """Let the train and test functions that Keras makes from now on tell when they run, for a model without a strategy.
-
-    A model that has its own functions over replicas, or is watched already, is left alone.
-    """
+    """Observe when the train and test functions of a model without a strategy run, unless it is watched already."""
     own, kind = vars(model), type(model)
     if "_make_function" in own:
         return
@@ -283,10 +273,8 @@ def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
 
 
 def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
-    """Let an epoch have this many batches; None lets it run until the input ends.
-
-    Keras counts the batches of the dataset that it was given, which are not the steps where workers read data of
-    their own.
+    """Set the number of batches of an epoch; None: until the input ends. Workers with data of their own take other
+    numbers.
     """
     adapter = epoch_iterator.data_adapter
     count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
@@ -305,10 +293,9 @@ def wait_for_nothing(epoch_iterator: TFEpochIterator) -> None:
 
 
 def symbolic_build(model: keras.Model, spec: Any) -> None:
-    """Build the model, its loss, its metrics and its optimizer for batches of this spec (a nest of `tf.TensorSpec`).
+    """Build a model, its loss, metrics and optimizer for batches of this spec.
 
-    A model with a `train_step` of its own need not be callable (a GAN is two models); it is then left to its first
-    step.
+    A model with its own `train_step` need not be callable (a GAN is two models); its first step builds it then.
     """
     with model.distribute_strategy.scope():
         try:
@@ -349,9 +336,8 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 @contextlib.contextmanager
 def added_losses_kept(model: keras.Model) -> Iterator[None]:
-    """Let layers have the losses that they have added now again at the end, whatever is computed inside.
-
-    Eager replicas take turns where they meet in a step, and share the layers, which keep what they add as attributes.
+    """Restore the losses that layers have added, at the end of the block: eager replicas take turns and share the
+    layers.
     """
     kept = [(layer, list(layer._losses)) for layer in layers(model)]
     try:
@@ -379,10 +365,7 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def global_seed_generator() -> keras.random.SeedGenerator:
-    """Return the generator behind random numbers without a seed; it must be there before a step is traced.
-
-    Making it draws its seed from Python's generator, as layers that are made later do: that is put back.
-    """
+    """The generator behind unseeded random numbers. Making it draws from Python's generator, which is put back."""
     before = random.getstate()
     try:
         return seed_generator.global_seed_generator()

@@ -1,10 +1,9 @@
-"""Keras' variables: the TensorFlow variable behind one, and what is known of one that is being created.
+"""The TensorFlow variable behind a Keras variable, and what is known of one that is being created.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`, `name_scope.py`): `Variable._value`;
-`Variable._initialize_with_initializer`, whose frame alone knows the shape and the initializer of a variable that is
-being made; `current_path`: TensorFlow's variables know their own names alone; `global_state`'s stack of name scopes:
-which object is creating a variable; `in_symbolic_scope`: whether shapes alone are inferred;
-`Layer._non_trainable_variables` and `_seed_generators` (`layers/layer.py`), of one layer without those inside it.
+`Variable._initialize_with_initializer`, whose frame alone has the shape and initializer of a new variable;
+`current_path`, since TensorFlow's variables have no path; the name scopes in `global_state`, which name the creating
+object; `in_symbolic_scope`; `Layer._non_trainable_variables` and `_seed_generators`, without those of inner layers.
 """
 
 from collections.abc import Callable
@@ -92,10 +91,9 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
 
 
 def states(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables that layers may change by themselves in a training step, as moving statistics are.
+    """The variables that layers may change by themselves in a training step, such as moving statistics.
 
-    Weights that are merely not trained are left out: what a layer declared trainable stays so in this account even when
-    the layer is frozen. The states of seed generators are none of these.
+    Frozen weights and the states of seed generators are not among them.
     """
     found: dict[int, keras.Variable] = {}
     for layer in keras_model.layers(model):

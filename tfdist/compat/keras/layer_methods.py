@@ -1,11 +1,10 @@
-"""Keras layers with statistics, random numbers or a table: methods that can be replaced on one object.
+"""Methods of Keras layers with statistics, random numbers or a table, which can be replaced on one object.
 
-Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`
-(`keras/src/layers/normalization/batch_normalization.py`); `SeedGenerator.next` is public, but meant to be called, not
-replaced; `Embedding._embeddings`, `Dense._kernel`, `EinsumDense._kernel`: reading the public ones may unpack what
-they were quantized to. `_compute_attention`, `_query_dense`, `_key_dense`,
-`_value_dense`, `_gate_dense`, `_output_dense`, `_dropout_layer`, `_dot_product_equation` of both kinds of attention
-(`keras/src/layers/attention/`). `Layer._seed_generators` (`keras/src/layers/layer.py`) has what a layer draws from.
+Private names, read in Keras 3.15.1: `BatchNormalization._moments` and `_reduction_axes`; `SeedGenerator.next`, public
+but not meant to be replaced; `Embedding._embeddings`, `Dense._kernel` and `EinsumDense._kernel`, since the public ones
+may unpack quantized values; `_compute_attention`, `_query_dense`, `_key_dense`, `_value_dense`, `_gate_dense`,
+`_output_dense`, `_dropout_layer` and `_dot_product_equation` of both attention layers (`keras/src/layers/attention/`);
+`Layer._seed_generators`.
 """
 
 import contextlib
@@ -53,10 +52,7 @@ def creating_variable() -> bool:
 
 
 def may_add_losses(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer may add a loss that is another function of a batch than those of Keras' own layers.
-
-    Of these all penalties of activations are means over examples, if the regularizer is Keras' own.
-    """
+    """Tell whether a layer may add a loss that is no mean over examples, as penalties of Keras' own regularizers are."""
     regularizer = getattr(layer, "activity_regularizer", None)
     own = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     if regularizer is not None and type(regularizer) not in own:

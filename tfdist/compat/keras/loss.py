@@ -1,9 +1,8 @@
-"""The values of a Keras loss before reduction: weighted, per element, and their number.
+"""The weighted values of a Keras loss before reduction, and their number.
 
-Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` computes values, mask and reduction
-in one go and divides by what its own replica saw, so the parts are taken apart here; `get_keras_mask`, `apply_mask`,
-`squeeze_or_expand_to_same_rank` are its helpers. `_keras_logits` of a tensor: what it is the softmax of.
-`CompileLoss._flat_losses` holds what `compile` was given.
+Private names, read in Keras 3.15.1 (`keras/src/losses/loss.py`): `Loss.__call__` reduces by what its own replica saw,
+so its parts are recomputed with its helpers `get_keras_mask`, `apply_mask` and `squeeze_or_expand_to_same_rank`;
+`_keras_logits` of a softmax; `CompileLoss._flat_losses`, what `compile` received.
 """
 
 import functools
@@ -22,8 +21,8 @@ class Parts(NamedTuple):
 
     Attributes:
         values: weighted and masked values, any shape.
-        counts: ``(elements, mask size, valid mask entries)`` as float scalars; the last two are None without a mask.
-        weight_sum: sum of the weights and mask, None where there is neither.
+        counts: ``(elements, mask size, valid mask entries)``; the last two are None without a mask.
+        weight_sum: sum of the weights and mask; None without either.
     """
 
     values: tf.Tensor
@@ -43,12 +42,7 @@ def is_of_keras(loss: Any) -> bool:
 
 
 def compares_examples(loss: Any) -> bool:
-    """Return whether a loss of Keras' own makes its values of several examples of a batch together.
-
-    Example:
-        >>> compares_examples(keras.losses.Dice()), compares_examples(keras.losses.Dice(axis=(1, 2, 3)))
-        (True, False)
-    """
+    """Tell whether a loss of Keras' own combines several examples of a batch in one value."""
     if isinstance(loss, keras.losses.Circle):
         return True
     if isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)):

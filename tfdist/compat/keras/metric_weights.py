@@ -1,8 +1,7 @@
-"""Keras' means and sums: giving a lone number the weight of a replica's share.
+"""Gives a single number in Keras' means and sums the weight of a replica's share.
 
 Private names, read in Keras 3.15.1 (`keras/src/metrics/reduction_metrics.py`): `MeanMetricWrapper._fn` and
-`_fn_kwargs`, the function that `compile(metrics=[function])` was given; `get_keras_mask`, `apply_mask` as
-`MeanMetricWrapper` uses them.
+`_fn_kwargs`; `get_keras_mask` and `apply_mask` as `MeanMetricWrapper` uses them.
 """
 
 import functools
@@ -24,13 +23,8 @@ class Weigh(Protocol):
     def __call__(
         self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return a number of a replica's examples, or what stands for it, and its weight; None outside of a step.
-
-        Args:
-            metric: that is given it.
-            value: the number.
-            compute: makes the number of what is given, where it is known.
-            given: what it was made of.
+        """Return a metric's number (or what stands for it) and its weight; `compute` makes it of `given`. None outside
+        a step.
         """
 
 
@@ -47,10 +41,8 @@ def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
 
 
 def ignore_weights(metric: keras.Metric) -> None:
-    """Let one metric object take what it is given as without weights, once.
-
-    Keras weighs the loss of one of several outputs by its number of rows where that is known before a step runs, and
-    takes one of each batch elsewhere.
+    """Let a metric ignore weights once: Keras weighs an output's loss by its rows only if they are known before the
+    step.
     """
     own, state = vars(metric), planted.of_metric(metric)
     if not state.ignores_weights:

@@ -1,16 +1,16 @@
-"""Keras' optimizers: taking the reduction out of the middle of `apply`.
+"""Keras' optimizers, with the reduction taken out of the middle of `apply`.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`):
 
-- `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled. It has no switch.
-- `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they are given, and know the variables.
-- `_overwrite_model_variables_with_average_value`: updates through the strategy from inside a condition.
-- `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed; no method tells.
-- `_track_variable`: makes a variable, which another object may have created, one that is saved with the optimizer.
-- `_distribution_strategy`: the strategy in whose scope the optimizer was created.
-- `_var_to_optimizer_idx`: which optimizer of a `MultiOptimizer` has a variable (`multi_optimizer.py`).
+- `_all_reduce_sum_gradients`: Keras reduces after it has clipped, decayed and unscaled, and has no switch
+- `_clip_gradients`, `_backend_apply_gradients`: clip by norms of what they receive, and know the variables
+- `_overwrite_model_variables_with_average_value`: updates through the strategy inside a condition
+- `_exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`: what is not decayed
+- `_track_variable`: saves a variable of another object with the optimizer
+- `_distribution_strategy`: the strategy in whose scope the optimizer was created
+- `_var_to_optimizer_idx`: which optimizer of a `MultiOptimizer` has a variable
 
-Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time; its module, `horovod._keras`, is all that tells it.
+Horovod's `DistributedOptimizer` (0.28.1) makes a class at run time, recognised by its module `horovod._keras`.
 """
 
 import contextlib
@@ -85,10 +85,7 @@ def clips(optimizer: Optimizer | None) -> bool:
 
 
 def of_whole_variables(optimizer: Optimizer) -> str | None:
-    """Return the name of an optimizer, or of one that it hands gradients on to, if it may look at a whole variable.
-
-    A `MultiOptimizer` counts as one, because its optimizers count variables each for itself.
-    """
+    """The name of an optimizer, itself or wrapped, that may look at a whole variable. A `MultiOptimizer` counts as one."""
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
     unknown = [one for one in updating(optimizer) if not updates_elements(one)]
@@ -114,10 +111,7 @@ def is_horovods(optimizer: Any) -> bool:
 def override(
     optimizer: Optimizer, *, apply: Callable[..., Any] | None = None, scale_loss: Callable[..., Any] | None = None
 ) -> None:
-    """Give one optimizer object its own `apply` and `scale_loss`, and let it apply gradients as they come.
-
-    So do those that it hands gradients on to. The object's class, and every other optimizer, stay as they are.
-    """
+    """Give one optimizer object, and those that it wraps, its own `apply` and `scale_loss` without Keras' reduction."""
     own = vars(optimizer)
     if apply is not None:
         own["apply"] = apply
@@ -146,10 +140,8 @@ def looking_at_parts(
     clipped: Callable[[Any, list[Any], Any], list[Any]],
     are_finite: Callable[[list[Any]], Any],
 ) -> Iterator[None]:
-    """Let an optimizer, and those that it hands gradients on to, clip and check otherwise inside.
-
-    A variable of which this process has no element is not updated: there is nothing to change, and an update that
-    takes it for a matrix would fail.
+    """Replace clipping and checks of an optimizer and those that it wraps; skip variables with no element in this
+    process.
     """
     every = list(chain(optimizer))
     for one in every:
@@ -224,10 +216,7 @@ def variables_of_updates(optimizer: Optimizer) -> list[Any]:
 
 
 def not_decayed(optimizer: Optimizer) -> tuple[list[str], bool]:
-    """Return the patterns that were given to `exclude_from_weight_decay`, and whether variables were too.
-
-    Keras puts neither into an optimizer's configuration.
-    """
+    """The patterns given to `exclude_from_weight_decay`, and whether variables were too; its configuration has neither."""
     own = vars(optimizer)
     pattern = own.get("_exclude_from_weight_decay_pattern")
     return [] if pattern is None else [pattern.pattern], bool(own.get("_exclude_from_weight_decay"))

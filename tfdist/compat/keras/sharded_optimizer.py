@@ -1,20 +1,17 @@
-"""Keras' optimizers, each updating a part of every variable: where the parts come in.
+"""Keras' optimizers, each updating a part of every variable.
 
-Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`). No public method
-lies between an optimizer's `apply` and its `update_step`:
+Private names, read in Keras 3.15.1 (`keras/src/backend/tensorflow/optimizer.py`, `base_optimizer.py`), because no
+public method is between `apply` and `update_step`:
 
-- `_clip_gradients`: clips by norms, which are sums over all parts.
-- `_apply_weight_decay`, `_use_weight_decay`: decay variables before the update, and say which of them.
-- `_distributed_tf_update_step`: goes over gradients and variables. (`_backend_update_step`, which calls it, Nadam has
-  of its own.)
+- `_clip_gradients`: clips by norms, which are sums over all parts
+- `_apply_weight_decay`, `_use_weight_decay`: decay variables before the update
+- `_distributed_tf_update_step`: loops over gradients and variables (Nadam has its own `_backend_update_step`)
 - `_update_model_variables_moving_average`, `_overwrite_model_variables_with_average_value`,
-  `_model_variables_moving_average`: the moving average of the weights, which is in parts too.
-- `_trainable_variables`: what an optimizer was built for.
-- `_iterations`, `_learning_rate`: the variables that every optimizer has.
-- `_var_key`: what an optimizer knows a variable by.
-- `_all_reduce_sum_gradients`: see `optimizer.py`.
-- `_trackable_children`: what `tf.train.Checkpoint` goes on to, which would write one worker's part.
-- `_backend_apply_gradients`: the rest of `apply`; only looked up, whether a class has one of its own.
+  `_model_variables_moving_average`: the moving average of the weights, in parts too
+- `_trainable_variables`, `_iterations`, `_learning_rate`, `_var_key`: its variables, and the key of one
+- `_all_reduce_sum_gradients`: see `optimizer.py`
+- `_trackable_children`: lets `tf.train.Checkpoint` reach one worker's part
+- `_backend_apply_gradients`: only looked up, in case a class has its own
 """
 
 import contextlib

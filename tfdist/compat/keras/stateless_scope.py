@@ -1,14 +1,13 @@
-"""Keras' stateless scope: running a step without changing a variable, and learning what it would have changed.
+"""Keras' stateless scope: runs a step without changing a variable, and learns what it would have changed.
 
 Private names, read in Keras 3.15.1: `StatelessScope.get_current_value` and `add_update`
-(`keras/src/backend/common/stateless_scope.py`), which variables call for every read and assignment in the scope. Keras
-expects every variable of a model to be given; regularisers fail on one that is not. What is made in a scope is
-kept in a list of this thread, and `initialize_all_variables` (`variables.py`, beside it) gives it a value.
+(`keras/src/backend/common/stateless_scope.py`), which variables call for every read and assignment. Keras expects a
+value for every variable of a model; regularizers fail otherwise. Variables made in a scope are listed per thread, and
+`initialize_all_variables` gives them values.
 
-In TensorFlow 2.21.0: `pywrap_tfe.TFE_Py_TapeVariableAccessed`, which lets the tapes of this thread watch the handle of
-a variable; `_id` and `_unique_id`, by which tapes tell variables apart. A step may move its weights, take a gradient
-there, and move them back (sharpness-aware minimization): here a weight that was assigned is a tensor, and tapes are
-asked for gradients of variables by their handles.
+In TensorFlow 2.21.0: `pywrap_tfe.TFE_Py_TapeVariableAccessed`, which lets the tapes of this thread watch a handle;
+`_id` and `_unique_id`, by which tapes identify variables. Sharpness-aware minimization moves weights, takes a gradient
+and moves them back: an assigned weight is a tensor here, and tapes are asked by handles.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ class Updates(keras.StatelessScope):
 
 
 class CapturedUpdates(Updates):
-    """A scope in which given variables have given values, others their own, and assignments are kept for later.
+    """A scope in which given variables have given values and assignments are kept for later.
 
     Some variables can have a stand-in, a real variable that lives as long as the step and changes at once.
     """
@@ -120,10 +119,7 @@ def initialise_made() -> None:
 
 
 def table_on_servers(layer: keras.layers.Embedding) -> Any:
-    """Return the TensorFlow variable from which an embedding may look up rows.
-
-    None where a lookup is more than that, or where the table has another value in the scope of this thread.
-    """
+    """The variable in which an embedding may look up rows; None if a lookup does more, or the scope has another value."""
     table, scope = keras_layers.embeddings_of(layer), get_stateless_scope()
     if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
         return table

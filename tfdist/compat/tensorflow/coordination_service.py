@@ -1,8 +1,7 @@
-"""Key-value notes between workers, in TensorFlow's coordination service.
+"""Key-value notes between workers: TensorFlow has no public way to wait for one worker without a collective of all.
 
 Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value` of
-`tensorflow.python.eager.context`. TensorFlow has no public way for one worker to wait for another without a
-collective that all must join.
+`tensorflow.python.eager.context`.
 """
 
 import contextlib

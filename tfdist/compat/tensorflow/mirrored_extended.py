@@ -2,17 +2,16 @@
 
 Private names, read in TensorFlow 2.21.0:
 
-- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; TensorFlow offers no public
-  way to subclass a strategy and change how its replicas communicate.
+- `MirroredExtended`, `CollectiveAllReduceExtended`: the classes that do a strategy's work; no public class can change
+  how replicas communicate
 - `_use_merge_call`: chooses between stopping every replica's trace at a reduction ("merge call", illegal inside
-  `tf.cond` and `tf.while_loop`) and a collective op in each replica. TensorFlow takes the second only for GPUs under
-  XLA; it is right everywhere, and gradient accumulation, moving averages and loss scaling need it, because they
-  decide in a condition.
-- `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`.
+  `tf.cond` and `tf.while_loop`) and a collective in each replica. TensorFlow takes the second only for GPUs under XLA.
+  It is right everywhere, and accumulation, moving averages and loss scaling need it, because they reduce in a condition
+- `merge_call_interim`: the module through which Keras' optimizers ask for `_use_merge_call`
 - `_get_cross_device_ops`, `_collective_ops`, `_create_variable`, `_get_variable_creator_initial_value`,
-  `_collective_key_base`, `_initialize_local_devices`: see the methods.
-- `autograph_artifact`: how TensorFlow marks its own methods as none to convert. The public `do_not_convert` would keep
-  AutoGraph from the function that `Strategy.run` is given as well.
+  `_collective_key_base`, `_initialize_local_devices`: see the methods
+- `autograph_artifact`: exempts a method from conversion; the public `do_not_convert` would exempt the function given to
+  `Strategy.run` too
 """
 
 import functools
@@ -58,10 +57,7 @@ not_converted = autograph_artifact
 
 
 def local_devices(kinds: tuple[str, ...]) -> list[str]:
-    """Return the names of this process's devices of these kinds, such as ``/device:CPU:0``, in order.
-
-    In a process that is a worker of a cluster TensorFlow lists the devices of every worker.
-    """
+    """Names of this process's devices of these kinds, in order; TensorFlow lists those of every worker of a cluster."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
     mine = [spec for spec in specs if spec.device_type in kinds and (spec.task or 0) == this_task()]
     ordered = sorted(mine, key=lambda spec: (kinds.index(spec.device_type), spec.device_index))
@@ -88,9 +84,8 @@ def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bo
 
 
 def new_group_key(*, within_worker: bool) -> int:
-    """Return the first number of a block of collective group keys that nothing else uses.
-
-    Workers construct their strategies and groups in the same order, so they draw the same numbers.
+    """The first of a block of unused collective group keys; workers make strategies in one order, so they draw the
+    same.
     """
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
     return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
@@ -102,9 +97,8 @@ def this_task() -> int:
 
 
 def _optimizer_outside_replicas() -> bool:
-    """Return whether the question for merge calls that is being answered is an optimizer's, in no replica.
-
-    TensorFlow asks it in reductions as well, also in the middle of a merge call.
+    """Tell whether an optimizer outside replicas asks for merge calls; TensorFlow asks in reductions and merge calls
+    too.
     """
     asker = next(keras_frames.frames(2, 1))
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
@@ -123,9 +117,8 @@ class ReduceInReplicas(HasServices):
         return self.services.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the sum over replicas of rows, whose number may differ between steps; see `all_gather_in_replica`.
-
-        TensorFlow's own reductions are bound to the shape that they have first.
+        """The sum over replicas of rows whose number may vary; TensorFlow's own reductions are bound to the first
+        shape.
         """
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
@@ -205,8 +198,8 @@ class ReduceInReplicas(HasServices):
 class MirroredReplicas(ReduceInReplicas, MirroredExtended):
     """`MirroredExtended` whose replicas reduce by collectives; outside of replicas one device adds up and gathers.
 
-    A collective whose shapes do not fit breaks off all collectives of the process for good, where an addition or a
-    concatenation only fails; and what is reduced or gathered between two calls of `run` waits for no order of theirs.
+    A collective with unequal shapes breaks all collectives of the process for good, where an addition only fails. And
+    reductions between calls of `run` wait for no order of the collectives.
     """
 
     def __init__(self, container_strategy: Any, devices: list[str]) -> None:
@@ -299,9 +292,8 @@ def equalise_copies(variable: Any) -> None:
 
 
 def values_of_copies(variable: Any) -> list[Any]:
-    """Return the value of each copy of a variable on this process's replicas, of what replicas add up the sum.
-
-    Every worker must call it, since a sum needs all of them.
+    """The value of each copy of a variable in this process; a sum for copies that are added up. All workers must call
+    it.
     """
     if isinstance(variable, values.SyncOnReadVariable):
         return [tf.convert_to_tensor(variable)]
@@ -342,9 +334,8 @@ def replica_index() -> int:
 
 
 def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """Return what reduces over replicas where no gradient is taken through it: a result is there when it has come.
-
-    The public `all_reduce` hands out its results together, when the last one has come.
+    """A reduction over replicas without a gradient, whose results arrive one by one; the public one returns them
+    together.
     """
     extended = replica_context.strategy.extended
     if extended._use_merge_call():

@@ -1,7 +1,7 @@
-"""Variables that are being made: their shapes, and the values that they begin with.
+"""The shapes and initial values of variables that are being made.
 
-Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, what a variable begins with that a checkpoint knew
-before it was made. Of Keras 3.15.1: `Variable._shape` and `_dtype`, while one has no value yet.
+Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, the initial value from a checkpoint that was loaded
+first. Of Keras 3.15.1: `Variable._shape` and `_dtype`, before it has a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +38,7 @@ def chief_value(
     given: dict[str, Any],
     compare: Callable[[str, Sequence[int], tf.DType], None],
 ) -> Any:
-    """Return what makes the chief's value by TensorFlow's broadcast, also in a dtype that TensorFlow does not send.
-
-    Those are bfloat16 and small integers, of which Keras' policies and its quantization make weights.
-    """
+    """The chief's value by TensorFlow's broadcast, also in dtypes that it does not send: bfloat16 and small integers."""
     path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 
     def made() -> tf.Tensor:

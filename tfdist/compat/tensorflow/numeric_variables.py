@@ -1,7 +1,7 @@
-"""Variables on several replicas that `float`, `int`, `bool` and NumPy take as they take a variable of one device.
+"""Lets `float`, `int`, `bool` and NumPy take variables on several replicas as they take those of one device.
 
-Private names, read in TensorFlow 2.21.0: `values.DistributedVariable`. It leaves what it does not know to the copy on
-the first replica, by `__getattr__`, where Python does not look for `__float__` and its like.
+Private names, read in TensorFlow 2.21.0: `values.DistributedVariable`, which forwards to its first copy by
+`__getattr__`; Python does not look for `__float__` there.
 """
 
 import functools

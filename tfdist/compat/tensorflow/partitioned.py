@@ -1,8 +1,8 @@
-"""A variable in parts on several parameter servers, for Keras layers and optimizers that know nothing of it.
+"""A variable in parts on several parameter servers, for Keras layers and optimizers that do not know.
 
-TensorFlow's `ShardedVariable` has no handle, so Keras can neither take a gradient by it nor update it. Here the tape
-is told that reading the whole, or looking up rows, is a function of one handle; gradients arrive as those of one
-variable, and the optimizer updates part by part with the slot variables of that part.
+TensorFlow's `ShardedVariable` has no handle, so Keras can neither differentiate by it nor update it. Here the tape
+treats reading the whole, or looking up rows, as a function of one handle. The optimizer updates part by part with the
+part's slots.
 
 Private names, read in TensorFlow 2.21.0 (`record`, `tape`) and Keras 3.15.1 (`Variable._value`).
 """
@@ -200,10 +200,7 @@ class PartitionedVariable:
 
 
 class PartitionedGradient:
-    """A gradient in the parts of its variable, each on the part's server.
-
-    Only for optimizers that look at it nowhere but in the variable's update.
-    """
+    """A gradient in the parts of its variable, each on the part's server, for optimizers that use it in updates alone."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = list(parts)
@@ -231,9 +228,8 @@ def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
 
 
 def lookup(variable: Any, ids: tf.Tensor) -> tf.Tensor:
-    """Return rows of a variable on parameter servers; each distinct row travels once, and nothing else of the table.
-
-    The gradient keeps one row per id, in order, as one device's does.
+    """Rows of a variable on parameter servers. Each distinct row travels once; the gradient keeps one row per id, in
+    order.
     """
     flat = tf.reshape(ids, [-1])
     tape.variable_accessed(variable)

@@ -1,7 +1,7 @@
-"""Running a few operations of one traced function again in another one, on other values.
+"""Repeats a few operations of a traced function in another one, on other values.
 
-Private names, read in TensorFlow 2.21.0: none but the attribute `_class` of a node, which ties it to a neighbour that
-may be missing where it is run again.
+Private names, read in TensorFlow 2.21.0: only a node's attribute `_class`, which names a neighbour that may be missing
+there.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class Replay:
-    """What a traced function makes of some of its tensors; to be made again of other values, in another function.
+    """The part of a traced function that makes some tensors, to be repeated elsewhere.
 
     Attributes:
         depends: whether each output is made of the sources.

@@ -1,8 +1,7 @@
-"""TensorFlow's mirrored strategy over processes that reduce among each other by a collective of ours.
+"""TensorFlow's mirrored strategy over processes that reduce by a collective of ours.
 
-Private names, read in TensorFlow 2.21.0: `MirroredExtended` and its methods, each of which `tf.distribute.Strategy`
-or a variable calls at the point that its docstring names; TensorFlow has no public way to bring another collective to
-a strategy. The counterpart to read beside this is `CollectiveAllReduceExtended`.
+Private names, read in TensorFlow 2.21.0: `MirroredExtended` and its methods, called where their docstrings say; no
+public way brings another collective to a strategy. The counterpart in TensorFlow is `CollectiveAllReduceExtended`.
 """
 
 import functools
@@ -33,8 +32,8 @@ _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 class RingReplicas(ReduceInReplicas, MirroredExtended):
     """`MirroredExtended` whose replicas are those of all processes.
 
-    Replicas of one process reduce by TensorFlow's collectives; the first of them carries the sum to the other
-    processes and hands the result to its neighbours.
+    Replicas of one process reduce by TensorFlow's collectives; the first of them exchanges the sum with other
+    processes.
     """
 
     def __init__(

@@ -2,14 +2,14 @@
 
 Private names, read in TensorFlow 2.21.0:
 
-- `context.context().update_server_def`, `_server_def`: brings a task that was started again back into the cluster;
-  TensorFlow calls it from `ClusterCoordinator` alone, which gives a closure that was half applied to another worker.
-- `OneDeviceExtended` and its methods: what a strategy's object must have for Keras to train under it.
-- `executor`, `context.context().executor`: an executor of a thread's own. `EagerContext::SyncExecutors`, which every
-  call to another task makes, uses those of all threads without holding them.
-- `context.async_wait`: what has failed on other tasks is kept there, and raised by whoever waits for them next.
-- `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only.
-- `global_state`'s stack of name scopes in Keras 3.15.1: which object is creating a variable.
+- `context.context().update_server_def`, `_server_def`: bring a restarted task back into the cluster; TensorFlow's only
+  caller is `ClusterCoordinator`, which repeats a half-applied closure on another worker
+- `OneDeviceExtended` and its methods: what Keras needs of a strategy's object
+- `executor`, `context.context().executor`: a thread's own executor; `EagerContext::SyncExecutors`, part of every remote
+  call, uses those of all threads without holding them
+- `context.async_wait`: raises errors of other tasks in the next caller that waits
+- `Graph.device(function)`: places an operation where its inputs are; `tf.device` takes names only
+- the name scopes in `global_state` of Keras 3.15.1: which object is creating a variable
 """
 
 import contextlib
@@ -64,10 +64,7 @@ def connected_cluster() -> dict[str, list[str]] | None:
 
 
 def reconnect(workers: Sequence[str]) -> None:
-    """Connect anew to these workers and to no other; to be called while nothing is asked of parameter servers.
-
-    TensorFlow waits until every task that it is told of answers, so those that do not must be left out.
-    """
+    """Connect anew to these workers only, which must all answer; call it while nothing is asked of parameter servers."""
     known = context.context()
     if not _definitions:
         _definitions.append(known._server_def)
@@ -131,10 +128,7 @@ def calls_on(device: str | None) -> Iterator[None]:
 
 
 def own_executor(*, fresh: bool = False) -> Any:
-    """Let this thread do what it does in TensorFlow by itself, from now on; return its executor.
-
-    Threads share an executor otherwise, and what fails or hangs on one worker does so in another thread.
-    """
+    """Give this thread its own executor and return it: a hanging worker would block other threads in a shared one."""
     mine = getattr(_threads, "executor", None)
     if mine is not None and fresh:
         if not _left:
@@ -200,9 +194,8 @@ def has_gpu(index: int) -> bool:
 
 @contextlib.contextmanager
 def where_the_data_is() -> Iterator[None]:
-    """Place each operation of the function being traced on its first input's parameter server, else on the chief.
-
-    Gradients are then unscaled, clipped and added up where they are, and only scalars travel.
+    """Place each traced operation on its first input's parameter server, else on the chief, so that only scalars
+    travel.
     """
     graph = tf.compat.v1.get_default_graph()
 

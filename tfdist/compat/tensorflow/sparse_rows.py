@@ -1,17 +1,14 @@
-"""Classify rows of a sparse gradient: one per example, equal on all replicas, or distinct on each.
+"""Classifies rows of a sparse gradient: one per example, equal on all replicas, or distinct on each.
 
-A table of positions is looked up by `arange(length)`, whatever the batch is. On one device the gradient has one row
-for each position, over all examples; on N replicas there are N of each, which belong together. Indices that examples
-bring (the words of a text), or that are repeated for each example, are another matter: one device has all of those too.
-Between the two are indices that a replica has made distinct, by `tf.unique` or as `range` of the longest text: one
-device has each of them once, over all examples. What an index depends on is read off the graph, while the gradient is
-traced.
+A table of positions is looked up by `arange(length)` for any batch. On one device its gradient has one row for each
+position, on N replicas N of each, which belong together. Indices from examples (words), or repeated for each example,
+are all there on one device too. Indices that a replica has made distinct, by `tf.unique` or as `range` of the longest
+text, exist once each on one device. What an index depends on is read off the graph while the gradient is traced.
 
-Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph` (what a function sees of the
-functions around it); `Graph._get_function` and what it returns, `AtomicFunction.graph` (what a call calls);
-`Graph._create_op_internal` (makes an op from another one's description); `EagerTensor`. The gradient of a lookup is as
-`_GatherGrad` of `resource_variable_ops.py` makes it, and of several lookups of one variable as
-`AggregateIndexedSlicesGradients` of `backprop_util.py` does: a concatenation.
+Private names, read in TensorFlow 2.21.0: `FuncGraph.captures`, `FuncGraph.outer_graph`; `Graph._get_function` and its
+`AtomicFunction.graph`; `Graph._create_op_internal`; `EagerTensor`. The gradient of a lookup has the form of
+`_GatherGrad` (`resource_variable_ops.py`), that of several lookups the concatenation of
+`AggregateIndexedSlicesGradients` (`backprop_util.py`).
 """
 
 import enum
@@ -61,10 +58,7 @@ _SOME_SIZE = 9973
 
 
 def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, RowKind]]:
-    """Return tensors whose elements, one after the other, are the indices, each with its kind.
-
-    Eagerly nobody knows where indices come from: they are one part, which a replica has alone.
-    """
+    """Tensors whose elements are the indices in order, each with its kind; eagerly, one part that a replica has alone."""
     if _is_eager(indices):
         return [(indices, RowKind.OWN)]
     called = _called(indices)
@@ -92,10 +86,7 @@ def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, t
 
 
 def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, RowKind]]:
-    """Return the parts of what the call of a function returns, as they are told apart in the function.
-
-    They are one, which a replica has alone, where nothing tells how many elements each has.
-    """
+    """The parts of a call's result, classified inside the function; one part of a replica if their sizes are unknown."""
     if _called(inside) is not None:
         found = parts(inside, examples=examples)
         return [(indices, found[0][1] if len(found) == 1 else RowKind.OWN)]
@@ -110,10 +101,7 @@ def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) 
 
 
 def _size_outside(part: tf.Tensor, function: Any, call: tf.Operation) -> Any:
-    """Return how many elements a tensor of a called function has, None where nothing tells.
-
-    The function of a backward pass is given what the forward pass has made, so that its arguments tell.
-    """
+    """The number of elements of a tensor in a called function, if its arguments (as of a backward pass) tell."""
     if (known := part.shape.num_elements()) is not None:
         return known
     while part.op.type in _HAND_ON:
@@ -180,9 +168,9 @@ def _marked(op: tf.Operation) -> RowKind | None:
 def _concatenated(
     tensor: tf.Tensor, examples: int | None, repeated: bool = False, here: tf.Tensor | None = None
 ) -> Iterator[tuple[tf.Tensor, bool, tf.Tensor]]:
-    """Yield what a tensor is concatenated from, whether that has a row for each example, and what it is in its graph.
+    """Yield the inputs of a concatenation, whether each has a row per example, and its counterpart in its graph.
 
-    Of batches with a fixed size TensorFlow computes shapes in Python: what is repeated for each example is a constant.
+    For batches of fixed size TensorFlow computes shapes in Python, and what is repeated per example is a constant.
     """
     sizes = _fixed_batch_sizes(tensor.graph) if examples is None else {examples} - {1}
     while True:
@@ -257,9 +245,8 @@ class _Origins:
         self._twins = _Twins()
 
     def are_common(self, tensor: tf.Tensor) -> bool | None:
-        """Return None for a value that depends on what examples hold or on how many there are.
-
-        For another one, return whether it comes from an input that is marked as common to all replicas.
+        """None if a value depends on the examples or their number; else whether it comes from an input common to all
+        replicas.
         """
         seen: set[Any] = set()
         ahead, is_of_input = [tensor], False
@@ -316,9 +303,8 @@ def _is_only_read(handle: tf.Tensor) -> bool:
 
 
 class _Twins:
-    """Tensors of a graph beside, in which every size is known but the number of examples, and no value.
-
-    What shape inference knows there follows from neither.
+    """Twins of a graph's tensors in which every size but the number of examples is known; static shapes depend on
+    neither.
     """
 
     def __init__(self) -> None:
@@ -388,10 +374,7 @@ def _needed(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _shape_of_source(tensor: tf.Tensor) -> tf.TensorShape:
-    """Return what is known of a tensor that comes from elsewhere, if sizes are known and the number of examples is not.
-
-    Examples stand along the first axis of what the outermost function, or an iterator, hands out.
-    """
+    """The shape of a tensor from elsewhere, if only the number of examples (its first axis) is unknown."""
     shape, op = tensor.shape, tensor.op
     if not shape.rank or op.type == "ReadVariableOp" or _outside(tensor) is not None:
         return shape

@@ -1,10 +1,8 @@
-"""Sums of sparse gradients over replicas: of rows of examples, of rows that all replicas have, and of distinct rows.
+"""Sums of sparse gradients over replicas: of rows of examples, of common rows, and of distinct rows.
 
-On one device the gradient of a lookup has a row for each index. Where indices come from examples, N replicas together
-have the same rows, one after the other. Where they do not (positions, `arange(length)`), each replica has all of them,
-and the row of one device is the sum of the replicas' rows at its place. Places are added up, not indices, which may be
-there several times: a bucket of relative positions, say. Where a replica has made its indices distinct, one device has
-each index once, so there rows of one index are added up. As a tensor, the sum is the same in each way.
+On one device the gradient of a lookup has a row for each index. Rows of examples are concatenated over replicas. Common
+rows (positions) are added up by place, since an index may occur several times, as in buckets of relative positions.
+Distinct rows are added up by index. As a tensor, each sum is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +15,8 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 
 
 def divided(gradient: tf.IndexedSlices) -> list[tuple[tf.IndexedSlices, RowKind]]:
-    """Return the rows of a gradient by kind: those of examples, those of all replicas, and each lookup's distinct ones.
-
-    There are as many parts on every replica, in the same order.
+    """The rows of a gradient: of examples, of all replicas, and each lookup's distinct ones, in one order on all
+    replicas.
     """
     parts = sparse_rows.parts(gradient.indices)
     kinds = [kind for _, kind in parts]
@@ -114,10 +111,9 @@ def _by_number(rows: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
 
 
 def reduced(value: Any, reduce: Callable[[list[Any]], list[Any]]) -> Any:
-    """Return a nest reduced over replicas, given what reduces a list; rows that all replicas have are there once.
+    """Reduce a nest over replicas by a function for lists; common rows occur once.
 
-    Rows alone are not looked at: they are what a variable is scattered with, perhaps at the replica's own number, and
-    no gradients of an optimizer's variables.
+    Rows alone (`IndexedSlices` that scatter into a variable) are not classified: they are no gradients of an optimizer.
     """
     if isinstance(value, tf.IndexedSlices):
         return of_rows(reduce([as_rows(value)])[0], value)

@@ -1,8 +1,7 @@
 """Variables that live for one step, on the device that computes it.
 
-Private names, read in TensorFlow 2.21.0: `BaseResourceVariable`, a variable around a handle; `tf.Variable` makes the
-handle itself, once for a whole function and not for each of its calls. `context.anonymous_name`, under which each call
-gets a resource of its own.
+Private names, read in TensorFlow 2.21.0: `BaseResourceVariable`, a variable around a handle, since `tf.Variable` makes
+one handle for all calls of a function; `context.anonymous_name`, which gives each call its own resource.
 """
 
 from typing import Any

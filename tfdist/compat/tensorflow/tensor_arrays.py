@@ -1,8 +1,8 @@
 """Tensors as arrays without a copy.
 
-Private names, read in TensorFlow 2.21.0: `EagerTensor._numpy`, which shows the memory of a tensor; `numpy` copies it.
-The buffer protocol, which is public, does not know bfloat16. `ResourceVariable`, a variable as such: what strategies
-make of several of them is none.
+Private names, read in TensorFlow 2.21.0: `EagerTensor._numpy`, a view of a tensor's memory, which `numpy` copies (the
+public buffer protocol does not know bfloat16); `ResourceVariable`, a variable that is no strategy's collection of
+copies.
 """
 
 import itertools
@@ -17,29 +17,14 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def held(value: Any) -> NDArray[Any]:
-    """Return the present value of a variable; the array holds it, whatever becomes of the variable.
-
-    Example:
-        >>> variable = tf.Variable([1.0])
-        >>> before = held(variable)
-        >>> _ = variable.assign_add([1.0])
-        >>> before
-        array([1.], dtype=float32)
-    """
+    """The present value of a variable; the array keeps it when the variable changes."""
     return _array(tf.convert_to_tensor(value))
 
 
 def holder(variables: Sequence[Any]) -> Callable[[], list[NDArray[Any]]]:
-    """Return what holds the present values of variables, as `held` does of each, in a third of the time.
+    """A function that holds the present values of variables as `held` does, in a third of the time.
 
-    One call of TensorFlow reads all that lie in this process; what is in parts, or on a parameter server, is read then.
-
-    Example:
-        >>> variables = [tf.Variable(1.0), tf.Variable([2, 3])]
-        >>> hold = holder(variables)
-        >>> _ = variables[0].assign_add(1.0)
-        >>> [array.tolist() for array in hold()]
-        [2.0, [2, 3]]
+    One TensorFlow call reads all variables of this process; those in parts or on parameter servers are read one by one.
     """
     are_near = [_is_near(variable) for variable in variables]
     near = list(itertools.compress(variables, are_near))

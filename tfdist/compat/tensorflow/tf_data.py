@@ -1,18 +1,15 @@
 """tf.data: sharding by files, elements without a value, and rows of several tensors as one.
 
-Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which rewrites a pipeline so that a worker reads its own
-files; `Dataset.shard` cannot reach the files inside a pipeline. `OwnedIterator`, what `iter` of a dataset returns, and
-what a function that is traced takes for an iterator. Eagerly it asks for each element in an executor that is made and
-deleted for it, and a call of another thread to another task, which looks at the executors of all threads, may find the
-deleted one: TensorFlow ends the process then ("Mutex corrupt"). So the operation is called without one, which also
-takes a third of the time (`_iterator_resource`, `_flat_output_types`, `_flat_output_shapes`, `_element_spec`,
-`structure`). `_dataset` is what an iterator reads; one that stands for another has none.
+Private names, read in TensorFlow 2.21.0: `auto_shard_dataset`, which shards a pipeline's files, since `Dataset.shard`
+cannot reach them; `_dataset`, the source of an iterator. `OwnedIterator` makes and deletes an executor for each eager
+element, and another thread's remote call, which walks all executors, may find the deleted one: TensorFlow ends the
+process then ("Mutex corrupt"). So the operation is called without one, in two thirds of the time (`_iterator_resource`,
+`_flat_output_types`, `_flat_output_shapes`, `_element_spec`, `structure`).
 
-A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for that call.
-TensorFlow frees an iterator with its last reference, and waits for that thread then. At the interpreter's end the
-garbage collector frees what is left in cycles, and no other thread gets Python's lock any more: the process stays for
-ever. So iterators are ended before (`end`), in a thread that does not hold Python's lock while it waits: an iterator is
-freed there, or, if something else still refers to it, is given an empty dataset by the operation `MakeIterator`.
+A dataset that calls Python (`from_generator`, `py_function`) and works ahead has a thread that waits for the call.
+TensorFlow frees an iterator with its last reference and joins that thread. At the interpreter's end that deadlocks,
+because no other thread gets Python's lock. So `end` ends iterators earlier, in a thread without the lock: one is freed
+there or, while still referenced, given an empty dataset by `MakeIterator`.
 """
 
 import contextlib
@@ -107,10 +104,7 @@ class _Raising(OwnedIterator):
 
 
 def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) -> Any:
-    """Return a dataset's iterator, which raises what ``find`` makes of the text of an error; None: TensorFlow's error.
-
-    To TensorFlow and to Keras it is the iterator that ``iter`` returns.
-    """
+    """A dataset's iterator that raises what ``find`` makes of an error's text; None keeps TensorFlow's error."""
     return _Raising(dataset, find)
 
 
@@ -127,9 +121,8 @@ def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
 
 
 def end(iterators: Iterable[Any], *, seconds: float) -> int:
-    """End iterators of datasets; they have no elements from now on. Return how many are still at work.
-
-    Those go on in threads of their own, and end when what they wait for returns.
+    """End iterators, which have no further elements; return how many still wait for their generator in their own
+    threads.
     """
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=_end, args=(one,), name="tfdist-end-input", daemon=True) for one in iterators]
@@ -165,11 +158,10 @@ def _is_local(resource: tf.Tensor) -> bool:
 
 
 class Wrapped(tf.data.Dataset):
-    """A dataset that is another one, with methods of its own; to TensorFlow and Keras it is that dataset.
+    """A dataset with methods of its own that is another dataset to TensorFlow and Keras.
 
-    The other one is made when it is first looked at: that takes tenths of a second, and a strategy may need none of it.
-
-    Private names: `_variant_tensor`, `_inputs`, through which datasets of TensorFlow are made of each other.
+    The other one is made at first use, which takes tenths of a second; a strategy may not need it. Private names:
+    `_variant_tensor`, `_inputs`.
     """
 
     def __init__(self, make: Callable[[], tf.data.Dataset]) -> None:

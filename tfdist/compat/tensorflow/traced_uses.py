@@ -1,9 +1,8 @@
-"""The variables that the function being traced uses, and whether it is a branch of another.
+"""The variables that the traced function uses, and whether it is a branch of another function.
 
-Private names, read in TensorFlow 2.21.0: `FuncGraph` and its kinds for conditions and loops;
-`get_read_write_resource_inputs`, what an operation reads and what it writes;
-`DistributedVariable._get_on_device_or_primary`, a variable's copy on the replica that is traced;
-`experimental_acd_manager`, what puts the operations of a function that have effects one behind the other.
+Private names, read in TensorFlow 2.21.0: `FuncGraph` and its subclasses for conditions and loops;
+`get_read_write_resource_inputs`; `DistributedVariable._get_on_device_or_primary`; `experimental_acd_manager`, which
+orders operations with effects.
 """
 
 from typing import Any
@@ -68,10 +67,7 @@ def _is_read(op: tf.Operation, handle: tf.Tensor) -> bool:
 
 
 def independent(results: Any) -> Any:
-    """Return what an operation with effects has returned, and let it wait for its inputs alone.
-
-    TensorFlow runs it in any case, and would run it behind all operations with effects that were traced before it.
-    """
+    """Let an operation with effects wait for its inputs alone, not for earlier effects; return its result."""
     if tf.executing_eagerly():
         return results
     first = results[0] if isinstance(results, (list, tuple)) else results

@@ -1,7 +1,7 @@
-"""Two runs of a script compared: which value differs first, by how much, and of what kind it is. Pure functions.
+"""Compares two runs of a script: which value differs first, by how much, and its kind. Pure functions.
 
-A difference is relative to the largest number of the value on one device, so that small weights are held to their own
-size. Where all numbers of a value are rounding errors beside those of its kind, it is held to a part of theirs.
+A difference is relative to the largest number of the value on one device, so small weights are held to their own size.
+Values that are rounding errors relative to their kind are held to a fraction of the kind's size.
 """
 
 import math
@@ -35,12 +35,11 @@ class Difference:
     """A value that differs.
 
     Attributes:
-        step: after which it differs first; 0 is before the first.
+        step: the first step after which it differs; 0 is before the first.
         kind: one of `KINDS`.
-        name: of the value.
-        size: by how much there, relative to the largest number on one device; infinite where they cannot be compared.
-        largest: by how much at most, over all steps.
-        where: of which worker and replica, where there are several, and the two numbers.
+        size: the difference there, relative to the largest number on one device; infinite if incomparable.
+        largest: the largest difference over all steps.
+        where: worker and replica, where there are several, and the two numbers.
     """
 
     step: int
@@ -83,24 +82,15 @@ def compared(
 
 
 def may_round(differences: Sequence[Difference]) -> bool:
-    """Return whether differences may be rounding, which another run tells: some are of weights, none of batches.
-
-    Example:
-        >>> may_round([Difference(step=1, kind="weight", name="w", size=0.1, largest=0.1, where="")])
-        True
-    """
+    """Tell whether differences may be rounding, which another run decides: some are of weights, none of batches."""
     found = {one.kind for one in differences}
     return BATCH not in found and not found.isdisjoint(ROUNDING)
 
 
 def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequence[Sequence[str]]) -> int | None:
-    """Return the first step of a loop that was given other examples than on one device; 0: none, None: none was seen.
+    """The first step of a loop that received other examples than on one device; 0: none, None: none was seen.
 
-    What a step is given is the whole batch on each worker, or its part of it.
-
-    Example:
-        >>> other_batches([[["2 5"]], [["2 7"]]], [["4 12"]]), other_batches([[["2 5"]]], [["2 6"]])
-        (0, 1)
+    A step receives the whole batch on each worker, or its part of it.
     """
     if not any(reference) or not any(workers[0]):
         return None

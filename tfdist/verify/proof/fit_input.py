@@ -1,7 +1,6 @@
-"""The global batches of a `fit` under a strategy: written by the workers as their replicas get them, and put together.
+"""The global batches of a `fit` under a strategy, written by the workers as their replicas get them, and reassembled.
 
-What is written is what the replicas are given, after every cut: one file for each step of a worker. It is written by
-the graph that reads the data, without Python.
+The graph that reads the data writes one file per step and worker, after every cut, without Python.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,10 @@ __all__ = ["Written", "batches", "difference", "reversed_rows"]
 
 
 class Written:
-    """The tee of a strategy's input: writes the first steps of the first input that it is given.
+    """Writes the first steps of a strategy's first input.
 
-    Attributes:
-        part: which part of a batch this worker has; None before there is an input.
-        spec: of a replica's data; None before there is an input.
-        is_own: whether each worker reads data of its own.
+    ``part`` is this worker's part of a batch and ``spec`` that of a replica's data, both None before there is an input;
+    ``is_own`` tells whether each worker reads data of its own.
     """
 
     def __init__(self, folder: str, worker: int, steps: int) -> None:
@@ -113,10 +110,7 @@ def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
 
 
 def difference(one: Any, other: Any) -> tuple[str, str]:
-    """Return how a batch differs from that of one device: "" or "examples" or "rows", and which input in what.
-
-    The order of the examples does not count.
-    """
+    """How a batch differs from one device's: "", "examples" or "rows", and which input; the order does not count."""
     names, ours, theirs = _leaves(one), tf.nest.flatten(one), tf.nest.flatten(other)
     found = ""
     for name, left, right in zip(names, ours, theirs, strict=True):

@@ -1,6 +1,6 @@
-"""The first steps of a script's `fit`, recorded: under its strategy, or on one device likewise.
+"""Records the first steps of a script's `fit`, under its strategy or on one device.
 
-The process ends in the call of `fit`. What writes files does not run, nor does validation.
+The process ends in the call of `fit`; callbacks that write files and validation do not run.
 """
 
 import contextlib
@@ -253,10 +253,10 @@ def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int
 
 
 def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset that has the batches of the next epoch whenever it is iterated.
+    """A dataset with the next epoch's batches at each iteration, and their number: Keras counts a failing last step
+    else.
 
-    It says how many these are: Keras finds the end of others by a step that fails, which may count as an update. So the
-    last epoch, in which training ends, is as long as the first.
+    So the last epoch, in which training ends, is as long as the first.
     """
     counts = list(map(len, epochs))
     epochs = [*epochs[:-1], epochs[-1] + epochs[-1][-1:] * (counts[0] - counts[-1])]

@@ -1,7 +1,7 @@
-"""The first steps of a loop that a script has written itself, recorded: a call in which an optimizer counts an update.
+"""Records the first steps of a script's own loop: the outermost calls in which an optimizer counts an update.
 
-Such a call is that of a `tf.function`, of `strategy.run`, of `train_on_batch`, or of an optimizer: the outermost one.
-For a process that ends with the script that it runs: these are replaced for all of it.
+These are calls of a `tf.function`, `strategy.run`, `train_on_batch` or an optimizer. They are replaced for the whole
+process, which ends with the script.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The values of a training at a moment: weights, optimizer slots, and states, of every replica of a process.
+"""The values of a training: weights, optimizer slots and states of every replica of a process.
 
 A name is a kind, a slash, and a path that does not depend on what else the process has made.
 """
@@ -40,9 +40,8 @@ def kinds(
 
 
 def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[NDArray[Any]]]:
-    """Return the value of each variable on each replica of this process; of one in parts, the whole.
-
-    Every worker must call it, with variables of the same names.
+    """The value of each variable on each replica, or the whole of one in parts. Every worker must call it with the same
+    names.
     """
     return {name: _copies(named[name], strategy) for name in sorted(named)}
 

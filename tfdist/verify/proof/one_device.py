@@ -1,7 +1,7 @@
-"""A strategy that is one device: what a script gets for its own where it is compared with a single device.
+"""A strategy that is one device: the reference of a script that is compared.
 
-It is TensorFlow's default strategy, under which Keras trains as if there were none. To the script it says how many
-replicas there are under its own strategy, so that batches and learning rates that follow from them are the same.
+It is TensorFlow's default strategy, but reports the replicas of the script's own strategy, so that batch sizes and
+learning rates that follow from them stay the same.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,7 @@ __all__ = ["OneDevice", "use"]
 
 
 class OneDevice:
-    """Stands for a strategy; takes whatever strategies take.
-
-    Attributes:
-        replicas: how many the script sees.
-    """
+    """Stands for any strategy, with its arguments; ``replicas`` is the number that the script sees."""
 
     replicas = 1
 
@@ -55,10 +51,7 @@ class OneDevice:
 
 
 def use(replicas: int) -> None:
-    """Let every strategy of tfdist that this process makes from now on be one device.
-
-    For a process that ends with the script that it runs: names of `tfdist.strategies` are replaced.
-    """
+    """Make every strategy of `tfdist.strategies` one device, in a process that ends with its script."""
     kind = type("OneDevice", (OneDevice,), {"replicas": replicas})
     for name in strategies.__all__:
         if isinstance(getattr(strategies, name), type):

@@ -1,4 +1,4 @@
-"""A script's first steps under a strategy and on one device: both runs, in jobs of their own, and what differs.
+"""A script's first steps under a strategy and on one device: both runs, in jobs of their own, and their differences.
 
 Loads no TensorFlow. Nothing of the runs is left when a function here returns or raises.
 """
@@ -40,13 +40,10 @@ class Job:
     """A script, and the strategy under which it is compared.
 
     Attributes:
-        name: of the strategy, for the report.
         run: options of `tfdist run` that start it.
-        script: the script and its own arguments.
-        is_module: whether the script is the name of a module.
+        script: the script (or, with ``is_module``, a module) and its own arguments.
         variables: of the environment, for the run under the strategy.
         steps: how many batches are compared.
-        tolerance: up to which values are the same.
         timeout_seconds: the longest time for each of the two runs.
     """
 
@@ -62,21 +59,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What came of it.
+    """The outcome of a comparison.
 
     Attributes:
-        strategy: its name.
-        outcome: in a word.
         text: why it was not compared, or how the script failed.
         differences: the values that differ, the first cause first.
-        largest: the largest difference of those that do not.
-        steps: how many batches were compared.
-        replicas: over all workers.
-        workers: processes that ran the script.
+        largest: the largest difference of the others.
         compared: how many values of each kind were compared.
-        left_out: what was not compared, or done in another way than the script says.
+        left_out: what was not compared, or done in another way than in the script.
         hints: what may explain differences.
-        tolerance: up to which values are the same.
     """
 
     strategy: str
@@ -244,13 +235,5 @@ def _finished(command: list[str], environment: Mapping[str, str], output: int, s
 
 
 def to_json(proofs: Sequence[Proof]) -> str:
-    """Return proofs for programs.
-
-    Example:
-        >>> print(to_json([]))
-        {
-          "version": 1,
-          "proofs": []
-        }
-    """
+    """Proofs as JSON, for programs."""
     return json.dumps({"version": 1, "proofs": [one.to_dict() for one in proofs]}, indent=2)

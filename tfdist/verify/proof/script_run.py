@@ -1,4 +1,4 @@
-"""Runs a user's script as it is, and records the first steps that it trains; the process ends with the last of them.
+"""Runs a user's script and records its first training steps; the process ends with the last of them.
 
     python -m tfdist.verify.proof.script_run REQUEST SCRIPT [ARGUMENTS]
 
@@ -25,15 +25,7 @@ SEED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be recorded.
-
-    Attributes:
-        folder: where it goes.
-        kind: of the run.
-        steps: how many batches.
-        is_module: whether the script is the name of a module.
-        replicas: how many the script sees, where one device stands for its strategy.
-    """
+    """What to record; ``replicas`` is the number that the script sees where one device stands for its strategy."""
 
     folder: str
     kind: str
@@ -42,12 +34,7 @@ class Request:
     replicas: int = 1
 
     def to_json(self) -> str:
-        """Return it as an argument of a command.
-
-        Example:
-            >>> Request(**json.loads(Request(folder="/f", kind="strategy", steps=5).to_json())).steps
-            5
-        """
+        """It as an argument of a command."""
         return json.dumps(asdict(self))
 
 

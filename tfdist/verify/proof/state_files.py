@@ -1,7 +1,6 @@
 """Files of a script's run: the values after each step, and facts about the run.
 
-Each value is a file of numpy, named by its content, so workers that agree and weights that stay share one. Nothing is
-a pickle. Loads no TensorFlow.
+Each value is a numpy file named by its content, so equal values share one. Nothing is a pickle. Loads no TensorFlow.
 
     arrays/DIGEST.npy               a value
     KIND/worker-W/step-0003.json    of a kind of run and a worker: the names of values, and their digests
@@ -30,26 +29,24 @@ REVERSED = "one-device-reversed"
 
 @dataclass(kw_only=True)
 class Run:
-    """What is said of a run on one worker.
+    """Facts about a run on one worker.
 
     Attributes:
-        loop: "fit", or "loop" where the script has a loop of its own.
+        loop: "fit", or "loop" if the script has its own.
         replicas: over all workers, as the script sees them.
-        workers: number of processes that ran the script.
-        part: which part of a batch this worker has; workers on the same place of a mesh share one.
+        part: this worker's part of a batch; workers on the same place of a mesh share one.
         is_own: whether each worker reads data of its own.
-        epochs: of each execution of steps, its epoch, from 0.
-        batches: of each epoch, how many batches it took.
-        is_done: whether all steps were recorded.
-        left_out: what was not compared, or done in another way than the script says.
-        random: layers of the user's own that draw random numbers.
+        epochs: the epoch, from 0, of each execution of steps.
+        batches: the number of batches of each epoch.
+        left_out: what was not compared, or done in another way than in the script.
+        random: the user's layers that draw random numbers.
         is_short: whether a layer computes in floats of 16 bits.
-        normalising: layers whose statistics are those of each replica.
-        seen: of each step of a loop, digests of what it was given; empty where nothing was seen.
-        others: of each step, what was wrong with its batch on one device: "", "rows" or "examples".
-        details: of each step with other rows, which input has how many.
+        normalising: layers with statistics of each replica.
+        seen: for each step of a loop, digests of its data; empty where nothing was seen.
+        others: what was wrong with each step's batch on one device: "", "rows" or "examples".
+        details: for steps with other rows, which input has how many.
         whole: names of the inputs that every replica has whole.
-        said: warnings of tfdist's while the steps ran.
+        said: warnings of tfdist while the steps ran.
     """
 
     loop: str = "fit"
@@ -78,11 +75,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The values after a step; step 0 is before the first one.
+    """The values after a step, or an execution of several; step 0 is before the first.
 
-    Attributes:
-        number: of the step, or of the execution of several.
-        values: of each name, an array for each replica of the worker; one where all have the same.
+    ``values`` has an array for each replica of the worker, or one if all are equal.
     """
 
     number: int
@@ -90,16 +85,7 @@ class Step:
 
 
 class StateFiles:
-    """The files of a worker in a run.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     files = StateFiles(folder, STRATEGY, 0)
-        ...     files.write(Step(number=1, values={"weight/a": [np.zeros(2)]}))
-        ...     files.steps()[0].values["weight/a"][0].shape
-        (2,)
-    """
+    """The files of a worker in a run."""
 
     def __init__(self, folder: str | os.PathLike[str], kind: str, worker: int) -> None:
         self._arrays = Path(folder, "arrays")
@@ -156,12 +142,7 @@ class StateFiles:
 
 
 def digest_of(value: NDArray[Any]) -> str:
-    """Return what tells a value from every other: its dtype, shape and bytes.
-
-    Example:
-        >>> digest_of(np.zeros(2)) == digest_of(np.zeros(2)), digest_of(np.zeros(2)) == digest_of(np.zeros(3))
-        (True, False)
-    """
+    """A digest of an array's dtype, shape and bytes."""
     value = np.ascontiguousarray(value)
     found = hashlib.sha256(f"{value.dtype.str}{value.shape}".encode())
     found.update(value.tobytes() if value.dtype.kind in "US" else value.data if value.size else b"")

@@ -1,10 +1,9 @@
-"""Graphs of layers: which operation of a Sequential or functional model takes what another one returns.
+"""Graphs of layers: which operation of a Sequential or functional model takes the result of another.
 
 Private names, read in Keras 3.15.1 (`keras/src/ops/function.py`, `node.py`, `keras/src/models/functional.py`,
-`sequential.py`): `_nodes_by_depth` has the calls of operations of which a graph is made; `_functional`, the graph of a
-Sequential model; `Function._inputs` and `_outputs_struct`; `_standardize_inputs` (what a graph does to its input),
-`operation_fn` (hands an operation what holds in a call of the model), `Node.arguments` and its `fill_in`; the classes
-of operations in `keras/src/ops/numpy.py`; `CallContext`, in which layers find whether they train.
+`sequential.py`): `_nodes_by_depth`, the calls of a graph; `_functional` of a Sequential model; `Function._inputs`,
+`_outputs_struct`; `_standardize_inputs`; `operation_fn`, which passes on the context of a call; `Node.arguments` and
+`fill_in`; the classes in `keras/src/ops/numpy.py`; `CallContext`, which says whether layers train.
 """
 
 import collections
@@ -45,15 +44,7 @@ ARITHMETIC = (
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation in a graph; tensors are Keras' symbolic ones, known by their identity.
-
-    Attributes:
-        operation: what is called.
-        takes: tensors.
-        makes: tensors.
-        node: Keras' account of it; None: the operation is called with what it takes.
-        name: of the operation, in a nested model its path.
-    """
+    """One call of an operation in a graph of symbolic tensors; a None `node` means it is called with `takes` directly."""
 
     operation: Any
     takes: tuple[Any, ...]
@@ -145,10 +136,7 @@ def makers(calls: Sequence[Call], tensors: Sequence[Any]) -> list[Any]:
 
 
 def successors(calls: Sequence[Call], outputs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the operations whose result goes to one other operation and nowhere else, each with that other.
-
-    Both are called once.
-    """
+    """The operations called once whose result goes to exactly one other operation called once, with that operation."""
     counts = collections.Counter(id(call.operation) for call in calls)
     takers: dict[int, list[Any]] = collections.defaultdict(list)
     for call in calls:

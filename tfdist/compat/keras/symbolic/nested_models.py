@@ -1,12 +1,10 @@
-"""Flatten nested models into one list of calls.
+"""Flattens nested models into one list of calls; Keras' graphs stay as they are.
 
-Keras' graphs stay as they are. A model that is called twice has other tensors each time, so each time symbolic tensors
-of their own stand for those of its graph.
+Each call of a model gets symbolic tensors of its own in place of those of its graph.
 
-Private names, read in Keras 3.15.1: `Function._inputs_struct` (`keras/src/ops/function.py`), the structure of what a
-graph takes. A functional model that is called converts what it is given, and hands masks on to its graph
-(`Functional.call` in `keras/src/models/functional.py`). It has no `compute_mask`, so its result gets no mask from its
-input.
+Private names, read in Keras 3.15.1: `Function._inputs_struct`, the structure of a graph's input. A called functional
+model converts its input and passes masks to its graph (`Functional.call`). It has no `compute_mask`, so its result gets
+no mask from its input.
 """
 
 from collections.abc import Sequence
@@ -22,11 +20,8 @@ __all__ = ["Flat", "flattened"]
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """The calls by which a model computes, those of nested models among them.
-
-    Attributes:
-        calls: in the order in which Keras makes them; those in nested models have paths as names.
-        outputs: the symbolic tensors that the model returns.
+    """The calls by which a model computes, in Keras' order, with paths as names in nested models; and the tensors it
+    returns.
     """
 
     calls: list[graphs.Call]
@@ -50,10 +45,7 @@ class _Entrance(keras.Operation):
 
 
 def flattened(graph: graphs.Functional) -> Flat:
-    """Return the calls of a graph, and in the place of a call of a nested model those of its graph.
-
-    A model with a `call` of its own, or that is given more than its input, stays one call.
-    """
+    """The calls of a graph, nested models expanded; one with its own `call` or several inputs stays one call."""
     calls: list[graphs.Call] = []
     names = {id(tensor): tensor for tensor in graph.inputs}
     _add(calls, graph, names, "", is_nested=False)

@@ -1,10 +1,9 @@
 """Attributes of a symbolic tensor: masks and logits that layers set, and the activation that made it.
 
 Private names, read in Keras 3.15.1: `_keras_mask` (`keras/src/backend/common/masking.py`) and `_keras_logits`
-(`keras/src/activations/activations.py`, `keras/src/backend/tensorflow/nn.py`) are attributes of tensors.
-Cross-entropies ask a tensor for its logits by that attribute, or else by the operation that made it, `Softmax` or
-`Sigmoid`: `op.type` and `op.inputs` (`_get_logits` in the same `nn.py`). In TensorFlow 2.21.0 a tensor of a graph has
-an empty `__dict__`.
+(`keras/src/activations/activations.py`). Cross-entropies find logits by that attribute, or by the operation `Softmax`
+or `Sigmoid` that made a tensor (`_get_logits` in `keras/src/backend/tensorflow/nn.py`). In TensorFlow 2.21.0 a tensor
+of a graph has an empty `__dict__`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,9 @@
-"""Tensors of a graph that are made only when others of it have been used up, so that few of them are there at once.
+"""Delays tensors of a graph until others have been used up, so that few of them exist at once.
 
-TensorFlow runs an operation as soon as its inputs are there. A backward pass that is faster than the network, or than
-another worker, would make all gradients before the first of them has travelled.
+TensorFlow runs an operation as soon as its inputs exist. A backward pass faster than the network, or than another
+worker, would make all gradients before the first has travelled.
 
-Private names, read in TensorFlow 2.21.0: `Operation._add_control_inputs` (lets an operation wait for another; no public
-way changes a graph).
+Private names, read in TensorFlow 2.21.0: `Operation._add_control_inputs`; no public way changes a graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,7 @@ _ELEMENTWISE = ("Cast", "Identity", "Mul", "MulNoNan", "RealDiv", "Reshape")
 
 
 def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
-    """Let what makes tensors wait for others, where nothing but these tensors has been made of it.
-
-    What has an effect does not wait, since TensorFlow keeps the order in which effects were traced.
-    """
+    """Let the operations that make tensors wait for others, unless they have effects or other users of their results."""
     if tf.executing_eagerly():
         return
     for tensor in tensors:

@@ -1,10 +1,9 @@
-"""Tensors of a step that are made only if something takes them, which is known when all of it has been traced.
+"""Tensors of a step that are gathered only if something uses them, which is known once all of it has been traced.
 
-TensorFlow runs a collective in any case, since others wait for it. So zeros stand for what it would return; at the end
-of the step they are replaced where an operation that matters takes them, and else nobody computes them.
+TensorFlow runs a collective in any case, so zeros stand in for its result. At the end of the step they are replaced
+where an operation that matters takes them.
 
-Private names, read in TensorFlow 2.21.0: `Operation._update_input` (gives an operation another input; no public way
-changes a graph).
+Private names, read in TensorFlow 2.21.0: `Operation._update_input`; no public way changes a graph.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""Strategies of which a process holds parts of weights: over a mesh, and of sharded data parallelism.
+"""Strategies whose processes hold parts of weights: over a mesh, and of sharded data parallelism.
 
-Private names, read in TensorFlow 2.21.0: those of `ring.py`, whose strategy that over a mesh is, with the collective of
-the axis of the examples in the place of that of all processes; `_validate_colocate_with_variable` (a slot is made where
-its weight is, and TensorFlow knows a weight by its class).
+Private names, read in TensorFlow 2.21.0: those of `ring_extended.py`, here with the collective of the examples' axis;
+`_validate_colocate_with_variable`, because a slot is made where its weight is and TensorFlow checks the weight's class.
 """
 
 import contextlib
@@ -75,11 +74,7 @@ class FullyShardedReplicas(HoldsParts, MultiWorkerReplicas):
 
 
 class Place(int):
-    """The number of a replica's examples, in the place of the number of the replica.
-
-    Attributes:
-        replica: the replica's own number in its process.
-    """
+    """The replica's index among the examples' parts, in place of its `replica` number in the process."""
 
     replica: int
 

@@ -1,13 +1,13 @@
-"""A variable of which this process has a part, for Keras layers and optimizers that know nothing of it.
+"""A variable of which this process has a part, for Keras layers and optimizers that do not know.
 
-Keras sees one variable of the whole's shape: to read it gathers the whole, to assign it keeps this process's part. Only
-an update looks at the part alone (`local`): there the Keras variables, and those of the optimizer that belong to them,
-have the part's value and the part's shape. A process with several replicas has a part of each, of one shape.
+Keras sees the whole's shape: reading gathers the whole, assigning keeps this process's part. Only in an update
+(`local`) do Keras' variables, slots included, have the part's value and shape. Replicas of one process have parts of
+one shape.
 
 Private names, read in Keras 3.15.1 (`keras/src/backend/common/variables.py`): `Variable._value`, `_shape`,
-`_constraint`; in TensorFlow 2.21.0: what Keras and TensorFlow ask of a variable (`_unique_id`, `_shared_name`,
-`_get_on_device_or_primary`, `_should_act_as_resource_variable`, `_in_graph_mode`, `_distribute_strategy`,
-`_serialize_to_tensors`, `_restore_from_tensors`).
+`_constraint`; in TensorFlow 2.21.0: `_unique_id`, `_shared_name`, `_get_on_device_or_primary`,
+`_should_act_as_resource_variable`, `_in_graph_mode`, `_distribute_strategy`, `_serialize_to_tensors`,
+`_restore_from_tensors`.
 """
 
 import contextlib
@@ -64,9 +64,8 @@ class Layout(Protocol):
 
 
 class ShardedVariable:
-    """The whole of a variable to Keras, a `tf.Variable` with this process's part to TensorFlow.
-
-    Tapes know the part: a gradient by the whole comes back cut.
+    """The whole variable to Keras, a `tf.Variable` with this process's part to TensorFlow; gradients by the whole are
+    cut.
     """
 
     _should_act_as_resource_variable = True
@@ -232,10 +231,7 @@ def part_of(variable: Any) -> Any:
 
 
 def rows_of_part(variable: Any, indices: tf.Tensor) -> tf.Tensor:
-    """Return rows of the part that the replica computes with which runs here, and read no more than those.
-
-    To read a part copies all of it, once an update has changed single rows in place.
-    """
+    """Rows of the current replica's part; reading all of it would copy it once an update has changed rows in place."""
     value = keras_variables.value_of(variable)
     replica = 0 if len(value.shardings) == 1 else tf_strategies.local_replica(value._distribute_strategy)
     return tf.gather(tf_strategies.copies(innermost(value))[replica or 0], indices)

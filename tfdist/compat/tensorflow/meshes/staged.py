@@ -1,7 +1,7 @@
-"""Variables of a pipeline: whole on the processes whose stage computes with them, without memory on the others.
+"""Variables of a pipeline: whole on the processes whose stage uses them, without memory elsewhere.
 
-Which stage a weight belongs to is known when the model is: until then a variable has a shape and no value, and if
-somebody asks for one, as for a file that is loaded into it, it is whole on every process.
+A weight's stage is known once the model is. Until then a variable has only a shape, or is whole everywhere once its
+value is needed, as when a file is loaded into it.
 """
 
 import contextlib

@@ -1,14 +1,11 @@
-"""Weights that a step gathers: when it may, how long the whole is there, and that the backward pass gathers it again.
+"""Weights that a step gathers: when, how long the whole is kept, and that the backward pass gathers it again.
 
-TensorFlow runs an operation as soon as its inputs are there, and frees a tensor when the last operation that takes it
-has run. The parts of weights are there when a step begins, so that all of them would be gathered at once; and a
-backward pass takes weights that the forward pass took, so that all of them would be there between the two. So a
-gathering waits until weights before it have been used, and when a step has been traced, what its backward pass takes of
-a weight is gathered a second time, behind what comes before it in that pass.
+TensorFlow runs an operation as soon as its inputs exist and frees a tensor after its last use. So all weights would be
+gathered at the start of a step and kept until the backward pass. A gathering therefore waits until earlier weights have
+been used, and what the backward pass takes is gathered a second time, behind what comes before it there.
 
-Private names, read in TensorFlow 2.21.0: `Operation._update_input` (gives an operation another input; no public way
-changes a graph); `DistributedVariable._get_on_device_or_primary` (this replica's variable); the name scope
-`gradient_tape` of what tapes make.
+Private names, read in TensorFlow 2.21.0: `Operation._update_input`, because no public way changes a graph;
+`DistributedVariable._get_on_device_or_primary`; the name scope `gradient_tape` of what tapes make.
 """
 
 import contextlib
@@ -72,8 +69,8 @@ class Gathers:
     def read(self, variable: Any, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
         """Return the whole of a variable of which this process has a part; the gradient by that is the whole's.
 
-        In a condition or a loop of a step, what is around them gathers: they check that a gradient has the shape of
-        what it belongs to, and a loop would gather in each turn. What was updated inside is gathered there.
+        The step gathers outside its conditions and loops: they check gradients' shapes, and a loop would gather in each
+        turn. What was updated inside is gathered there.
         """
         with self._around_control_flow(variable):
             part = variable.read_value()
@@ -107,9 +104,8 @@ class Gathers:
         return whole
 
     def gather_again(self) -> None:
-        """Let what the backward pass of the graph that is being traced takes of weights be gathered again.
-
-        The last weights of the forward pass, as many as may be there at once, stay. Call it when all has been traced.
+        """Let the backward pass of the traced graph gather weights again, but for the last ones of the forward pass
+        that fit.
         """
         graph = tf.compat.v1.get_default_graph()
         found = self._of_graph.pop(graph, [])

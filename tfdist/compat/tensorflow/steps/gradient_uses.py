@@ -1,13 +1,11 @@
-"""Reading off the graph of a step what it does with its own gradients: more than adding up and scaling them?
+"""Reads off the graph of a step whether it does more with its gradients than adding up and scaling them.
 
-The gradients of a batch are the mean, or the sum, of those of its parts. So is what is linear in them: scaled, centred
-or decayed gradients, sums of micro-batches. A norm, a limit, or a decision is not. Gradients that have a row for each
-example are another matter: their norms, as in a gradient penalty, belong to examples. A trace in which the number of
-examples is unknown tells the two apart by their shapes.
+The gradients of a batch are the mean or sum of those of its parts, and so is anything linear in them: scaling,
+centring, decay, sums of micro-batches. A norm, a limit or a decision is not. Gradients with a row per example belong to
+examples; a trace with an unknown number of examples tells them apart by shape.
 
-Private names, read in TensorFlow 2.21.0: the names of operations that tapes make (`_gradient_function` of
-`backprop.py`) and those that the gradient of a function consists of (`gradients_util.py`);
-`Graph._get_function`, and `AtomicFunction.graph` of what it returns.
+Private names, read in TensorFlow 2.21.0: the operation names of tapes (`_gradient_function` of `backprop.py`) and of
+gradients of functions (`gradients_util.py`); `Graph._get_function`, `AtomicFunction.graph`.
 """
 
 import re
@@ -47,8 +45,8 @@ class _State(NamedTuple):
     """What is known of a tensor.
 
     Attributes:
-        is_gradient: whether it depends on gradients, linearly in those of a batch.
-        use: the type of an operation, not linear in the gradients of a batch, that it depends on; or None.
+        is_gradient: whether it depends linearly on gradients of a batch.
+        use: the type of a nonlinear operation on gradients of a batch that it depends on; or None.
     """
 
     is_gradient: bool

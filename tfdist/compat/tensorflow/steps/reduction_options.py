@@ -1,7 +1,7 @@
 """Arguments of TensorFlow's reductions in a replica: values with their operation, and options.
 
-Private names, read in TensorFlow 2.21.0: `collective_util.Options`, the class of
-`tf.distribute.experimental.CommunicationOptions`, whose public name makes objects of it and has no subclass.
+Private names, read in TensorFlow 2.21.0: `collective_util.Options`, the class behind
+`tf.distribute.experimental.CommunicationOptions`.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,7 @@ from tensorflow.python.distribute import collective_util
 
 
 class ValueOptions(collective_util.Options):
-    """Communication options that say what the values of one `all_reduce` are; TensorFlow hands them on as they are.
-
-    Example:
-        >>> ValueOptions(["gradient of dense/kernel"], keep_duplicate_indices=False).labels
-        ['gradient of dense/kernel']
-    """
+    """Communication options with the labels of one `all_reduce`'s values; TensorFlow passes them on unchanged."""
 
     def __init__(self, labels: Sequence[str], *, keep_duplicate_indices: bool = True) -> None:
         super().__init__()

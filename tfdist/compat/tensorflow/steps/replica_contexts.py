@@ -1,11 +1,9 @@
-"""The replica context of a step: what `tf.distribute.get_replica_context()` hands to code in it.
+"""The replica context of a step: the result of `tf.distribute.get_replica_context()` in it.
 
-TensorFlow makes a replica context for each replica whenever a function is run or traced. So what a step changes is an
-attribute of that one object, for as long as the step is under way.
+TensorFlow makes a context per replica and trace, so what a step changes is an attribute of that object while it runs.
 
-Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`
-(`distribute_lib.py`): what holds without a strategy. All threads share that context, so it is left as it is, and what
-is tried gets a context of its own. `ReplicaContext._local_replica_id`: whose copy of a variable is read: the first.
+Private names, read in TensorFlow 2.21.0: `_get_default_strategy`, `_get_default_replica_context`, shared by all threads
+and so left unchanged; `ReplicaContext._local_replica_id`, whose copy of a variable is read.
 """
 
 import contextlib

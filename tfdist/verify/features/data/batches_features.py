@@ -4,13 +4,11 @@ from typing import Any
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import compiled, regression, trained
 
 
 def _fit(ctx: Context, rows: int, *, batch_size: int = 8, **compile_options: Any) -> Outcome:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"], **compile_options)
+    model = compiled(ctx, metrics=["mae"], **compile_options)
     x, y = regression(rows)
     outcome = trained(ctx, model, x, y, batch_size=batch_size)
     evaluated = model.evaluate(x, y, batch_size=batch_size, verbose=0)

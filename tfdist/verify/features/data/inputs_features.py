@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, compiled, dense, regression, sgd, trained
 from tfdist.verify.lazy import keras, tf
 
 WORDS = np.array(["red", "green", "blue", "unknown", "yellow"])
@@ -30,10 +30,7 @@ def _dataset(rows: int, batch_size: int, **options: Any) -> Any:
 
 
 def _without_iterations(outcome: Outcome) -> Outcome:
-    """Leave out the optimizer's count of iterations.
-
-    Keras on one device learns that data of unknown size has ended from a step that fails, and counts that step.
-    """
+    """Drop the optimizer's iterations: for data of unknown size, Keras on one device counts the failing last step."""
     return {name: value for name, value in outcome.items() if not name.endswith(" iteration")}
 
 
@@ -56,10 +53,7 @@ def _unknown_size(ctx: Context, data: Any, *, epochs: int = 1) -> Outcome:
 
 
 def _simple(ctx: Context) -> Any:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse")
-    return model
+    return compiled(ctx)
 
 
 @feature()
@@ -187,9 +181,7 @@ def string_passed_through(ctx: Context) -> Outcome:
         def call(self, inputs: Any) -> Any:
             return self.inner(inputs["x"])
 
-    with ctx.scope():
-        model = Picky()
-        model.compile(sgd(), "mse")
+    model = compiled(ctx, Picky)
     x, y = regression(PARTIAL)
     names = WORDS[np.arange(PARTIAL) % len(WORDS)]
     data = tf.data.Dataset.from_tensor_slices(({"x": x, "name": names}, y)).batch(BATCH)
@@ -311,9 +303,7 @@ def unlike_rows(ctx: Context) -> Outcome:
         def call(self, inputs: Any) -> Any:
             return self.nodes(inputs["nodes"]) + keras.ops.mean(self.edges(inputs["edges"]), axis=0)
 
-    with ctx.scope():
-        model = Pooled()
-        model.compile(sgd(), "mse")
+    model = compiled(ctx, Pooled)
     x, y = regression(BATCH + 4)
     data = tf.data.Dataset.from_tensors(({"nodes": x[:BATCH], "edges": x}, y[:BATCH]))
     return trained(ctx, model, data, batch_size=None)

@@ -9,15 +9,12 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, WIDTH, dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, WIDTH, compiled, regression, trained
 from tfdist.verify.lazy import keras, tf
 
 
 def _model(ctx: Context) -> Any:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"])
-    return model
+    return compiled(ctx, metrics=["mae"])
 
 
 @feature(min_workers=2)
@@ -85,10 +82,8 @@ def _parts(array: np.ndarray, parts: int) -> list[np.ndarray]:
 
 
 def _unions(ctx: Context) -> Outcome:
-    """Train one device on what the workers read together.
-
-    A step takes one part in W of each worker's batch of eight: with two workers four rows of each. A worker whose data
-    has ended takes part with none.
+    """Train one device on what the workers read together: 1/W of each worker's batch of eight, nothing once its data
+    ends.
     """
     model = _model(ctx)
     sources = [_own(worker) for worker in range(ctx.workers)]

@@ -9,15 +9,12 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, dense, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, dense, regression, sgd, state, trained
 from tfdist.verify.lazy import keras, tf
 
 
 def _model(ctx: Context, **optimizer: Any) -> Any:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(**optimizer), "mse", metrics=["mae"])
-    return model
+    return compiled(ctx, optimizer=lambda: sgd(**optimizer), metrics=["mae"])
 
 
 def _fit(ctx: Context, *callbacks: Any, model: Any = None, epochs: int = 3) -> Outcome:

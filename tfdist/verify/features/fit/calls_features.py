@@ -7,15 +7,12 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, dense, logs, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, compiled, logs, regression, sgd, state, trained
 from tfdist.verify.lazy import keras, tf
 
 
 def _model(ctx: Context) -> Any:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"])
-    return model
+    return compiled(ctx, metrics=["mae"])
 
 
 @feature()

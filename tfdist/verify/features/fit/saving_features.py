@@ -4,7 +4,7 @@ from typing import Any
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, dense, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, dense, regression, sgd, state, trained
 from tfdist.verify.lazy import keras
 
 
@@ -54,8 +54,6 @@ def load_outside_and_copy(ctx: Context) -> Outcome:
     if ctx.is_chief:
         plain.save(path)
     ctx.barrier("saved")
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse")
+    model = compiled(ctx)
     model.set_weights(keras.models.load_model(path).get_weights())
     return {**trained(ctx, model, *regression(EVEN)), **state(ctx, model)}

@@ -7,15 +7,12 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Function, Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, dense, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, compiled, dense, regression, sgd, state, trained
 from tfdist.verify.lazy import keras, tf
 
 
 def _normalized(ctx: Context, *, synchronized: bool) -> Any:
-    with ctx.scope():
-        model = dense(keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized))
-        model.compile(sgd(), "mse")
-    return model
+    return compiled(ctx, lambda: dense(keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized)))
 
 
 def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> Outcome:
@@ -26,10 +23,10 @@ def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> O
 
 
 def _ghost_batches(rows: int) -> Function:
-    """Return the reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
+    """The reference of an unsynchronised BatchNormalization: one device that splits batches as replicas do.
 
     Replica r of N normalises rows ``B*r//N`` to ``B*(r+1)//N`` of a batch of B by their own statistics. Gradients,
-    losses and moving statistics are averaged over replicas, weighted by examples: one without any contributes nothing.
+    losses and moving statistics are averaged over replicas, weighted by examples.
     """
 
     def reference(ctx: Context) -> Outcome:
@@ -106,10 +103,10 @@ _ROWS, _UNITS = 12, 64
 
 
 def _draws(ctx: Context, layer: Any, *, fits: int) -> list[np.ndarray]:
-    """Return what a layer made of ones, for each example in each fit of one step: arrays of (12, 64).
+    """Random numbers that a layer drew for each example in each fit of one step: arrays of (12, 64).
 
-    Every example has an embedding of ones of its own, and the loss is half the square of what the layer makes of it.
-    For a layer that multiplies by m or adds a, a step of size 1 adds m*m or 1+a, over the number of examples.
+    Each example has an embedding of ones, and the loss is half the square of the layer's output. For a layer that
+    multiplies by m or adds a, a step of size 1 adds m*m or 1+a, over the number of examples.
     """
     with ctx.scope():
         numbers = keras.Input((), dtype="int32")
@@ -165,36 +162,26 @@ def gaussian_noise(ctx: Context) -> Outcome:
 @feature()
 def constraint(ctx: Context) -> Outcome:
     """A constraint on a kernel, applied after each step."""
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5)))
-        model.compile(sgd(), "mse")
+    model = compiled(ctx, lambda: dense(keras.layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.5))))
     return trained(ctx, model, *regression(EVEN))
 
 
 @feature()
 def frozen_layer(ctx: Context) -> Outcome:
     """A layer that is not trainable."""
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, trainable=False))
-        model.compile(sgd(), "mse")
-    return trained(ctx, model, *regression(EVEN))
+    return trained(ctx, compiled(ctx, lambda: dense(keras.layers.Dense(8, trainable=False))), *regression(EVEN))
 
 
 @feature()
 def convolution(ctx: Context) -> Outcome:
     """Convolution, pooling and layer normalisation of small images."""
-    with ctx.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6, 6, 1)),
-                keras.layers.Conv2D(4, 3, activation="relu"),
-                keras.layers.MaxPooling2D(),
-                keras.layers.Flatten(),
-                keras.layers.LayerNormalization(),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile(sgd(learning_rate=0.02), "mse")
+
+    def network() -> Any:
+        layers = keras.layers
+        hidden = [layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+        return keras.Sequential([keras.Input((6, 6, 1)), *hidden, layers.LayerNormalization(), layers.Dense(1)])
+
+    model = compiled(ctx, network, lambda: sgd(learning_rate=0.02))
     images = np.random.default_rng(8).normal(size=(EVEN, 6, 6, 1)).astype("float32")
     return trained(ctx, model, images, regression(EVEN)[1])
 

@@ -1,7 +1,6 @@
-"""Tables of embeddings whose rows are looked up by other numbers than the examples': positions, types, buckets.
+"""Tables of embeddings that are looked up by other numbers than the examples': positions, types, buckets.
 
-Adam squares each row of a gradient. A row that no example has a part in is there once on one device, and once on every
-replica.
+Adam squares each row of a gradient. A row of no example occurs once on one device, and once on every replica.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, compiled, regression, sgd, state, trained
 from tfdist.verify.lazy import keras, tf
 
 _LENGTH, _WORDS, _WIDTH = 5, 7, 4
@@ -104,9 +103,7 @@ def positions_in_batches_of_fixed_size(ctx: Context) -> Outcome:
         repeated = keras.ops.broadcast_to(_positions(words)[None], keras.ops.shape(words))
         return table(words) + table(_positions(words)) + others(repeated)
 
-    with ctx.scope():
-        model = _model(embed)
-        model.compile(keras.optimizers.Adam(0.02), "mse")
+    model = compiled(ctx, lambda: _model(embed), lambda: keras.optimizers.Adam(0.02))
     data = tf.data.Dataset.from_tensor_slices((_texts(PARTIAL), regression(PARTIAL)[1]))
     return trained(ctx, model, data.batch(BATCH, drop_remainder=True), batch_size=None)
 

@@ -6,14 +6,23 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, classification, dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    EVEN,
+    PARTIAL,
+    classification,
+    compiled,
+    dense,
+    of_kind,
+    regression,
+    sgd,
+    trained,
+)
 from tfdist.verify.lazy import keras, tf
 
 
 def _fit(ctx: Context, loss: Any, *, rate: float = 0.1, metrics: Any = None, **fit: Any) -> Outcome:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(learning_rate=rate), loss, weighted_metrics=metrics)
+    model = compiled(ctx, optimizer=lambda: sgd(learning_rate=rate), loss=loss, weighted_metrics=metrics)
     x, y = regression(PARTIAL)
     outcome = trained(ctx, model, x, y, **fit)
     weights = fit.get("sample_weight")
@@ -63,11 +72,7 @@ def reduction_none(ctx: Context) -> Outcome:
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return {"loss": loss}
 
-    with ctx.scope():
-        inner = dense()
-        model = Mean(inner.inputs, inner.outputs)
-        model.compile(sgd())
-    return trained(ctx, model, *regression(EVEN))
+    return trained(ctx, compiled(ctx, lambda: of_kind(Mean), loss=None), *regression(EVEN))
 
 
 @feature()
@@ -79,19 +84,16 @@ def sample_weight(ctx: Context) -> Outcome:
 @feature()
 def class_weight(ctx: Context) -> Outcome:
     """class_weight, with a partial batch."""
-    with ctx.scope():
-        model = dense(outputs=3, activation="softmax")
-        model.compile(sgd(), "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    loss = "sparse_categorical_crossentropy"
+    model = compiled(ctx, lambda: dense(outputs=3, activation="softmax"), loss=loss, weighted_metrics=["accuracy"])
     return trained(ctx, model, *classification(PARTIAL), class_weight={0: 0.2, 1: 3.0, 2: 1.0})
 
 
 @feature()
 def ignore_class(ctx: Context) -> Outcome:
     """A cross-entropy that ignores one class: the examples that count are spread unevenly over replicas."""
-    with ctx.scope():
-        model = dense(outputs=3)
-        model.compile(sgd(), keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2))
-    return trained(ctx, model, *classification(PARTIAL))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
+    return trained(ctx, compiled(ctx, lambda: dense(outputs=3), loss=loss), *classification(PARTIAL))
 
 
 @feature()
@@ -112,18 +114,14 @@ def masked_sequences(ctx: Context) -> Outcome:
 @feature()
 def kernel_regularizer(ctx: Context) -> Outcome:
     """L2 on a kernel: added once, not once per replica."""
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.1)))
-        model.compile(sgd(), "mse")
+    model = compiled(ctx, lambda: dense(keras.layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.1))))
     return trained(ctx, model, *regression(PARTIAL))
 
 
 @feature()
 def activity_regularizer(ctx: Context) -> Outcome:
     """L2 on activations, a mean over the examples of the batch."""
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1)))
-        model.compile(sgd(), "mse")
+    model = compiled(ctx, lambda: dense(keras.layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1))))
     return trained(ctx, model, *regression(PARTIAL))
 
 
@@ -136,10 +134,7 @@ def add_loss(ctx: Context) -> Outcome:
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
             return inputs
 
-    with ctx.scope():
-        model = dense(Penalty())
-        model.compile(sgd(), "mse")
-    return trained(ctx, model, *regression(PARTIAL))
+    return trained(ctx, compiled(ctx, lambda: dense(Penalty())), *regression(PARTIAL))
 
 
 @feature()
@@ -147,16 +142,10 @@ def compute_loss(ctx: Context) -> Outcome:
     """A model with a compute_loss of its own."""
 
     class Own(keras.Model):
-        def compute_loss(
-            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-        ) -> Any:
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
             return keras.ops.mean(keras.ops.abs(y - y_pred) + 0.1 * keras.ops.square(y_pred))
 
-    with ctx.scope():
-        inner = dense()
-        model = Own(inner.inputs, inner.outputs)
-        model.compile(sgd(), metrics=["mae"])
-    return trained(ctx, model, *regression(PARTIAL))
+    return trained(ctx, compiled(ctx, lambda: of_kind(Own), loss=None, metrics=["mae"]), *regression(PARTIAL))
 
 
 @feature()
@@ -193,13 +182,8 @@ def compute_loss_that_sums(ctx: Context) -> Outcome:
     """A model with a compute_loss of its own that is a sum over the batch."""
 
     class Own(keras.Model):
-        def compute_loss(
-            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-        ) -> Any:
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
             return keras.ops.sum(keras.ops.abs(y - y_pred))
 
-    with ctx.scope():
-        inner = dense()
-        model = Own(inner.inputs, inner.outputs)
-        model.compile(sgd(learning_rate=0.01), metrics=["mae"])
+    model = compiled(ctx, lambda: of_kind(Own), lambda: sgd(learning_rate=0.01), None, metrics=["mae"])
     return trained(ctx, model, *regression(PARTIAL))

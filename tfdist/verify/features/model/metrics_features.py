@@ -4,7 +4,18 @@ from typing import Any
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, classification, dense, logs, regression, sgd, trained
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    PARTIAL,
+    classification,
+    compiled,
+    dense,
+    logs,
+    of_kind,
+    regression,
+    sgd,
+    trained,
+)
 from tfdist.verify.lazy import keras, tf
 
 
@@ -85,8 +96,8 @@ def own_metric(ctx: Context) -> Outcome:
     return _fit(ctx, model, *regression(PARTIAL))
 
 
-def _counting(train: Any) -> Any:
-    """Return a model with precision, recall, F1 and a mean, whose steps log what ``train(model)`` makes of them."""
+def _fit_counting(ctx: Context, made: Any) -> Outcome:
+    """Train a model with precision, recall, F1 and a mean, whose steps log ``made(model)``."""
 
     class Counting(keras.Model):
         def __init__(self, *args: Any) -> None:
@@ -106,24 +117,21 @@ def _counting(train: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = self.count(*data, training=True)
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return train(self)
+            return made(self)
 
         def test_step(self, data: Any) -> dict[str, Any]:
             self.count(*data, training=False)
-            return train(self)
+            return made(self)
 
-    inner = dense(activation="sigmoid")
-    return Counting(inner.inputs, inner.outputs)
+    model = compiled(ctx, lambda: of_kind(Counting, activation="sigmoid"), loss=None)
+    x, labels = classification(PARTIAL, classes=2)
+    return _fit(ctx, model, x, labels[:, None].astype("float32"))
 
 
 @feature()
 def logs_under_other_names(ctx: Context) -> Outcome:
     """Results of metrics logged under other names than theirs, in a train_step and in a test_step of one's own."""
-    with ctx.scope():
-        model = _counting(lambda m: {"loss": m.average.result(), "hits": m.recall.result(), "f": m.f1.result()[0]})
-        model.compile(sgd())
-    x, labels = classification(PARTIAL, classes=2)
-    return _fit(ctx, model, x, labels[:, None].astype("float32"))
+    return _fit_counting(ctx, lambda m: {"loss": m.average.result(), "hits": m.recall.result(), "f": m.f1.result()[0]})
 
 
 @feature()
@@ -135,11 +143,7 @@ def logs_made_of_metrics(ctx: Context) -> Outcome:
         f1 = 2.0 * precision * recall / (precision + recall + 1e-7)
         return {"f1": f1, "sum": precision + model.average.result(), "double": 2.0 * model.average.result()}
 
-    with ctx.scope():
-        model = _counting(made)
-        model.compile(sgd())
-    x, labels = classification(PARTIAL, classes=2)
-    return _fit(ctx, model, x, labels[:, None].astype("float32"))
+    return _fit_counting(ctx, made)
 
 
 @feature()
@@ -156,8 +160,5 @@ def metrics_of_compute_metrics(ctx: Context) -> Outcome:
             self.far.update_state(y, y_pred)
             return {**found, "far": self.far.result(), "root": keras.ops.sqrt(self.far.result())}
 
-    with ctx.scope():
-        inner = dense()
-        model = Own(inner.inputs, inner.outputs)
-        model.compile(sgd(), "mse", metrics=["mae"])
+    model = compiled(ctx, lambda: of_kind(Own), metrics=["mae"])
     return _fit(ctx, model, *regression(PARTIAL))

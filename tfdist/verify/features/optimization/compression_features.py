@@ -5,8 +5,7 @@ from typing import Any
 import tfdist.optimizers
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import EVEN, dense, regression, sgd, trained
-from tfdist.verify.lazy import keras
+from tfdist.verify.feature_tasks import EVEN, compiled, deep, regression, sgd, trained
 
 # As for `wire_float16`: 2^-11 of a gradient on each replica and once more of the sum; bfloat16 has three bits less.
 _FLOAT16, _BFLOAT16 = 2e-3, 1e-2
@@ -15,15 +14,13 @@ _FACTORS = 1e-4
 
 
 def _plain(ctx: Context) -> Outcome:
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, activation="tanh"))
-        model.compile(sgd(learning_rate=0.02), "mse")
+    model = compiled(ctx, deep, lambda: sgd(learning_rate=0.02))
     return _weights(trained(ctx, model, *regression(EVEN)))
 
 
 def _compressed(ctx: Context, codec: Any, *, momentum: bool = True) -> Outcome:
     with ctx.scope():
-        model = dense(keras.layers.Dense(8, activation="tanh"))
+        model = deep()
         inner = sgd(learning_rate=0.02) if momentum else sgd(learning_rate=0.02, momentum=0.0)
         model.compile(tfdist.optimizers.DistributedOptimizer(inner, compression=codec), "mse")
     return _weights(trained(ctx, model, *regression(EVEN)))

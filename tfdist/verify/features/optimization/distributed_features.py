@@ -9,7 +9,7 @@ import tfdist.callbacks
 import tfdist.optimizers
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, dense, regression, sgd, state, trained, variables
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, deep, dense, regression, sgd, state, trained, variables
 from tfdist.verify.lazy import keras
 
 # Float16 rounds a gradient to 2^-11 of itself on every replica, and their sum once more. The weights of these models
@@ -57,7 +57,7 @@ def accumulation_in_float16_with_a_bad_replica(ctx: Context) -> Outcome:
     """mixed_float16, a dynamic scale, two micro-batches; the last replica has an infinite example in one."""
     keras.config.set_dtype_policy("mixed_float16")
     with ctx.scope():
-        model = dense(keras.layers.Dense(8, activation="tanh"))
+        model = deep()
         inner = sgd(learning_rate=0.02)
         model.compile(_optimizer(inner, accumulate_steps=2, loss_scale="dynamic", growth_steps=2), "mse")
     x, y = regression(4 * BATCH)
@@ -71,16 +71,14 @@ def accumulation_in_float16_with_a_bad_replica(ctx: Context) -> Outcome:
 def accumulation_in_bfloat16(ctx: Context) -> Outcome:
     """mixed_bfloat16 with two micro-batches, without a scale."""
     keras.config.set_dtype_policy("mixed_bfloat16")
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, activation="tanh"))
-        model.compile(_optimizer(sgd(learning_rate=0.02), accumulate_steps=2), "mse")
+    model = compiled(ctx, deep, lambda: _optimizer(sgd(learning_rate=0.02), accumulate_steps=2))
     return trained(ctx, model, *regression(4 * BATCH))
 
 
 def _on_the_wire(ctx: Context, dtype: str) -> Outcome:
-    with ctx.scope():
-        model = dense()
-        model.compile(_optimizer(sgd(learning_rate=1e-6, momentum=0.0), wire_dtype=dtype, loss_scale=1.0), "mse")
+    model = compiled(
+        ctx, optimizer=lambda: _optimizer(sgd(learning_rate=1e-6, momentum=0.0), wire_dtype=dtype, loss_scale=1.0)
+    )
     x, y = regression(EVEN)
     logger = tfdist.callbacks.LossScaleLogger()
     result = trained(ctx, model, x, 3e4 + y, callbacks=[logger])
@@ -104,9 +102,7 @@ _RATE, _LIMIT = 0.01, 0.6
 
 
 def _means_clipped_at_their_part(ctx: Context) -> Outcome:
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(learning_rate=BATCH * _RATE, clipvalue=_LIMIT / BATCH), "mse")
+    model = compiled(ctx, optimizer=lambda: sgd(learning_rate=BATCH * _RATE, clipvalue=_LIMIT / BATCH))
     return _without_scale(trained(ctx, model, *regression(EVEN)))
 
 
@@ -160,8 +156,6 @@ def _two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @feature(per_layout=True, reference=_adasum_in_numpy, may_refuse=True)
 def adasum(ctx: Context) -> Outcome:
     """reduction="adasum", beside its formula in NumPy over the gradients of each replica's rows."""
-    with ctx.scope():
-        model = dense()
-        model.compile(_optimizer(sgd(), reduction="adasum"), "mse")
+    model = compiled(ctx, optimizer=lambda: _optimizer(sgd(), reduction="adasum"))
     trained(ctx, model, *regression(EVEN), epochs=1)
     return {name: value for name, value in state(ctx, model).items() if name.startswith("weights/")}

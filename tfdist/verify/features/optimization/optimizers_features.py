@@ -8,15 +8,13 @@ import tfdist.callbacks
 import tfdist.optimizers
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import EVEN, PARTIAL, dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import EVEN, PARTIAL, compiled, regression, sgd, trained
 from tfdist.verify.lazy import keras
 
 
 def _fit(ctx: Context, optimizer: Any, *, rows: int = EVEN, scale: float = 1.0, **fit: Any) -> Outcome:
     """Train with an optimizer, made by a function inside the scope; large targets make large gradients."""
-    with ctx.scope():
-        model = dense()
-        model.compile(optimizer(), "mse")
+    model = compiled(ctx, optimizer=optimizer)
     x, y = regression(rows)
     return trained(ctx, model, x, y * scale, **fit)
 

@@ -7,7 +7,7 @@ import numpy as np
 import tfdist.callbacks
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, dense, regression, sgd, trained
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, deep, dense, regression, sgd, trained
 from tfdist.verify.lazy import keras
 
 # Sums over a batch are rounded to 11 (float16) or 8 (bfloat16) bits, in another order on every number of replicas.
@@ -16,9 +16,7 @@ _FLOAT16, _BFLOAT16 = 2e-3, 1e-2
 
 def _in_policy(ctx: Context, policy: str) -> Outcome:
     keras.config.set_dtype_policy(policy)
-    with ctx.scope():
-        model = dense(keras.layers.Dense(8, activation="tanh"))
-        model.compile(sgd(learning_rate=0.02), "mse", metrics=["mae"])
+    model = compiled(ctx, deep, lambda: sgd(learning_rate=0.02), metrics=["mae"])
     # In a tfdist scope fit has this callback by itself.
     return trained(ctx, model, *regression(EVEN), callbacks=[tfdist.callbacks.LossScaleLogger()])
 

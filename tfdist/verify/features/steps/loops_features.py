@@ -6,7 +6,19 @@ import numpy as np
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, dense, logs, regression, sgd, state, trained
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    EVEN,
+    PARTIAL,
+    compiled,
+    dense,
+    logs,
+    of_kind,
+    regression,
+    sgd,
+    state,
+    trained,
+)
 from tfdist.verify.lazy import keras, tf
 
 
@@ -36,11 +48,7 @@ def train_step_of_the_guide(ctx: Context) -> Outcome:
             self.mae.update_state(y, predicted)
             return {"loss": self.loss_tracker.result(), "mae": self.mae.result()}
 
-    with ctx.scope():
-        inner = dense()
-        model = Guide(inner.inputs, inner.outputs)
-        model.compile(sgd())
-    return trained(ctx, model, *regression(EVEN))
+    return trained(ctx, compiled(ctx, lambda: of_kind(Guide), loss=None), *regression(EVEN))
 
 
 @feature()
@@ -58,19 +66,13 @@ def train_step_with_compute_loss(ctx: Context) -> Outcome:
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return self.compute_metrics(x, y, predicted)
 
-    with ctx.scope():
-        inner = dense()
-        model = Own(inner.inputs, inner.outputs)
-        model.compile(sgd(), "mse", metrics=["mae"])
-    return trained(ctx, model, *regression(PARTIAL))
+    return trained(ctx, compiled(ctx, lambda: of_kind(Own), metrics=["mae"]), *regression(PARTIAL))
 
 
 @feature()
 def steps_per_execution(ctx: Context) -> Outcome:
     """steps_per_execution=3 with four batches, the last one partial."""
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"], steps_per_execution=3)
+    model = compiled(ctx, metrics=["mae"], steps_per_execution=3)
     x, y = regression(PARTIAL)
     outcome = trained(ctx, model, x, y, validation_data=(x[:11], y[:11]))
     return {**outcome, "predict": model.predict(x, batch_size=BATCH, verbose=0)}
@@ -79,19 +81,13 @@ def steps_per_execution(ctx: Context) -> Outcome:
 @feature()
 def run_eagerly(ctx: Context) -> Outcome:
     """run_eagerly=True."""
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"], run_eagerly=True)
-    return trained(ctx, model, *regression(EVEN))
+    return trained(ctx, compiled(ctx, metrics=["mae"], run_eagerly=True), *regression(EVEN))
 
 
 @feature()
 def jit_compile(ctx: Context) -> Outcome:
     """jit_compile=True."""
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", jit_compile=True)
-    return trained(ctx, model, *regression(EVEN))
+    return trained(ctx, compiled(ctx, jit_compile=True), *regression(EVEN))
 
 
 @feature()
@@ -109,18 +105,16 @@ def jit_compile_own_step(ctx: Context) -> Outcome:
             self.optimizer.apply(gradients, self.trainable_variables)
             return {"loss": self.metrics[0].result()}
 
-    with ctx.scope():
-        model = Own(dense().layers)
-        model.compile(sgd(global_clipnorm=0.5), "mse", jit_compile=True, steps_per_execution=3)
+    model = compiled(
+        ctx, lambda: Own(dense().layers), lambda: sgd(global_clipnorm=0.5), jit_compile=True, steps_per_execution=3
+    )
     return trained(ctx, model, *regression(PARTIAL))
 
 
 @feature()
 def single_batches(ctx: Context) -> Outcome:
     """train_on_batch, test_on_batch and predict_on_batch, with five examples and with eight."""
-    with ctx.scope():
-        model = dense()
-        model.compile(sgd(), "mse", metrics=["mae"])
+    model = compiled(ctx, metrics=["mae"])
     x, y = regression(13)
     outcome: dict[str, Any] = {}
     for name, rows in (("five", slice(0, 5)), ("eight", slice(5, 13))):

@@ -4,7 +4,18 @@ from typing import Any
 
 from tfdist.verify.context import Context
 from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import PARTIAL, WIDTH, dense, history, regression, sgd, trained, variables
+from tfdist.verify.feature_tasks import (
+    PARTIAL,
+    WIDTH,
+    compiled,
+    dense,
+    history,
+    of_kind,
+    regression,
+    sgd,
+    trained,
+    variables,
+)
 from tfdist.verify.lazy import keras, tf
 
 LATENT = 2
@@ -208,10 +219,7 @@ def sums_in_a_step(ctx: Context) -> Outcome:
         def test_step(self, data: Any) -> dict[str, Any]:
             return self.total(data)[1]
 
-    with ctx.scope():
-        inner = dense()
-        model = Summing(inner.inputs, inner.outputs)
-        model.compile(sgd(learning_rate=0.01))
+    model = compiled(ctx, lambda: of_kind(Summing), lambda: sgd(learning_rate=0.01), None)
     x, y = regression(PARTIAL)
     return trained(ctx, model, x, y, validation_data=(x[:17], y[:17]))
 
