@@ -11,16 +11,10 @@ from click.testing import CliRunner
 from tfdist.bench.codecs.codec_bench import CodecBench, CodecReport, Row
 from tfdist.bench.codecs.codec_choice import DEFAULT, compared, load, parsed
 from tfdist.bench.codecs.codec_race import CodecRace, Curve, RaceReport
-from tfdist.bench.workers import interface
 from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.planner import machine
-
-COUNTERS = """
-    lo:      70    1    0    0    0     0          0         0       70    1    0    0    0     0       0          0
-  eth0:    1000    9    0    0    0     0          0         0     2500   12    0    0    0     0       0          0
-"""
 
 
 def about() -> dict[str, str]:
@@ -115,30 +109,6 @@ def test_what_was_chosen_is_compared_with_the_best_fixed_codec() -> None:
     assert times.median == pytest.approx(1.05)
     assert json.loads(found.to_json())["regrets"]["auto:within=unbiased"]["best"] == "powersgd"
     assert report().regrets() == {}
-
-
-def test_the_counter_of_what_was_sent_is_read() -> None:
-    assert interface.counted(COUNTERS, "eth0") == interface.Sent(bytes=2500, packets=12)
-    assert interface.counted(COUNTERS, "eth1") is None
-
-
-def test_speed_is_the_others_time_over_ones_own_in_the_same_round() -> None:
-    found = report()
-    noop, horovod, none, powersgd = found.rows
-    assert found.speed(powersgd, "horovod").median == pytest.approx(4.0)
-    assert found.speed(powersgd, "none").upper == pytest.approx(3.0)
-    assert found.speed(none, "none") is None
-    assert found.speed(horovod, "none").median == pytest.approx(0.5)
-    assert (noop.sent, noop.payload_over_formula, noop.encode) == (10, None, None)
-    assert (powersgd.sent, powersgd.payload_over_formula) == (125, pytest.approx(1.2))
-    assert (powersgd.encode, powersgd.decode) == (0.003, 0.004)
-
-
-def test_the_report_is_json_with_its_figures() -> None:
-    read = json.loads(report().to_json())
-    assert read["setup"]["link"] == {"rate": "100mbit", "delay_ms": 0.0}
-    assert read["results"][-1]["speed"]["horovod"]["median"] == pytest.approx(4.0)
-    assert read["results"][0]["payload_over_formula"] is None
 
 
 def test_time_to_accuracy_is_that_of_the_first_check_that_reaches_it() -> None:

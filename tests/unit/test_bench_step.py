@@ -44,26 +44,6 @@ def test_peers_have_processes_of_their_own() -> None:
     assert list(arms("ring").values()) == ["tensorflow", "horovod", "ring", "ring"]
 
 
-def test_speed_is_the_peers_time_over_that_of_fit() -> None:
-    assert report().speed("horovod loop").median == pytest.approx(1.25)
-    assert report().speed("tensorflow loop").median == pytest.approx(2.5)
-    assert report("mirrored").speed("horovod loop") is None
-    assert report().correctness_cost.median == pytest.approx(1.6)
-
-
-def test_throughput_counts_all_examples_of_a_step_once() -> None:
-    found = report().throughput("tfdist loop")  # 32 examples in 0.1, 0.2 and 0.1 s, whatever the number of workers
-    assert found.mean == pytest.approx((320 + 160 + 320) / 3)
-    assert found.deviation == pytest.approx(1.96 * 160 * 2**0.5 / 3)
-
-
-def test_the_report_is_json_with_its_figures() -> None:
-    read = json.loads(report().to_json())
-    assert read["speed"]["horovod loop"]["median"] == pytest.approx(1.25)
-    assert read["examples_per_second"]["tfdist fit"]["mean"] == pytest.approx((200 + 100 + 200) / 3)
-    assert list(json.loads(report("mirrored").to_json())["speed"]) == ["tensorflow loop"]
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

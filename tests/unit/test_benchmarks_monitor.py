@@ -1,6 +1,5 @@
 """What recording adds to a step: the figures of a report; nothing runs here."""
 
-import json
 import random
 
 import pytest
@@ -20,23 +19,6 @@ def report() -> RecordingReport:
     return RecordingReport(
         setup=RecordingBench(), seconds=seconds, processor=seconds, flushing=nothing, inside=inside, machine={}
     )
-
-
-def test_each_arm_is_compared_with_the_step_of_the_same_round() -> None:
-    assert report().added("everything") == pytest.approx([0.5, 0.1, 0.25])
-
-
-def test_what_is_added_at_most_is_a_part_of_the_usual_step() -> None:
-    assert report().most("everything") == pytest.approx([0.005, 0.015, 0.01])
-    assert json.loads(report().to_json())["added_at_most"]["everything"]["median"] == pytest.approx(0.01)
-
-
-def test_what_an_arm_adds_is_beside_the_one_before_it() -> None:
-    found = report().added_seconds()
-    assert list(found) == ["observers", "stamps", "everything"]
-    assert found["stamps"].median == pytest.approx(0.1)
-    assert found["everything"].median == pytest.approx(0.3)
-    assert json.loads(report().to_json())["added"]["seconds"]["everything"]["median"] == pytest.approx(0.25)
 
 
 def test_the_median_of_all_lies_in_the_interval_in_95_of_100() -> None:

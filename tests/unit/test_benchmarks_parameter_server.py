@@ -1,23 +1,14 @@
 """The benchmark of parameter servers without any: turns, figures, ids, memory and files."""
 
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from benchmarks.__main__ import main
 from benchmarks.servers import slow_workers, table_lookups
-from benchmarks.servers.parameter_server_race import ParameterServerBench, ParameterServerReport
 from benchmarks.servers.slow_workers import Crowd
-from benchmarks.servers.table_lookups import LookupArm, ServerMemory, TableLookups, TableResult
-from tfdist.bench.ratio import Quartiles
 from tfdist.bench.workers import lanes
-from tfdist.errors import ConfigError
 
 SECONDS = {"synchronous": 3.0, "bounded": 2.0, "asynchronous": 1.5}
 
@@ -76,43 +67,8 @@ def chief(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chief]:
     assert not Recorded.running
 
 
-def setup(**changes: Any) -> ParameterServerBench:
-    given = {"workers": "1,2", "slow_factor": 3.0, "rounds": 4, "steps": 10, "batch_size": 8}
-    return ParameterServerBench(**{**given, **changes})
-
-
 def measured(workers: int) -> Crowd:
     return slow_workers.measured(workers, slow_factor=3.0, rounds=4, steps=10, batch_size=8)
-
-
-def report(*, table: bool = True) -> ParameterServerReport:
-    def crowd(workers: int) -> Crowd:
-        return Crowd(
-            workers=workers,
-            slow_down=None if workers == 1 else 2.875,
-            examples=10 * workers * 8,
-            updates={mode: 10 if mode == "synchronous" else 10 * workers for mode in SECONDS},
-            seconds={mode: [seconds, seconds, 2 * seconds] for mode, seconds in SECONDS.items()},
-            staleness={mode: {0: 9, 4: 1} for mode in SECONDS},
-        )
-
-    made = TableLookups(rows=1000, dim=4, rounds=2, steps=3)
-    server = ServerMemory(placed=8000, resident=700_000_000, most=900_000_000)
-    result = TableResult(
-        setup=made,
-        create_seconds=1.25,
-        memory={moment: [server, server] for moment in table_lookups.MOMENTS},
-        arms=[
-            LookupArm(work=work, draw=draw, batch_size=8192, seconds=[0.5, 0.25])
-            for work in table_lookups.WORK
-            for draw in table_lookups.DRAWS
-        ],
-    )
-    about = dict.fromkeys(("processor", "cores", "tensorflow", "python", "time"), "x")
-    machine = {**about, "load average": "0.1", "load average at the end": "1.9"}
-    return ParameterServerReport(
-        setup=setup(), crowds=[crowd(1), crowd(2)], table=result if table else None, machine=machine
-    )
 
 
 def test_modes_take_turns_and_another_one_begins_each_round(chief: Chief) -> None:
@@ -122,14 +78,6 @@ def test_modes_take_turns_and_another_one_begins_each_round(chief: Chief) -> Non
     assert [sorted(each) for each in rounds] == [sorted(SECONDS)] * 4
     assert [each[0] for each in rounds] == ["synchronous", "bounded", "asynchronous", "synchronous"]
     assert chief.calls[-1][0] == "end"
-
-
-def test_every_mode_trains_on_the_same_number_of_examples(chief: Chief) -> None:
-    found = measured(2)
-    steps = {a["mode"]: a["steps"] for function, a in chief.calls if function == "measure"}
-    # a step of the synchronous mode is a batch for both workers, of the others for one
-    assert steps == {"synchronous": 10, "bounded": 20, "asynchronous": 20} == found.updates
-    assert found.examples == 10 * 2 * 8
 
 
 def test_the_last_of_several_workers_is_slow_and_measured_alone(chief: Chief) -> None:
@@ -152,21 +100,6 @@ def test_a_worker_is_let_go_when_a_measurement_fails(chief: Chief, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         measured(2)
     assert not Recorded.running
-
-
-def test_staleness_is_added_up_over_rounds(chief: Chief) -> None:
-    found = measured(2)
-    assert found.staleness["bounded"] == {0: 4, 1: 8}
-    assert found.distribution("bounded").quantile(0.5) == 1
-
-
-def test_figures_are_paired_by_round() -> None:
-    one, two = report().crowds
-    assert two.examples_per_second("asynchronous").median == pytest.approx(160 / 1.5)
-    assert two.steps_per_second("asynchronous").median == pytest.approx(20 / 1.5)
-    assert two.steps_per_second("synchronous").median == pytest.approx(10 / 3)
-    assert two.speed("asynchronous") == Quartiles(2.0, 2.0, 2.0)
-    assert one.speed("synchronous").median == 1.0
 
 
 def test_the_bound_lets_every_worker_be_busy() -> None:
@@ -233,43 +166,3 @@ def test_a_power_law_is_one() -> None:
         share = np.log1p(1 / rank) / np.log1p(rows)
         assert drawn[rank - 1] / 200_000 == pytest.approx(share, rel=0.1)
     assert len(np.unique(table_lookups.draw("uniform", 200_000, rows))) > 2 * len(drawn)
-
-
-def test_memory_is_read_as_linux_writes_it() -> None:
-    now, most = table_lookups.resident(Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8"))
-    assert 1 << 20 < now <= most
-
-
-def test_a_chief_is_told_of_no_strategy_and_keeps_its_variables() -> None:
-    (environment,) = lanes.Lane("chief", workers=1, environment={"TF_NUM_INTEROP_THREADS": "1"})._environments()
-    assert environment["TF_NUM_INTEROP_THREADS"] == "1"
-    assert "TFDIST_STRATEGY" not in environment
-
-
-def test_the_report_is_json_with_its_figures() -> None:
-    read = json.loads(report().to_json())
-    found = {(each["workers"], each["mode"]): each for each in read["results"]}
-    assert found[2, "bounded"]["speed"]["median"] == pytest.approx(1.5)
-    assert found[2, "bounded"]["staleness"] == {"median": 0, "mean": 0.4, "max": 4}
-    assert read["crowds"][1]["staleness"]["bounded"] == {"0": 9, "4": 1}
-    assert len(read["table_results"]) == 6
-    assert read["table"]["memory"]["before"][0]["most"] == 900_000_000
-    assert json.loads(report(table=False).to_json())["table"] is None
-
-
-def test_the_command_runs_both_writes_and_draws(chief: Chief, tmp_path: Path) -> None:
-    path, picture = tmp_path / "report.json", tmp_path / "servers.png"
-    arguments = ["--workers", "1,2", "--rounds", "2", "--steps", "2", "--json", str(path), "--plot", str(picture)]
-    done = CliRunner().invoke(main, ["parameter-server", *arguments])
-    assert done.exit_code == 0, done.output
-    assert picture.is_file()
-    read = json.loads(path.read_text())
-    assert [crowd["workers"] for crowd in read["crowds"]] == [1, 2]
-    assert read["table"]["setup"]["rows"] == 10_000_000
-
-
-def test_the_table_can_be_left_out(chief: Chief) -> None:
-    done = CliRunner().invoke(main, ["parameter-server", "--workers", "1", "--no-lookups", "--json", "-"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["table"] is None
-    assert "create" not in [function for function, _ in chief.calls]

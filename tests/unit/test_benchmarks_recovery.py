@@ -1,6 +1,5 @@
 """The benchmark of recoveries without TensorFlow: what is computed from what jobs have noted, its table and JSON."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from benchmarks.jobs import recovery_jobs
 from benchmarks.jobs.recovery_jobs import Job, of_events, of_notes
-from benchmarks.jobs.recovery_race import PEER, STRATEGIES, RecoveryBench, RecoveryReport, Way
+from benchmarks.jobs.recovery_race import PEER, STRATEGIES, RecoveryBench
 from tfdist.errors import TfdistError
 from tfdist.monitor.fault_plan import Fault, FaultPlan
 
@@ -29,20 +28,6 @@ def job(*recovered: float, workers: int = 2, size: int = 1000) -> Job:
         variables=50,
         bytes=size,
     )
-
-
-def report(why_not: str = "") -> RecoveryReport:
-    ways = [
-        Way(name=PEER, jobs=[] if why_not else [job(1.0, workers=1), job(3.0, workers=1)], why_not=why_not),
-        Way(name="multi-worker", jobs=[job(0.5, 2.0, 0.5), job(1.0, 1.0, 1.5)]),
-        Way(name="ring", jobs=[job(2.0, 2.0, 2.0), job(3.0, 3.0, 3.0)]),
-    ]
-    about = {
-        **dict.fromkeys(("processor", "cores", "tensorflow", "python", "time"), "some"),
-        "load average": "0.1",
-        "load average at the end": "1.9",
-    }
-    return RecoveryReport(setup=RecoveryBench(rounds=2), ways=ways, machine=about)
 
 
 def test_what_a_job_of_tfdist_has_shown() -> None:
@@ -79,24 +64,6 @@ def test_what_a_job_of_horovod_has_shown() -> None:
         of_notes([], notes)
     with pytest.raises(TfdistError, match="its state is"):
         of_notes(HAPPENED, notes[1:])
-
-
-def test_ratios_are_those_of_the_same_round() -> None:
-    found = report()
-    times = found.times_of_peer(found.way("multi-worker"))
-    assert times is not None
-    assert (times.lower, times.median, times.upper) == (2.25, 2.5, 2.75)  # 1.0 / 0.5 and 3.0 / 1.0
-    assert found.way("multi-worker").repeated == [0, 1, 2, 0, 1, 2]
-    assert report("it cannot").times_of_peer(found.way("ring")) is None
-
-
-def test_the_report_as_json() -> None:
-    results = json.loads(report("it cannot").to_json())["results"]
-    assert results[0] == {"way": PEER, "why not": "it cannot"}
-    assert results[1]["recovered"]["median"] == 1.0
-    assert results[1]["recovered at most"] == 2.0
-    assert results[1]["peer over this"] is None
-    assert json.loads(report().to_json())["results"][2]["peer over this"]["median"] == 0.75
 
 
 def test_a_peer_that_fails_is_left_out_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,6 @@ from tfdist.verify.feature import features
 from tfdist.verify.matrix_report import Cell, Report
 
 
-def test_help_teaches() -> None:
-    done = CliRunner().invoke(main, ["verify", "--help"])
-    assert done.exit_code == 0
-    for word in ("--baseline", "--pairs", "--feature", "--strategy", "--json", "--markdown", "WRONG", "Exit code"):
-        assert word in done.output
-
-
 def test_list_names_every_feature_and_column() -> None:
     done = CliRunner().invoke(main, ["verify", "--list"], env={"COLUMNS": "300"})
     assert done.exit_code == 0
