@@ -27,12 +27,12 @@ def test_every_file_of_features_is_in_the_order_and_holds_some() -> None:
     assert len(set(groups)) == len(groups), "a group is selected by its name, so no two files have the same one"
 
 
-def test_features_stand_in_the_order_of_files_and_of_their_lines() -> None:
+def test_features_stand_in_the_order_of_files() -> None:
     every = list(feature.features().values())
     assert every[0].name == "even"
     files = [f"{features.__name__}.{file}" for file in features.ORDER]
-    lines = [(files.index(e.module), e.function.__code__.co_firstlineno) for e in every]
-    assert lines == sorted(lines)
+    places = [files.index(entry.module) for entry in every]
+    assert places == sorted(places)
 
 
 def test_the_default_reference_is_the_feature_itself() -> None:
@@ -116,4 +116,5 @@ def test_a_name_is_taken_once_and_a_feature_says_what_it_trains() -> None:
 
 def test_a_feature_is_found_again_where_it_is_registered() -> None:
     for entry in feature.features().values():
-        assert getattr(importlib.import_module(entry.module), entry.name) is entry.function
+        importlib.import_module(entry.module)
+        assert feature.registered(entry.name) is entry

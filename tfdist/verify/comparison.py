@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference between two outcomes, infinite where they cannot be compared, and the entry that has it."""
+    """The largest difference between two outcomes, infinite if incomparable, and the entry that has it."""
 
     size: float
     where: str

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.verify.context import Context
+from tfdist.verify.feature import Function, feature
 from tfdist.verify.lazy import keras
 
 # 36 examples are three batches of 12, which 2, 3 and 4 replicas share evenly; 41 end with a batch of 5, 37 of 1
@@ -13,6 +14,12 @@ BATCH = 12
 EVEN, PARTIAL = 36, 41
 WIDTH = 6
 CLASSES = 3
+
+
+def row(name: str, summary: str, function: Function) -> None:
+    """Register a function as the row of this name: for rows that differ in arguments alone."""
+    function.__name__, function.__doc__ = name, summary
+    feature()(function)
 
 
 def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:

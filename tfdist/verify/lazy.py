@@ -1,4 +1,4 @@
-"""Keras and TensorFlow for feature files, imported when a feature runs: the command that lists features loads neither."""
+"""Keras and TensorFlow for feature files, imported when a feature runs: listing features loads neither."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -15,8 +15,9 @@ _kept: list[object] = []  # what C++ calls has to live as long as the process
 
 
 def in_place_of_abort(act: Callable[[], None]) -> None:
-    """Call a function, which has to end the process, on an uncaught gloo error. Other C++ exceptions, and C++ libraries
-    other than GCC's, behave as before.
+    """Call a function, which has to end the process, on an uncaught gloo error.
+
+    Other C++ exceptions, and C++ libraries other than GCC's, behave as before.
     """
     try:
         library = ctypes.CDLL("libstdc++.so.6")

@@ -121,7 +121,7 @@ def replay(fit: Fit, *, epochs: int, step: int, whole: bool, steps_at_once: int)
 
 
 def take_steps_in(block: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Run the steps of the `fit`, `evaluate` or `predict` that is looking at a dataset inside a block, if there is one."""
+    """Run the steps of the `fit`, `evaluate` or `predict` that is looking at a dataset, if one is, inside a block."""
     for frame in keras_calls.frames(2, _FRAMES):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, TFEpochIterator):

@@ -85,7 +85,7 @@ def clips(optimizer: Optimizer | None) -> bool:
 
 
 def of_whole_variables(optimizer: Optimizer) -> str | None:
-    """The name of an optimizer, itself or wrapped, that may look at a whole variable. A `MultiOptimizer` counts as one."""
+    """The name of an optimizer, itself or wrapped, that may look at a whole variable; a `MultiOptimizer` is one."""
     if any(isinstance(one, MultiOptimizer) for one in chain(optimizer)):
         return MultiOptimizer.__name__
     unknown = [one for one in updating(optimizer) if not updates_elements(one)]
@@ -216,7 +216,7 @@ def variables_of_updates(optimizer: Optimizer) -> list[Any]:
 
 
 def not_decayed(optimizer: Optimizer) -> tuple[list[str], bool]:
-    """The patterns given to `exclude_from_weight_decay`, and whether variables were too; its configuration has neither."""
+    """The patterns given to `exclude_from_weight_decay`, and whether variables were; the configuration has neither."""
     own = vars(optimizer)
     pattern = own.get("_exclude_from_weight_decay_pattern")
     return [] if pattern is None else [pattern.pattern], bool(own.get("_exclude_from_weight_decay"))

@@ -119,7 +119,7 @@ def initialise_made() -> None:
 
 
 def table_on_servers(layer: keras.layers.Embedding) -> Any:
-    """The variable in which an embedding may look up rows; None if a lookup does more, or the scope has another value."""
+    """The variable in which an embedding may look up rows; None if it does more, or the scope has another value."""
     table, scope = keras_layers.embeddings_of(layer), get_stateless_scope()
     if table is None or scope is None or scope.get_current_value(vars(layer)["_embeddings"]) is table:
         return table

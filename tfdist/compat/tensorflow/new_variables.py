@@ -38,7 +38,7 @@ def chief_value(
     given: dict[str, Any],
     compare: Callable[[str, Sequence[int], tf.DType], None],
 ) -> Any:
-    """The chief's value by TensorFlow's broadcast, also in dtypes that it does not send: bfloat16 and small integers."""
+    """The chief's value by TensorFlow's broadcast, also in dtypes that it does not send (bfloat16, small integers)."""
     path = keras_variables.path_of_new_variable(given.get("name") or "a variable")
 
     def made() -> tf.Tensor:

@@ -200,7 +200,7 @@ class PartitionedVariable:
 
 
 class PartitionedGradient:
-    """A gradient in the parts of its variable, each on the part's server, for optimizers that use it in updates alone."""
+    """A gradient in the parts of its variable, each on the part's server, for optimizers that only update by it."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = list(parts)

@@ -64,7 +64,7 @@ def connected_cluster() -> dict[str, list[str]] | None:
 
 
 def reconnect(workers: Sequence[str]) -> None:
-    """Connect anew to these workers only, which must all answer; call it while nothing is asked of parameter servers."""
+    """Connect anew to these workers only, which must all answer; call it while no parameter server is asked."""
     known = context.context()
     if not _definitions:
         _definitions.append(known._server_def)

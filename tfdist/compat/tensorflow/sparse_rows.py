@@ -58,7 +58,7 @@ _SOME_SIZE = 9973
 
 
 def parts(indices: tf.Tensor, *, examples: int | None = None) -> list[tuple[tf.Tensor, RowKind]]:
-    """Tensors whose elements are the indices in order, each with its kind; eagerly, one part that a replica has alone."""
+    """Tensors whose elements are the indices in order, each with its kind; eagerly, one part of one replica."""
     if _is_eager(indices):
         return [(indices, RowKind.OWN)]
     called = _called(indices)
@@ -86,7 +86,7 @@ def _judged(indices: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, t
 
 
 def _parts_of_call(indices: tf.Tensor, inside: tf.Tensor, examples: int | None) -> list[tuple[tf.Tensor, RowKind]]:
-    """The parts of a call's result, classified inside the function; one part of a replica if their sizes are unknown."""
+    """The parts of a call's result, classified inside the function; one part of a replica if sizes are unknown."""
     if _called(inside) is not None:
         found = parts(inside, examples=examples)
         return [(indices, found[0][1] if len(found) == 1 else RowKind.OWN)]

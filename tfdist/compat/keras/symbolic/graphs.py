@@ -44,7 +44,7 @@ ARITHMETIC = (
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation in a graph of symbolic tensors; a None `node` means it is called with `takes` directly."""
+    """One call of an operation in a graph of symbolic tensors; without a `node`, it is called with `takes` directly."""
 
     operation: Any
     takes: tuple[Any, ...]

@@ -15,7 +15,7 @@ _ELEMENTWISE = ("Cast", "Identity", "Mul", "MulNoNan", "RealDiv", "Reshape")
 
 
 def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
-    """Let the operations that make tensors wait for others, unless they have effects or other users of their results."""
+    """Let the operations that make tensors wait for others, unless they have effects or other uses."""
     if tf.executing_eagerly():
         return
     for tensor in tensors:

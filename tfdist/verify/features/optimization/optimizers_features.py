@@ -7,8 +7,8 @@ import numpy as np
 import tfdist.callbacks
 import tfdist.optimizers
 from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import EVEN, PARTIAL, compiled, regression, sgd, trained
+from tfdist.verify.feature import Function, Outcome, feature
+from tfdist.verify.feature_tasks import EVEN, PARTIAL, compiled, regression, row, sgd, trained
 from tfdist.verify.lazy import keras
 
 
@@ -116,106 +116,56 @@ def sparse_gradients_clipped(ctx: Context) -> Outcome:
     return _embedded(ctx, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1))
 
 
-def _kind(ctx: Context, name: str, **options: Any) -> Outcome:
+def _kind(name: str, **options: Any) -> Function:
     """Train an embedding and a kernel: an optimizer that squares gradients squares each row of a lookup by itself."""
-    kind = getattr(keras.optimizers, name)
-    return _embedded(ctx, lambda: kind(**{"learning_rate": 0.01, **options}), rows=PARTIAL, epochs=1)
+
+    def train(ctx: Context) -> Outcome:
+        kind = getattr(keras.optimizers, name)
+        return _embedded(ctx, lambda: kind(**{"learning_rate": 0.01, **options}), rows=PARTIAL, epochs=1)
+
+    return train
 
 
-@feature()
-def optimizer_sgd(ctx: Context) -> Outcome:
-    """Embedding with plain SGD, which adds up rows of one index."""
-    return _kind(ctx, "SGD")
-
-
-@feature()
-def optimizer_nesterov(ctx: Context) -> Outcome:
-    """Embedding with SGD, Nesterov momentum and weight decay."""
-    return _kind(ctx, "SGD", momentum=0.9, nesterov=True, weight_decay=0.05)
-
-
-@feature()
-def optimizer_adam(ctx: Context) -> Outcome:
-    """Embedding with Adam and AMSGrad."""
-    return _kind(ctx, "Adam", amsgrad=True)
-
-
-@feature()
-def optimizer_adamw(ctx: Context) -> Outcome:
-    """Embedding with AdamW, and a moving average of the weights."""
-    return _kind(ctx, "AdamW", use_ema=True, ema_momentum=0.9)
-
-
-@feature()
-def optimizer_schedule_free_adamw(ctx: Context) -> Outcome:
-    """Embedding with schedule-free AdamW."""
-    return _kind(ctx, "ScheduleFreeAdamW")
-
-
-@feature()
-def optimizer_nadam(ctx: Context) -> Outcome:
-    """Embedding with Nadam, which keeps a product over iterations."""
-    return _kind(ctx, "Nadam")
-
-
-@feature()
-def optimizer_adamax(ctx: Context) -> Outcome:
-    """Embedding with Adamax, which takes the largest row of each index."""
-    return _kind(ctx, "Adamax")
-
-
-@feature()
-def optimizer_adadelta(ctx: Context) -> Outcome:
-    """Embedding with Adadelta, which squares its updates too."""
-    return _kind(ctx, "Adadelta", learning_rate=1.0)
-
-
-@feature()
-def optimizer_adagrad(ctx: Context) -> Outcome:
-    """Embedding with Adagrad."""
-    return _kind(ctx, "Adagrad")
-
-
-@feature()
-def optimizer_adafactor(ctx: Context) -> Outcome:
-    """Embedding with Adafactor, which looks at rows, columns and whole tables."""
-    return _kind(ctx, "Adafactor")
-
-
-@feature()
-def optimizer_rmsprop(ctx: Context) -> Outcome:
-    """Embedding with RMSprop, centered, with momentum."""
-    return _kind(ctx, "RMSprop", momentum=0.5, centered=True)
-
-
-@feature()
-def optimizer_lion(ctx: Context) -> Outcome:
-    """Embedding with Lion, which steps by signs."""
-    return _kind(ctx, "Lion")
-
-
-@feature()
-def optimizer_lamb(ctx: Context) -> Outcome:
-    """Embedding with LAMB, which looks at whole layers."""
-    return _kind(ctx, "Lamb")
-
-
-@feature()
-def optimizer_ftrl(ctx: Context) -> Outcome:
-    """Embedding with FTRL, L1 and L2."""
-    return _kind(ctx, "Ftrl", l1_regularization_strength=0.01, l2_regularization_strength=0.01)
-
-
-@feature()
-def optimizer_muon(ctx: Context) -> Outcome:
-    """Embedding with Muon, which leaves tables to AdamW."""
-    return _kind(ctx, "Muon")
-
-
-@feature()
-def optimizer_accumulating_adam(ctx: Context) -> Outcome:
-    """Embedding with Adam and gradient_accumulation_steps=2, which accumulates whole tables."""
-    return _kind(ctx, "Adam", gradient_accumulation_steps=2)
+row("optimizer_sgd", "Embedding with plain SGD, which adds up rows of one index", _kind("SGD"))
+row(
+    "optimizer_nesterov",
+    "Embedding with SGD, Nesterov momentum and weight decay",
+    _kind("SGD", momentum=0.9, nesterov=True, weight_decay=0.05),
+)
+row("optimizer_adam", "Embedding with Adam and AMSGrad", _kind("Adam", amsgrad=True))
+row(
+    "optimizer_adamw",
+    "Embedding with AdamW, and a moving average of the weights",
+    _kind("AdamW", use_ema=True, ema_momentum=0.9),
+)
+row("optimizer_schedule_free_adamw", "Embedding with schedule-free AdamW", _kind("ScheduleFreeAdamW"))
+row("optimizer_nadam", "Embedding with Nadam, which keeps a product over iterations", _kind("Nadam"))
+row("optimizer_adamax", "Embedding with Adamax, which takes the largest row of each index", _kind("Adamax"))
+row(
+    "optimizer_adadelta", "Embedding with Adadelta, which squares its updates too", _kind("Adadelta", learning_rate=1.0)
+)
+row("optimizer_adagrad", "Embedding with Adagrad", _kind("Adagrad"))
+row(
+    "optimizer_adafactor", "Embedding with Adafactor, which looks at rows, columns and whole tables", _kind("Adafactor")
+)
+row(
+    "optimizer_rmsprop",
+    "Embedding with RMSprop, centered, with momentum",
+    _kind("RMSprop", momentum=0.5, centered=True),
+)
+row("optimizer_lion", "Embedding with Lion, which steps by signs", _kind("Lion"))
+row("optimizer_lamb", "Embedding with LAMB, which looks at whole layers", _kind("Lamb"))
+row(
+    "optimizer_ftrl",
+    "Embedding with FTRL, L1 and L2",
+    _kind("Ftrl", l1_regularization_strength=0.01, l2_regularization_strength=0.01),
+)
+row("optimizer_muon", "Embedding with Muon, which leaves tables to AdamW", _kind("Muon"))
+row(
+    "optimizer_accumulating_adam",
+    "Embedding with Adam and gradient_accumulation_steps=2, which accumulates whole tables",
+    _kind("Adam", gradient_accumulation_steps=2),
+)
 
 
 @feature()
