@@ -34,9 +34,7 @@ def replace_fit(function: Callable[[keras.Model, dict[str, Any], Callable[..., A
 
 
 def call_instead_of_fit(function: Callable[[keras.Model, Any, Callable[..., Any]], Any]) -> None:
-    """Let every `fit` of this process call a function with the model, its first batch (x, y, sample_weight), and Keras'
-    `fit`.
-    """
+    """Let `fit` call a function with the model, its first batch (x, y, sample_weight), and Keras' own `fit`."""
 
     def of_first_batch(model: keras.Model, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
         batches = _epochs({name: arguments[name] for name in _TAKEN}, shuffle=False).get_tf_dataset()

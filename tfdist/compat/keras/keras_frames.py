@@ -24,9 +24,7 @@ _PACKAGES = ("keras", "tf_keras")
 
 
 def calling_keras_function(callee: Any) -> str | None:
-    """The Keras function that called a method of this object, if any; frames of the object and of TensorFlow are
-    skipped.
-    """
+    """The Keras function that called a method of this object, if any, past frames of the object and of TensorFlow."""
     for frame in frames():
         package = _package(frame)
         if package == "tensorflow" or (frame.f_code.co_varnames and _first_argument(frame) is callee):

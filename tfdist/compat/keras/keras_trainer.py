@@ -88,9 +88,7 @@ def given_callbacks(model: keras.Model) -> list[Any]:
 
 
 def calling_callbacks(model: keras.Model) -> keras.callbacks.CallbackList | None:
-    """The callbacks of this model's running `fit`, `evaluate` or `predict`; None in `train_on_batch` and in a user's
-    loop.
-    """
+    """The callbacks of this model's running `fit`, `evaluate` or `predict`; None in `train_on_batch` and user loops."""
     have_callbacks = [keras_calls.code_of(getattr(TensorFlowTrainer, name)) for name in ("fit", "evaluate", "predict")]
     for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
         if frame.f_locals.get("self") is model:
@@ -273,9 +271,7 @@ def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
 
 
 def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:
-    """Set the number of batches of an epoch; None: until the input ends. Workers with data of their own take other
-    numbers.
-    """
+    """Set the number of batches of an epoch, or None: workers with data of their own take others than Keras counts."""
     adapter = epoch_iterator.data_adapter
     count = tf.data.UNKNOWN_CARDINALITY if batches is None else batches
     adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(count))
@@ -336,9 +332,7 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 @contextlib.contextmanager
 def added_losses_kept(model: keras.Model) -> Iterator[None]:
-    """Restore the losses that layers have added, at the end of the block: eager replicas take turns and share the
-    layers.
-    """
+    """Restore the losses that layers have added, after the block: eager replicas share the layers."""
     kept = [(layer, list(layer._losses)) for layer in layers(model)]
     try:
         yield

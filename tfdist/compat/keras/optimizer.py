@@ -140,9 +140,7 @@ def looking_at_parts(
     clipped: Callable[[Any, list[Any], Any], list[Any]],
     are_finite: Callable[[list[Any]], Any],
 ) -> Iterator[None]:
-    """Replace clipping and checks of an optimizer and those that it wraps; skip variables with no element in this
-    process.
-    """
+    """Replace clipping and checks of an optimizer and those it wraps; skip variables without elements here."""
     every = list(chain(optimizer))
     for one in every:
         own = vars(one)

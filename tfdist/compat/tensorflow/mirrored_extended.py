@@ -84,9 +84,7 @@ def claim_collective_keys(strategy: tf.distribute.Strategy, *, within_worker: bo
 
 
 def new_group_key(*, within_worker: bool) -> int:
-    """The first of a block of unused collective group keys; workers make strategies in one order, so they draw the
-    same.
-    """
+    """The first of a block of unused collective group keys; all workers draw in the order of their strategies."""
     base = next(_key_blocks) * _KEYS_PER_STRATEGY
     return base + (1 + this_task()) * _KEYS_PER_WORKER if within_worker else base
 
@@ -97,9 +95,7 @@ def this_task() -> int:
 
 
 def _optimizer_outside_replicas() -> bool:
-    """Tell whether an optimizer outside replicas asks for merge calls; TensorFlow asks in reductions and merge calls
-    too.
-    """
+    """Tell whether an optimizer outside replicas asks for merge calls; reductions and merge calls ask too."""
     asker = next(keras_frames.frames(2, 1))
     return asker.f_globals.get("__name__") == merge_call_interim.__name__ and tf.distribute.in_cross_replica_context()
 
@@ -117,9 +113,7 @@ class ReduceInReplicas(HasServices):
         return self.services.collectives[replica_context._replica_id].all_gather(tensor, key=label)
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
-        """The sum over replicas of rows whose number may vary; TensorFlow's own reductions are bound to the first
-        shape.
-        """
+        """The sum over replicas of rows of any number; TensorFlow's own reductions are bound to their first shape."""
         replica_context = tf.distribute.get_replica_context()
         if tf.executing_eagerly():
             return replica_contexts.own_all_reduce(replica_context)(tf.distribute.ReduceOp.SUM, tensor)
@@ -292,9 +286,7 @@ def equalise_copies(variable: Any) -> None:
 
 
 def values_of_copies(variable: Any) -> list[Any]:
-    """The value of each copy of a variable in this process; a sum for copies that are added up. All workers must call
-    it.
-    """
+    """The value of each copy of a variable in this process, summed if copies are added up. All workers call it."""
     if isinstance(variable, values.SyncOnReadVariable):
         return [tf.convert_to_tensor(variable)]
     return [tf.convert_to_tensor(copy) for copy in copies(variable)]
@@ -334,9 +326,7 @@ def replica_index() -> int:
 
 
 def all_reduce_of(replica_context: Any) -> Callable[[Any, list[Any], Any], list[Any]]:
-    """A reduction over replicas without a gradient, whose results arrive one by one; the public one returns them
-    together.
-    """
+    """A reduction over replicas without a gradient, with results one by one; the public one returns all at once."""
     extended = replica_context.strategy.extended
     if extended._use_merge_call():
         return replica_contexts.own_all_reduce(replica_context)

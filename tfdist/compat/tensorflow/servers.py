@@ -194,9 +194,7 @@ def has_gpu(index: int) -> bool:
 
 @contextlib.contextmanager
 def where_the_data_is() -> Iterator[None]:
-    """Place each traced operation on its first input's parameter server, else on the chief, so that only scalars
-    travel.
-    """
+    """Place traced operations on their first input's parameter server, else on the chief: only scalars travel."""
     graph = tf.compat.v1.get_default_graph()
 
     def place(op: Any) -> str:

@@ -245,9 +245,7 @@ class _Origins:
         self._twins = _Twins()
 
     def are_common(self, tensor: tf.Tensor) -> bool | None:
-        """None if a value depends on the examples or their number; else whether it comes from an input common to all
-        replicas.
-        """
+        """None if a value depends on the examples or their number; else whether it comes from an input common to all."""
         seen: set[Any] = set()
         ahead, is_of_input = [tensor], False
         while ahead:
@@ -303,9 +301,7 @@ def _is_only_read(handle: tf.Tensor) -> bool:
 
 
 class _Twins:
-    """Twins of a graph's tensors in which every size but the number of examples is known; static shapes depend on
-    neither.
-    """
+    """Twins of a graph's tensors with all sizes known but the number of examples, on which static shapes do not depend."""
 
     def __init__(self) -> None:
         self._graph = tf.Graph()

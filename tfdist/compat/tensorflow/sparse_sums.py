@@ -15,9 +15,7 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 
 
 def divided(gradient: tf.IndexedSlices) -> list[tuple[tf.IndexedSlices, RowKind]]:
-    """The rows of a gradient: of examples, of all replicas, and each lookup's distinct ones, in one order on all
-    replicas.
-    """
+    """The rows of a gradient: of examples, of all replicas, and distinct ones, in the same order on all replicas."""
     parts = sparse_rows.parts(gradient.indices)
     kinds = [kind for _, kind in parts]
     if set(kinds) == {RowKind.OWN} or gradient.dense_shape is None:

@@ -121,9 +121,7 @@ def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
 
 
 def end(iterators: Iterable[Any], *, seconds: float) -> int:
-    """End iterators, which have no further elements; return how many still wait for their generator in their own
-    threads.
-    """
+    """End iterators for good; return how many still wait for their generator in threads of their own."""
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=_end, args=(one,), name="tfdist-end-input", daemon=True) for one in iterators]
     for thread in threads:

@@ -253,10 +253,10 @@ def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int
 
 
 def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset with the next epoch's batches at each iteration, and their number: Keras counts a failing last step
-    else.
+    """A dataset with the batches of the next epoch, and their number, at each iteration.
 
-    So the last epoch, in which training ends, is as long as the first.
+    Keras finds the end of other datasets by a failing step, which may count as an update. So the last epoch, in which
+    training ends, is as long as the first.
     """
     counts = list(map(len, epochs))
     epochs = [*epochs[:-1], epochs[-1] + epochs[-1][-1:] * (counts[0] - counts[-1])]

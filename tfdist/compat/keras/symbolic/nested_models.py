@@ -20,9 +20,7 @@ __all__ = ["Flat", "flattened"]
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """The calls by which a model computes, in Keras' order, with paths as names in nested models; and the tensors it
-    returns.
-    """
+    """The calls by which a model computes, in Keras' order and named by paths, and the tensors that it returns."""
 
     calls: list[graphs.Call]
     outputs: list[Any]

@@ -64,9 +64,7 @@ class Layout(Protocol):
 
 
 class ShardedVariable:
-    """The whole variable to Keras, a `tf.Variable` with this process's part to TensorFlow; gradients by the whole are
-    cut.
-    """
+    """The whole variable to Keras, a `tf.Variable` with this process's part to TensorFlow; its gradients are cut."""
 
     _should_act_as_resource_variable = True
     _in_graph_mode = False

@@ -104,9 +104,7 @@ class Gathers:
         return whole
 
     def gather_again(self) -> None:
-        """Let the backward pass of the traced graph gather weights again, but for the last ones of the forward pass
-        that fit.
-        """
+        """Let the traced backward pass gather weights again, but for the last ones of the forward pass that fit."""
         graph = tf.compat.v1.get_default_graph()
         found = self._of_graph.pop(graph, [])
         if not self._may_gather_again:

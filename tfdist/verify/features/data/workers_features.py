@@ -82,9 +82,7 @@ def _parts(array: np.ndarray, parts: int) -> list[np.ndarray]:
 
 
 def _unions(ctx: Context) -> Outcome:
-    """Train one device on what the workers read together: 1/W of each worker's batch of eight, nothing once its data
-    ends.
-    """
+    """Train one device on what the workers read together: 1/W of each one's batch of eight, while its data lasts."""
     model = _model(ctx)
     sources = [_own(worker) for worker in range(ctx.workers)]
     x, y = (
