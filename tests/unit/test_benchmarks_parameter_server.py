@@ -110,54 +110,6 @@ def test_the_bound_lets_every_worker_be_busy() -> None:
         assert found["asynchronous"] is None
 
 
-def test_everything_is_done_with_the_table_in_turns(chief: Chief) -> None:
-    found = TableLookups(rows=1000, dim=4, rounds=2, steps=5).run()
-    order = [function for function, _ in chief.calls]
-    assert order[:4] == ["start", "memory", "create", "memory"]
-    assert order[-2:] == ["memory", "end"]
-    turns = [(a["what"], a["ids"]) for function, a in chief.calls if function == "measure"]
-    assert (
-        sorted(turns[:6])
-        == sorted(turns[6:])
-        == sorted((w, d) for w in table_lookups.WORK for d in table_lookups.DRAWS)
-    )
-    assert turns[6] == turns[1]
-    assert [(arm.work, arm.draw) for arm in found.arms] == turns[:6]
-    assert list(found.arms[0].seconds) == [0.1, 0.1]
-    assert found.arms[0].rows_per_second.median == pytest.approx(81920)
-    assert list(found.memory) == list(table_lookups.MOMENTS)
-    assert found.setup.bytes == 16_000
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"workers": ""}, "workers is ''"),
-        ({"workers": "2,2"}, "each once"),
-        ({"workers": "0"}, "workers is '0'"),
-        ({"slow_factor": 0.5}, r"slow_factor \(--slow-factor\) is 0.5"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        setup(**changes)
-
-
-def test_a_table_has_a_row_for_each_part() -> None:
-    with pytest.raises(ConfigError, match="rows is 1"):
-        TableLookups(rows=1, dim=4, rounds=1, steps=1)
-
-
-@pytest.mark.parametrize("how", table_lookups.DRAWS)
-@pytest.mark.parametrize("rows", [2, 1000, 10_000_000])
-def test_ids_are_rows_of_the_table(how: str, rows: int) -> None:
-    drawn = table_lookups.draw(how, 50_000, rows)
-    assert drawn.dtype == np.int32
-    assert drawn.min() >= 0
-    assert drawn.max() < rows
-    assert 0.4 < (drawn < rows / 2).mean() < 0.8  # both servers have something to do
-
-
 def test_a_power_law_is_one() -> None:
     rows = 100_000
     drawn = np.sort(np.unique(table_lookups.draw("power law", 200_000, rows), return_counts=True)[1])[::-1]

@@ -23,7 +23,7 @@ class Weigh(Protocol):
     def __call__(
         self, metric: keras.Metric, value: tf.Tensor, *, compute: Callable[..., Any] | None = None, given: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """A metric's number (or what stands for it), made by `compute` of `given`, and its weight; None outside a step."""
+        """A metric's number, made by `compute` of `given`, and its weight; None outside a step."""
 
 
 def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
@@ -39,9 +39,7 @@ def weigh_lone_numbers(metric: keras.Metric, weigh: Weigh) -> None:
 
 
 def ignore_weights(metric: keras.Metric) -> None:
-    """Let a metric ignore weights once: Keras weighs an output's loss by its rows only if they are known before the
-    step.
-    """
+    """Let a metric ignore weights once: Keras weighs an output's loss only if its rows are known beforehand."""
     own, state = vars(metric), planted.of_metric(metric)
     if not state.ignores_weights:
         state.ignores_weights = True

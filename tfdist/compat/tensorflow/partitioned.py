@@ -228,7 +228,7 @@ def rows_for(variable: PartitionedVariable, index: int, value: Any) -> Any:
 
 
 def lookup(variable: Any, ids: tf.Tensor) -> tf.Tensor:
-    """Rows of a variable on parameter servers: each distinct row travels once, the gradient has one per id, in order."""
+    """Rows of a variable on parameter servers: each distinct row travels once; the gradient has one per id."""
     flat = tf.reshape(ids, [-1])
     tape.variable_accessed(variable)
     with record.stop_recording():

@@ -245,7 +245,7 @@ class _Origins:
         self._twins = _Twins()
 
     def are_common(self, tensor: tf.Tensor) -> bool | None:
-        """None if a value depends on the examples or their number; else whether it comes from an input common to all."""
+        """None if a value depends on the examples or their number; else whether it comes from a common input."""
         seen: set[Any] = set()
         ahead, is_of_input = [tensor], False
         while ahead:
@@ -301,7 +301,7 @@ def _is_only_read(handle: tf.Tensor) -> bool:
 
 
 class _Twins:
-    """Twins of a graph's tensors with all sizes known but the number of examples, on which static shapes do not depend."""
+    """Twins of a graph's tensors with all sizes known but the number of examples, which static shapes ignore."""
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
