@@ -11,11 +11,10 @@ import numpy as np
 
 from tests.goldens.event_lines import write_events
 from tfdist import data
-from tfdist.checkpoint.checkpoint_manifest import NAME, File
-from tfdist.checkpoint.checkpoint_parts import failure, receipt
+from tfdist.checkpoint.checkpoint_manifest import NAME, File, failure, receipt
 from tfdist.checkpoint.checkpoint_store import Joint, Part, Store
 from tfdist.data.format.data_manifest import NAME as DATA_NAME
-from tfdist.data.order.reading_position import Identity
+from tfdist.data.order.batch_positions import Identity
 from tfdist.monitor import status
 from tfdist.monitor.recording import row_ring, rows
 

@@ -52,7 +52,7 @@ MODULES = (
     "tfdist.cli.chaos_command",
     "tfdist.cli.main",
     "tfdist.compression.registry",
-    "tfdist.data.sources.memory.array_source",
+    "tfdist.data.sources.array_source",
     "tfdist.data.writing.foreign_tfrecords",
     "tfdist.optimizers.distributed_optimizer",
     "tfdist.strategies.pipeline_strategy",

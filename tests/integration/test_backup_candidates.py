@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.callbacks.backup import candidates
 from tfdist.callbacks.backup.candidates import Found
-from tfdist.checkpoint.checkpoint_parts import Part
+from tfdist.checkpoint.checkpoint_manifest import Part
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
 

@@ -16,7 +16,7 @@ from tests.integration.test_records import HUGE, Shard, framed, ops
 from tfdist import data, native
 from tfdist.data.format.example import content_of, delimited, entry, joined, varint, varints
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.reading import feature_tensors
+from tfdist.data.reading import tensor_columns
 from tfdist.data.reading import tensor_columns as columns
 from tfdist.data.reading.fetch import Fetcher, MappedBytes, source_of
 from tfdist.errors import CorruptDataError
@@ -40,8 +40,8 @@ class Parser(Protocol):
 def by_ops(ops: Records, path: Path) -> Parser:
     def parse(schema: Schema, payloads: Sequence[bytes]) -> list[Values | None]:
         shard = Shard(path, list(payloads))
-        values, ok = ops.parse_records([str(path)], **asked(shard), features=feature_tensors.stored(schema))
-        columns = feature_tensors.from_stored(schema, values)
+        values, ok = ops.parse_records([str(path)], **asked(shard), features=tensor_columns.stored(schema))
+        columns = tensor_columns.from_stored(schema, values)
         assert all(ok[row] or not np.any(value[row]) for value in values for row in range(len(payloads)))
         return [
             {name: column[row].numpy() for name, column in columns.items()} if ok[row] else LEFT
@@ -68,9 +68,7 @@ def parser(ops: Records, tmp_path_factory: pytest.TempPathFactory) -> Parser:
 
 def by_tensorflow(schema: Schema, payload: bytes) -> Values | None:
     try:
-        return {
-            name: value[0].numpy() for name, value in feature_tensors.parsed(schema, tf.constant([payload])).items()
-        }
+        return {name: value[0].numpy() for name, value in tensor_columns.parsed(schema, tf.constant([payload])).items()}
     except tf.errors.InvalidArgumentError:
         return None
 
@@ -125,7 +123,7 @@ ANY = settings(
 @given(found=records())
 def test_what_is_plain_is_parsed_as_tensorflow_does(parser: Parser, found: tuple[Schema, list[bytes]]) -> None:
     schema, payloads = found
-    assert feature_tensors.are_numbers(schema)
+    assert tensor_columns.are_numbers(schema)
     parsed = parser(schema, payloads)
     assert len(parsed) == len(payloads)
     for payload, values in zip(payloads, parsed, strict=True):
@@ -217,10 +215,10 @@ def test_padded_numbers_and_any_order_of_features_are_plain(parser: Parser) -> N
 
 
 def test_what_schemas_have_forms() -> None:
-    assert not feature_tensors.are_numbers(Schema({"x": Feature("float32", (None,)), "y": Y}))
-    assert not feature_tensors.are_numbers(Schema({"x": Feature("float32", (0,)), "y": Y}))
-    assert not feature_tensors.are_numbers(Schema({"x": Feature("string"), "y": Y}))
-    assert not feature_tensors.are_numbers(Schema({"x": Feature("float32", (2**30,))}))
+    assert not tensor_columns.are_numbers(Schema({"x": Feature("float32", (None,)), "y": Y}))
+    assert not tensor_columns.are_numbers(Schema({"x": Feature("float32", (0,)), "y": Y}))
+    assert not tensor_columns.are_numbers(Schema({"x": Feature("string"), "y": Y}))
+    assert not tensor_columns.are_numbers(Schema({"x": Feature("float32", (2**30,))}))
 
 
 def test_a_corrupt_record_has_no_values(ops: Records, tmp_path: Path) -> None:
@@ -230,7 +228,7 @@ def test_a_corrupt_record_has_no_values(ops: Records, tmp_path: Path) -> None:
         broken = bytearray(intact)
         broken[place] ^= 1 << place % 8
         shard.path.write_bytes(broken)
-        (x, y), ok = ops.parse_records([str(shard.path)], **asked(shard), features=feature_tensors.stored(PAIR))
+        (x, y), ok = ops.parse_records([str(shard.path)], **asked(shard), features=tensor_columns.stored(PAIR))
         assert ok.numpy().tolist() == [True, False, True]
         assert (x.numpy().tolist(), y.numpy().tolist()) == ([[1.5, -2], [0, 0], [1.5, -2]], [[7], [0], [7]])
 
@@ -241,13 +239,13 @@ def test_absurd_places_are_records_that_are_not_ok(ops: Records, tmp_path: Path,
     for name in ("offset", "length"):
         for check in (False, True):
             places = {**asked(shard), name: np.array([value] * 3, np.int64), "check": np.array([check] * 3)}
-            _, ok = ops.parse_records([str(shard.path)], **places, features=feature_tensors.stored(PAIR))
+            _, ok = ops.parse_records([str(shard.path)], **places, features=tensor_columns.stored(PAIR))
             assert not ok.numpy().any()
 
 
 def test_arguments_of_the_op(ops: Records, tmp_path: Path) -> None:
     shard = Shard(tmp_path / "a", [joined([FLOATS, SEVEN])] * 3)
-    wanted, path = feature_tensors.stored(PAIR), str(shard.path)
+    wanted, path = tensor_columns.stored(PAIR), str(shard.path)
     values, ok = ops.parse_records([], **asked(Shard(tmp_path / "b", [])), features=wanted)
     assert ([value.shape.as_list() for value in values], ok.shape.as_list()) == ([[0, 2], [0, 1]], [0])
     for name, value in asked(shard).items():
@@ -319,7 +317,7 @@ def test_an_epoch_of_records_of_another_program(tmp_path: Path, case: str, is_na
     assert native.records() is not None
     payloads = [READ[case](number) for number in range(300)]
     folder = foreign(tmp_path / "rows", payloads)
-    values = feature_tensors.parsed(PAIR, tf.constant(payloads))
+    values = tensor_columns.parsed(PAIR, tf.constant(payloads))
     expected = [(x, y, 1.0) for x, y in zip(values["x"].numpy().tolist(), values["y"].numpy().tolist(), strict=True)]
     for verify in ("first", "always", "never"):
         found = epoch(folder, is_native=is_native, verify=verify, tail="pad")
@@ -369,7 +367,7 @@ def test_bytes_that_are_no_array_are_refused() -> None:
         schema = Schema({"a": feature})
         payload = joined([delimited(1, delimited(1, b"a") + delimited(2, delimited(1, delimited(1, bytes(size)))))])
         with pytest.raises(tf.errors.InvalidArgumentError):
-            feature_tensors.parsed(schema, tf.constant([payload, payload]))
+            tensor_columns.parsed(schema, tf.constant([payload, payload]))
 
 
 @pytest.mark.parametrize("is_native", [False, True])

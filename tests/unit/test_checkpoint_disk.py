@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint import Store, local_checkpoints
-from tfdist.checkpoint.checkpoint_names import step_name
+from tfdist.checkpoint.checkpoint_manifest import step_name
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 280

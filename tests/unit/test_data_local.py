@@ -16,8 +16,7 @@ import pytest
 from tests.refusals import refused
 from tfdist.errors import ConfigError, DeadlineError, MissingFileError, StorageError
 from tfdist.storage import local_storage
-from tfdist.storage.disk_errors import advice, storage_error
-from tfdist.storage.filenames import is_temporary
+from tfdist.storage.files import advice, is_temporary, storage_error
 from tfdist.storage.local_storage import LOCK_NAME, LocalStorage
 
 ROOT = Path(__file__).parents[2]

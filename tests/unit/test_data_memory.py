@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROUNDS = """
 import resource
-from tfdist.data.reading import malloc_tuning
+from tfdist.data.reading import numpy_reader
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -17,7 +17,7 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20
 
 first = faults()
-malloc_tuning.keep()
+numpy_reader.keep_freed_memory()
 faults()
 print(first, faults())
 """

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist.cluster.shares import Share, Shares
-from tfdist.data.order.batch_numbers import WHOLE, BatchChunks
-from tfdist.data.order.batch_parts import TAILS, Batches
+from tfdist.data.order.batch_positions import TAILS, WHOLE, BatchChunks, Batches, Identity, Position
 from tfdist.data.order.epoch_orders import Full
-from tfdist.data.order.reading_position import Identity, Position
 from tfdist.errors import ConfigError, ConfigTypeError
 
 IDENTITY = Identity(digest="5f" * 16, order="full", seed=17, examples=103)

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 import tfdist
 from tests.refusals import refused
 from tfdist.cli.main import main
-from tfdist.data.format.kept_digits import fits_float32
-from tfdist.data.format.schema import Feature, Schema, asked
+from tfdist.data.format.schema import Feature, Schema, asked, fits_float32
 from tfdist.data.sources import Options, open_source
 from tfdist.errors import ConfigError, ConfigTypeError
 

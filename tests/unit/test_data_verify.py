@@ -12,8 +12,8 @@ import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, parts, snapshot, write
 from tests.refusals import refused
 from tfdist.data.format import record_framing
-from tfdist.data.format import scan as survey
-from tfdist.data.format.scan import Content, walk
+from tfdist.data.format import record_framing as survey
+from tfdist.data.format.record_framing import Content, walk
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import storage
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from tfdist import data
-from tfdist.data.writing.shard_plan import cuts
+from tfdist.data.writing.shard import cuts
 from tfdist.errors import ConfigError, ConfigTypeError, StorageError
 
 DEADLINE_SECONDS = 200

@@ -10,11 +10,10 @@ import pytest
 from tests.goldens import file_formats, page_parts, texts
 from tests.refusals import absent
 from tfdist import data
-from tfdist.checkpoint.checkpoint_manifest import File
-from tfdist.checkpoint.checkpoint_parts import Joint, read_receipt
+from tfdist.checkpoint.checkpoint_manifest import File, Joint, read_receipt
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.data.format.data_manifest import Manifest
-from tfdist.data.order.reading_position import Identity, Position
+from tfdist.data.order.batch_positions import Identity, Position
 from tfdist.monitor.watch.event_log import read_events
 from tfdist.monitor.watch.snapshot import sentence
 

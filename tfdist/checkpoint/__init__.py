@@ -10,7 +10,7 @@ Nothing here loads TensorFlow.
 """
 
 from tfdist.checkpoint.background_writer import Writer
-from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_manifest import Joint, Part
 from tfdist.checkpoint.checkpoint_store import Checkpoint, Store
 from tfdist.checkpoint.state_resizing import ShardedState
 

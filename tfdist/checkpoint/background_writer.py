@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint.checkpoint_manifest import plain_state
-from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_manifest import Joint, Part, plain_state
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.checkpoint.safetensors_file import as_arrays
 from tfdist.errors import ConfigError, DeadlineError

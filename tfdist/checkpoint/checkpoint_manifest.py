@@ -1,22 +1,24 @@
-"""The manifest of a checkpoint: one JSON file with exactly one spelling, so that every changed byte is noticed.
-
-Example:
-    >>> made = Manifest(step=3, state={"epoch": 1}, files=(File(name="a.safetensors", bytes=9, crc32c=7),))
-    >>> Manifest.from_bytes(made.to_bytes()) == made
-    True
-"""
+"""The manifest of a checkpoint: one JSON file with exactly one spelling, so that every changed byte is noticed."""
 
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, fields_of
-from tfdist.storage.filenames import plain_name
+from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError, fields_of
+from tfdist.storage.files import plain_name
 
+PREFIX = "step-"
+SUFFIX = ".safetensors"
+ARRAYS = "arrays"
+RECEIPT = ".receipt"
+MARK_DIGITS, RUN_DIGITS = 16, 8  # a mark tells saves apart; it begins with what tells runs of a script apart
+_NAME = re.compile(PREFIX + "[0-9]{12}")
+_MARKED = re.compile(rf".*-([0-9a-f]{{{MARK_DIGITS}}})\.[a-z]+", re.DOTALL)
 NAME = "manifest.json"
 FORMAT = "tfdist checkpoint"
 # 2: with parts of workers. What has none is written as it was before there were any.
@@ -27,6 +29,42 @@ LARGEST_PARTS = 99_999
 _FIELDS = {1: {"format", "version", "step", "state", "files", "digest"}}
 _FIELDS[2] = {*_FIELDS[1], "parts"}
 _MOST = 1 << 62
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder."""
+    return f"{PREFIX}{step:012d}"
+
+
+def is_step_name(name: str) -> bool:
+    """Return whether `step_name` may have made ``name``."""
+    return bool(_NAME.fullmatch(name))
+
+
+def step_of(name: str) -> int:
+    """Return the step of a folder's name."""
+    return int(name.removeprefix(PREFIX))
+
+
+def part_name(index: int) -> str:
+    """Return what the files of a worker's part begin with."""
+    return f"worker-{index:05d}"
+
+
+def mark_of(file: str) -> str:
+    """Return the mark in the name of a file of an object store; "" where there is none."""
+    found = _MARKED.fullmatch(file)
+    return found.group(1) if found else ""
+
+
+def is_file_of_checkpoint(file: str) -> bool:
+    """Return whether a file may be removed with its checkpoint, leaving the manifest aside."""
+    return file.endswith((SUFFIX, RECEIPT))
+
+
+def hidden_name(name: str, mark: str) -> str:
+    """Return what a folder is called until it is whole, as `tfdist.storage.files.is_temporary` knows it."""
+    return f".{name}.{mark}.tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,21 +134,12 @@ def canonical(value: Any) -> bytes:
     """Return the one spelling of a JSON value: keys sorted, no spaces, ASCII alone.
 
     NaN and infinities, which a loss can be, are spelled as Python's json does, beyond the standard.
-
-    Example:
-        >>> canonical({"b": 0.1, "a": "é"})
-        b'{"a":"\\\\u00e9","b":0.1}'
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``state`` as it will be read back.
-
-    Example:
-        >>> plain_state({"epoch": 3, "history": {"loss": [0.5, float("inf")]}})
-        {'epoch': 3, 'history': {'loss': [0.5, inf]}}
-    """
+    """Return a copy of ``state`` as it will be read back."""
     if not isinstance(state, Mapping):
         raise ConfigTypeError(
             f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.",
@@ -214,3 +243,71 @@ def file_from(value: Any) -> File:
         crc32c=validation.integer("crc32c of a file", value["crc32c"], minimum=0, maximum=2**32 - 1),
         part=None if part is None else validation.integer("part of a file", part, minimum=0, maximum=LARGEST_PARTS),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one worker adds to a checkpoint.
+
+    Attributes:
+        index: of the worker.
+        arrays: names to arrays, as `Store.save` takes them; a name is in one part alone.
+    """
+
+    index: int
+    arrays: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """A save that several processes make together.
+
+    Attributes:
+        run: 8 hexadecimal digits, drawn by one of the processes when they began, which tells them from others.
+        number: which of their saves this is; each number is used once.
+        count: how many parts there are.
+        timeout_seconds: how long the one that writes the manifest waits for the parts of the others.
+    """
+
+    run: str
+    number: int
+    count: int
+    timeout_seconds: float = 120.0
+
+    @property
+    def mark(self) -> str:
+        """16 hexadecimal digits that no other save has."""
+        return f"{self.run}{self.number:08x}"
+
+
+def receipt(joint: Joint, *, step: int, part: int, file: File) -> bytes:
+    """Return what says that a part was written."""
+    return _sealed({**_about(joint, step, part), "file": asdict(file)})
+
+
+def failure(joint: Joint, *, step: int, part: int, reason: str) -> bytes:
+    """Return what says that a part will not come."""
+    return _sealed({**_about(joint, step, part), "failed": reason})
+
+
+def read_receipt(data: bytes, joint: Joint, *, step: int, part: int) -> File | None:
+    """Return what `receipt` was given; None where it is not whole yet, or of something else."""
+    about = _about(joint, step, part)
+    try:
+        found = json.loads(data)
+        content = {key: value for key, value in found.items() if key != "digest"}
+        if _sealed(content) != data or any(content.get(key) != value for key, value in about.items()):
+            return None
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    if "failed" in content:
+        raise StorageError(f"Worker {part} could not save its part: {content['failed']}", workers=(part,))
+    return file_from(content["file"])
+
+
+def _about(joint: Joint, step: int, part: int) -> dict[str, Any]:
+    return {"save": joint.mark, "step": step, "part": part, "parts": joint.count}
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    return canonical({**content, "digest": hashlib.sha256(canonical(content)).hexdigest()})

@@ -17,11 +17,20 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.checkpoint import checkpoint_manifest as manifests
-from tfdist.checkpoint import checkpoint_parts as parts_of
+from tfdist.checkpoint import checkpoint_manifest as parts_of
 from tfdist.checkpoint import safetensors_file as files_of_arrays
-from tfdist.checkpoint.checkpoint_manifest import File, Manifest
-from tfdist.checkpoint.checkpoint_names import ARRAYS, RECEIPT, SUFFIX, part_name, step_name, step_of
-from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_manifest import (
+    ARRAYS,
+    RECEIPT,
+    SUFFIX,
+    File,
+    Joint,
+    Manifest,
+    Part,
+    part_name,
+    step_name,
+    step_of,
+)
 from tfdist.checkpoint.local_checkpoints import LocalPlace
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.monitor import faults

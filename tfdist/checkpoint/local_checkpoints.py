@@ -19,11 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.checkpoint import checkpoint_manifest as manifests
-from tfdist.checkpoint.checkpoint_names import RECEIPT, hidden_name, is_file_of_checkpoint, is_step_name, step_name
+from tfdist.checkpoint.checkpoint_manifest import RECEIPT, hidden_name, is_file_of_checkpoint, is_step_name, step_name
 from tfdist.errors import CorruptDataError
-from tfdist.storage.disk_errors import explained
-from tfdist.storage.durable import claim, make_directory, remove_abandoned, sync_directory
-from tfdist.storage.filenames import is_temporary, plain_name, temporary_name
+from tfdist.storage.files import (
+    claim,
+    explained,
+    is_temporary,
+    make_directory,
+    plain_name,
+    remove_abandoned,
+    sync_directory,
+    temporary_name,
+)
 
 _BUFFER = 64 << 10  # for small arrays; larger pieces are written from where they lie
 _TRIES = 100

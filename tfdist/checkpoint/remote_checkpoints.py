@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.checkpoint import checkpoint_manifest as manifests
-from tfdist.checkpoint.checkpoint_names import RECEIPT, RUN_DIGITS, is_file_of_checkpoint, is_step_name, mark_of
+from tfdist.checkpoint.checkpoint_manifest import RECEIPT, RUN_DIGITS, is_file_of_checkpoint, is_step_name, mark_of
 from tfdist.errors import CorruptDataError, MissingFileError, StorageError
 from tfdist.storage.remote_storage import FsspecStorage
 

@@ -1,14 +1,6 @@
 """Arrays in a safetensors file, written and read without an intermediate copy.
 
 Wider types come first, so every array lies aligned in a map of the file. The safetensors library reads it.
-
-Example:
-    >>> import io
-    >>> file = io.BytesIO()
-    >>> size, checksum = write(file, as_arrays({"kernel": np.ones((2, 3), np.float32), "step": np.int64(7)}))
-    >>> found = read(np.frombuffer(file.getvalue(), np.uint8))
-    >>> found["kernel"].shape, int(found["step"]), size == len(file.getvalue())
-    ((2, 3), 7, True)
 """
 
 import json
@@ -51,13 +43,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
-    """Return what can be written of each array: itself where it is contiguous and in this machine's order, else a copy.
-
-    Example:
-        >>> kernel = np.zeros((2, 2))
-        >>> as_arrays({"kernel": kernel})["kernel"] is kernel
-        True
-    """
+    """What can be written of each array: itself if it is contiguous and in this machine's order, else a copy."""
     if not isinstance(arrays, Mapping):
         raise ConfigTypeError(
             f"arrays are {validation.shown(arrays)}; they must be a mapping of names to arrays.",
@@ -110,12 +96,7 @@ def write(
 
 
 def crc32c(data: NDArray[np.uint8]) -> int:
-    """Return the CRC-32C of bytes, letting others use Python's lock in between.
-
-    Example:
-        >>> crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
-        True
-    """
+    """Return the CRC-32C of bytes, letting others use Python's lock in between."""
     checksum = 0
     for begin in range(0, data.size, PIECE_BYTES):
         checksum = google_crc32c.extend(checksum, data[begin : begin + PIECE_BYTES])

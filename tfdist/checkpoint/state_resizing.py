@@ -1,9 +1,4 @@
-"""State of which every replica or worker has its own, and what becomes of it when their number is another one.
-
-Example:
-    >>> resharded("sum", [np.array([1.0, 2.0]), np.array([3.0, 4.0])], index=2, count=4)
-    array([1. , 1.5])
-"""
+"""State of which every replica or worker has its own, and what becomes of it when their number is another one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -66,16 +61,7 @@ class ShardedState:
 
 
 def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) -> _Array:
-    """Return what a shard has of what other shards had.
-
-    Example:
-        >>> [resharded("keep", ["a", "b"], index=i, count=3) for i in range(3)]
-        ['a', 'b', 'a']
-        >>> [resharded("concatenate", [np.arange(3), np.arange(3, 5)], index=i, count=3).tolist() for i in range(3)]
-        [[0, 1], [2, 3], [4]]
-        >>> [resharded("sum", [np.array(3), np.array(4)], index=i, count=3).tolist() for i in range(3)]
-        [3, 2, 2]
-    """
+    """Return what a shard has of what other shards had."""
     if len(shards) == count:
         return shards[index]
     return _RULES[rule](shards, index, count)

@@ -22,7 +22,7 @@ import google_crc32c
 
 from tfdist import validation
 from tfdist.errors import DeadlineError, ShortReadError
-from tfdist.storage.filenames import is_temporary, temporary_name
+from tfdist.storage.files import is_temporary, temporary_name
 from tfdist.storage.ranges import Range
 
 BLOCK_BYTES = 1 << 20

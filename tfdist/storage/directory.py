@@ -1,15 +1,6 @@
 """The `Storage` protocol, for local folders and for any store that fsspec reaches.
 
-A storage is one flat directory. It has files with plain names (`tfdist.storage.filenames`), made whole or not at all.
-
-Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     place = storage(folder)
-    ...     with place.lock(), place.create("greeting.txt") as file:
-    ...         _ = file.write(b"hello world")
-    ...     place.names(), place.read_ranges([("greeting.txt", 6, 5), ("greeting.txt", 0, 5)])
-    (['greeting.txt'], [b'world', b'hello'])
+A storage is one flat directory. It has files with plain names (`tfdist.storage.files`), made whole or not at all.
 """
 
 import os
@@ -114,12 +105,7 @@ def storage(
     cache: BlockCache | None = None,
     follow_symlinks: bool = False,
 ) -> Storage:
-    """Return the storage of a directory; it need not exist, and nothing is read or written yet.
-
-    Example:
-        >>> storage("/data/digits").local, storage("memory://digits").local
-        (PosixPath('/data/digits'), None)
-    """
+    """Return the storage of a directory; it need not exist, and nothing is read or written yet."""
     text = _text(directory)
     found = _URL.match(text)
     if found is None or found["scheme"].lower() == "file":
@@ -172,3 +158,65 @@ def _path_of(url: str) -> str:
             received=url,
         )
     return urllib.parse.unquote(parts.path)
+
+
+class Overlay:
+    """A `tfdist.storage.directory.Storage` that reads some files of one directory and writes into another."""
+
+    def __init__(self, files: Storage, names: Sequence[str], notes: Storage, *, url: str) -> None:
+        self.url: str = url
+        self.local: Path | None = files.local
+        self._files = files
+        self._names = frozenset(names)
+        self._notes = notes
+
+    def names(self) -> list[str]:
+        """Return the names of the files of both, sorted."""
+        return sorted(self._names.union(self._notes.names()))
+
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        return self._of(name).size(name)
+
+    @property
+    def fetched(self) -> float:
+        """When bytes of a file came last."""
+        return self._files.fetched
+
+    def state(self, name: str) -> Any:
+        """Return what differs when a file does, as it is now."""
+        return self._of(name).state(name)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return ``length`` bytes from ``start``, or all that follow."""
+        return self._of(name).read(name, start, length)
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return the bytes of each (name, start, length), in the order of ``ranges``."""
+        found = [b""] * len(ranges)
+        for place in (self._files, self._notes):
+            chosen = [number for number, (name, _, _) in enumerate(ranges) if self._of(name) is place]
+            for number, data in zip(chosen, place.read_ranges([ranges[i] for i in chosen]), strict=True):
+                found[number] = data
+        return found
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Write a file beside the others in a block, whole or not at all."""
+        return self._notes.create(name)
+
+    def append(self, name: str, line: bytes) -> None:
+        """Add a line to a file beside the others."""
+        self._notes.append(name, line)
+
+    def remove(self, name: str) -> None:
+        """Remove a file beside the others."""
+        self._notes.remove(name)
+
+    def lock(
+        self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[None]:
+        """Be the only writer beside the others for a block."""
+        return self._notes.lock(timeout_seconds=timeout_seconds, on_wait=on_wait)
+
+    def _of(self, name: str) -> Storage:
+        return self._files if name in self._names else self._notes

@@ -15,10 +15,18 @@ import filelock
 
 from tfdist import validation
 from tfdist.errors import DeadlineError, StorageError
-from tfdist.storage.disk_errors import explained
-from tfdist.storage.durable import claim, make_directory, remove_abandoned, sync_directory
-from tfdist.storage.filenames import is_plain, is_temporary, plain_name, temporary_name
-from tfdist.storage.ranges import within
+from tfdist.storage.files import (
+    claim,
+    explained,
+    is_plain,
+    is_temporary,
+    make_directory,
+    plain_name,
+    remove_abandoned,
+    sync_directory,
+    temporary_name,
+    within,
+)
 
 LOCK_NAME = ".lock"
 LOCK_SECONDS = 600.0

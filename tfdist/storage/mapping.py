@@ -25,14 +25,6 @@ def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
     """Return the first ``size`` bytes of an open file, to be read alone; the descriptor may be closed at once.
 
     The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryFile() as file:
-        ...     _ = file.write(b"letters"), file.flush()
-        ...     found = mapped(file.fileno(), 7)
-        >>> found[3:5].tobytes()
-        b'te'
     """
     if not size:
         return np.empty(0, np.uint8)

@@ -1,12 +1,4 @@
-"""Plan requests for many byte ranges, joining neighbours up to a limit, and cut up the answers.
-
-Example:
-    >>> plan = coalesce([("a", 10, 5), ("a", 0, 4), ("b", 7, 2)], gap=8, largest=100)
-    >>> plan.requests
-    (('a', 0, 15), ('b', 7, 2))
-    >>> plan.results([b"0123456789abcde", b"xy"])
-    [b'abcde', b'0123', b'xy']
-"""
+"""Plan requests for many byte ranges, joining neighbours up to a limit, and cut up the answers."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -71,29 +63,6 @@ def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
     ]
     keys = [(name, start) for name, start, _ in requests]
     return Plan(tuple(requests), tuple(tuple(_pieces(keys, requests, *wanted_range)) for wanted_range in ranges))
-
-
-def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
-    """Return ``start`` and ``length`` as plain ints, if they lie in a file of ``size`` bytes.
-
-    Nothing is allocated for a length that a stranger's index names before it was here.
-
-    Example:
-        >>> within("a.index", 90, 20, size=100)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        tfdist.errors.ShortReadError: a.index has 100 bytes; 20 from byte 90 were asked for. It ...
-    """
-    start = validation.integer(f"{where}: start", start, minimum=0)
-    length = validation.integer(f"{where}: length", length, minimum=0)
-    if start + length > size:
-        raise ShortReadError(
-            f"{where} has {size} bytes; {length} from byte {start} were asked for. It was cut or replaced: copy it "
-            "again, or write it again.",
-            received=size,
-            path=where,
-        )
-    return start, length
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

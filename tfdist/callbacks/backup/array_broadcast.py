@@ -14,12 +14,7 @@ _Arrays = Mapping[str, NDArray[Any]]
 
 
 def from_worker(index: int, workers: Workers, arrays: _Arrays, note: Any) -> tuple[dict[str, NDArray[Any]], Any]:
-    """Return what one worker gives, on every worker; all must call it.
-
-    Example:
-        >>> from_worker(0, Workers(), {"x": np.array([1, 2])}, "a note")
-        ({'x': array([1, 2])}, 'a note')
-    """
+    """Return what one worker gives, on every worker; all must call it."""
     head, content = b"", np.empty(0, np.uint8)
     if workers.index == index:
         about = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]

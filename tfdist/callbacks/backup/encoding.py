@@ -12,15 +12,7 @@ _ARRAY, _TUPLE, _SCALAR, _PAIRS = "__array__", "__tuple__", "__scalar__", "__pai
 
 
 def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
-    """Return a value as JSON; the arrays in it are put into ``arrays``.
-
-    Example:
-        >>> arrays = {}
-        >>> encode({"best": 0.5, "weights": [np.zeros(2)]}, arrays, "early")
-        {'best': 0.5, 'weights': [{'__array__': 'early/weights/0'}]}
-        >>> decode(_, arrays)["weights"]
-        [array([0., 0.])]
-    """
+    """Return a value as JSON; the arrays in it are put into ``arrays``."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, np.generic):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfdist.callbacks.backup import array_broadcast
 from tfdist.checkpoint.background_writer import Writer
-from tfdist.checkpoint.checkpoint_parts import Joint, Part
+from tfdist.checkpoint.checkpoint_manifest import Joint, Part
 from tfdist.checkpoint.checkpoint_store import Store
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.errors import StorageError

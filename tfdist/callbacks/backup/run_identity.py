@@ -74,23 +74,13 @@ def _let_go() -> None:
 
 
 def place_of(backup_dir: str) -> str:
-    """Return what names a backup directory, the same from any working directory.
-
-    Example:
-        >>> place_of("backup") == place_of(os.path.abspath("backup")), len(place_of("s3://bucket/backup"))
-        (True, 16)
-    """
+    """Return what names a backup directory, the same from any working directory."""
     place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
     return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def mark(backup_dir: str) -> dict[str, Any]:
-    """Return, as JSON, which training a state that is saved now is of.
-
-    Example:
-        >>> mark("backup")["before"]
-        0
-    """
+    """Return, as JSON, which training a state that is saved now is of."""
     place = place_of(backup_dir)
     return {"place": place, "before": _over[place]}
 
@@ -101,25 +91,12 @@ def is_over(backup_dir: str) -> None:
 
 
 def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
-    """Return whether a whole state is, for certain, of the training that begins now.
-
-    Example:
-        >>> is_same("backup", {"training": mark("backup")}), is_same("backup", {})
-        (True, False)
-    """
+    """Return whether a whole state is, for certain, of the training that begins now."""
     return bool(state.get("training") == mark(backup_dir))
 
 
 def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
-    """Check that a state is of the training that begins now.
-
-    Example:
-        >>> require_same("backup", mark("backup"))
-        >>> require_same("backup", {**mark("backup"), "before": 1})  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        tfdist.errors.ConfigError: the backup in backup is of fit number 2 of its script with this backup_dir, ...
-    """
+    """Check that a state is of the training that begins now."""
     own = mark(backup_dir)
     if found is None or found["place"] != own["place"] or found["before"] == own["before"]:
         return

@@ -61,29 +61,14 @@ def key(
     bounds: tuple[tuple[int, int], ...],
     elements: tuple[int, int] | None = None,
 ) -> str:
-    """Return the name of a part.
-
-    Example:
-        >>> key("variable/dense/kernel", (4, 6), ((0, 4), (3, 6)))
-        'cut/4,6/0:4,3:6/variable/dense/kernel'
-        >>> key("slot", (4, 6), ((0, 4), (3, 6)), (6, 12))
-        'cut/4,6/0:4,3:6@6:12/slot'
-    """
+    """Return the name of a part."""
     edges = ",".join(f"{begin}:{end}" for begin, end in bounds)
     edges += "" if elements is None else f"@{elements[0]}:{elements[1]}"
     return f"{_KIND}/{','.join(map(str, shape))}/{edges}/{name}"
 
 
 def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
-    """Return the wholes of all parts of variables by name, and what else there is.
-
-    Example:
-        >>> joined({"cut/3/0:1/a": np.array([1]), "cut/3/1:3/a": np.array([2, 3]), "b": np.array(4)}, source="x")
-        ({'a': array([1, 2, 3])}, {'b': array(4)})
-        >>> joined({"cut/2,2/0:2,0:1@0:1/a": np.array([1]), "cut/2,2/0:2,0:1@1:2/a": np.array([3]),
-        ...         "cut/2,2/0:2,1:2/a": np.array([[2], [4]])}, source="x")[0]["a"].tolist()
-        [[1, 2], [3, 4]]
-    """
+    """Return the wholes of all parts of variables by name, and what else there is."""
     parts: dict[str, list[tuple[str, str, _Array]]] = {}
     rest = {}
     for full, array in arrays.items():

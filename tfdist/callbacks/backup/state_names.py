@@ -90,12 +90,7 @@ def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]
 
 
 def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:
-    """Return the path of a slot with that of its weight in it.
-
-    Example:
-        >>> _slot_path("adam/dense_3_kernel_momentum", [("dense_3_kernel", "dense_3/kernel")])
-        'adam/dense_3/kernel/momentum'
-    """
+    """Return the path of a slot with that of its weight in it."""
     owner, _, last = path.rpartition("/")
     for flat, weight in slots:
         if last.startswith(f"{flat}_"):

@@ -1,11 +1,11 @@
-"""A damaged directory made sound: the records that are whole are copied, and what is not is named.
+"""Repair a damaged directory: copy the records that are whole, and name the others.
 
-Copies have new names, the manifest comes after them, and the files that they take the place of are removed last:
-whenever it ends, the directory is what it was or what it becomes. Into another directory all is copied, and nothing is
-changed.
+Copies have new names, the manifest follows them, and the files that they replace are removed last. So a repair that is
+killed leaves the old directory or the new one. A lost manifest is rebuilt from the shards.
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from tfdist import validation
-from tfdist.data.check.decoding import Decoding
-from tfdist.data.check.rebuilding import inferred
 from tfdist.data.check.shard_check import Examined, Place
 from tfdist.data.check.verifying import Progress, examine_all
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
-from tfdist.data.format.contents import Contents
+from tfdist.data.format.contents import Contents, batches
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
-from tfdist.data.format.reindex import batches
+from tfdist.data.format.picture_decoding import Decoding
+from tfdist.data.format.record_framing import Content, Found, walk
 from tfdist.data.format.revisions import (
     index_name,
     newest,
@@ -34,16 +33,100 @@ from tfdist.data.format.revisions import (
     shard_name,
     superseded,
 )
-from tfdist.data.format.scan import Content, walk
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import Schema, layouts
 from tfdist.data.sources.source_files import is_url
+from tfdist.data.sources.tfrecords.inference import looked_at
 from tfdist.data.writing import journal
 from tfdist.data.writing.encode import Encoded
 from tfdist.data.writing.index_files import described, store_index_of
 from tfdist.data.writing.indexing import files
 from tfdist.data.writing.shard import ShardWriter
-from tfdist.errors import ConfigError, CorruptDataError, fields_of
+from tfdist.errors import ConfigError, CorruptDataError, TfdistError, fields_of
 from tfdist.storage.directory import Storage, storage
+
+_LARGEST_REVISION = 1 << 53
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What the shards show, and in words (``said``); ``faults`` has the stretches of each shard that are no example."""
+
+    schema: Schema
+    layout: str
+    label: str | None
+    revision: int
+    faults: Mapping[str, Sequence[Found]]
+    said: tuple[str, ...]
+
+
+def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferred:
+    """What a manifest would say of shards, from the first schema and layout that fit every whole record.
+
+    Schemas are tried in this order: the given one, the legible one, and the one that the records show. If none fits,
+    the last is taken, without the records that do not fit.
+    """
+    legible = _legible(place)
+    for chosen, said, is_last in _schemas(place, shards, schema, legible):
+        for layout in layouts(chosen):
+            faults = {shard: _faults(place, shard, chosen, layout) for shard in shards}
+            is_unfit = any(fault.payload is not None for listed in faults.values() for fault in listed)
+            if is_unfit and not (is_last and layout == layouts(chosen)[-1]):
+                continue  # a record that is whole and does not fit: rather the schema or the layout is wrong
+            label = legible.get("label")
+            return Inferred(
+                schema=chosen,
+                layout=layout,
+                label=label if isinstance(label, str) and label in chosen else "label" if "label" in chosen else None,
+                revision=_revision(legible),
+                faults=faults,
+                said=(said, f"layout: {layout}"),
+            )
+    raise AssertionError("the last schema is always taken")
+
+
+def _schemas(
+    place: Storage, shards: list[str], given: Schema | None, legible: Mapping[str, Any]
+) -> Iterator[tuple[Schema, str, bool]]:
+    if given is not None:
+        yield given, "schema: as given", True
+        return
+    try:
+        found = Schema.from_json(legible.get("schema"))
+        yield found, f"schema: as {manifests.NAME} still has it; all records fit it", False
+    except TfdistError:
+        pass
+    found = looked_at(place, shards).schema(place.url)
+    parts = ", ".join(f"{name} {feature.dtype}{list(feature.shape)}" for name, feature in found.items())
+    yield found, f"schema: told from the records ({parts}); arrays that were stored as bytes are bytes now", True
+
+
+def _faults(place: Storage, shard: str, schema: Schema, layout: str) -> list[Found]:
+    """The stretches of a shard that are no example; the payload of a whole record is left out, as it may be large."""
+    contents, faults = Contents(schema, layout), list[Found]()
+    for batch in batches(walk(Content(place, shard))):
+        problems = contents.of([found.payload or b"" for found in batch]).problems
+        for row, found in enumerate(batch):
+            if found.payload is None:
+                faults.append(found)
+            elif row in problems:
+                faults.append(found._replace(payload=b"", problem=problems[row]))
+    return faults
+
+
+def _legible(place: Storage) -> dict[str, Any]:
+    """What can be read of a damaged manifest; none of it is to be trusted."""
+    if manifests.NAME not in place.names() or place.size(manifests.NAME) > manifests.LARGEST_BYTES:
+        return {}
+    try:
+        found = json.loads(place.read(manifests.NAME))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _revision(legible: Mapping[str, Any]) -> int:
+    found = legible.get("revision")
+    return found if isinstance(found, int) and not isinstance(found, bool) and 1 <= found < _LARGEST_REVISION else 1
 
 
 @dataclass(frozen=True)
@@ -178,7 +261,7 @@ def repair_storage(
     schema: Schema | None = None,
     progress: Progress | None = None,
 ) -> Repair:
-    """Repair a directory that nobody else writes to; see `repair`."""
+    """Repair a directory that has no other writer; see `repair`."""
     if into is not None and (taken := into.names()):
         raise ConfigError(
             f"{into.url} has {taken[0]} already. Choose a directory that is empty; or, where a repair that was "
@@ -217,7 +300,6 @@ def repair_storage(
 
 
 def _without_manifest(place: Storage, into: Storage | None, schema: Schema | None) -> Repair:
-    """Repair a directory whose manifest is lost: its shards say what it was."""
     is_writing = journal.NAME in place.names()
     shards = newest(of_one_writing(files(place), is_writing=is_writing))
     found = inferred(place, shards, schema)
@@ -245,7 +327,7 @@ class _Work:
         self._indexed: list[str] = []
 
     def add(self, shard: Shard, state: Examined) -> None:
-        """Do what a shard needs, and nothing that a reader of the old manifest could see."""
+        """Do what a shard needs, and nothing that a reader of the old manifest sees."""
         self._lost += [place for place in state.places if place.examples]
         if state.is_missing:
             self._rewritten[shard.file] = ""
@@ -257,7 +339,6 @@ class _Work:
             self._shards.append(shard)
 
     def add_unknown(self, file: str, faults: list[Place]) -> None:
-        """Do what a shard needs that no manifest describes."""
         self._lost += faults
         if faults or self._is_copy:
             self._copy(file)
@@ -272,7 +353,6 @@ class _Work:
         self._shards += [found] if found else []
 
     def _describe(self, file: str, known: Shard | None, *, is_described: bool) -> None:
-        """Describe a shard whose records are whole, and write its index."""
         found, rows = described(self._place, file, self._old.schema, self._old.layout)
         if known is not None and is_described:
             found = known
@@ -283,7 +363,7 @@ class _Work:
         self._shards.append(found)
 
     def commit(self) -> Repair:
-        """Make the new revision the directory's, and remove what only the old one had."""
+        """Put the new manifest in place, and remove the files that only the old one named."""
         new = replace(self._old, shards=tuple(self._shards), revision=self._revision)
         if not new.examples and (self._old.examples or not self._old.shards):
             raise CorruptDataError(
@@ -315,7 +395,7 @@ class _Work:
             file.write(data)
 
     def _leftovers(self, new: Manifest) -> list[str]:
-        """Return the files that an earlier repair left which was killed, or which only the old revision had."""
+        """Files that only the old revision has, or that a repair that was killed left."""
         names, used = self._target.names(), new.files
         before = self._old.files | {name for file in self._rewritten for name in (file, index_name(file))}
         families = {original(name)[0] for name in used | before}
@@ -343,7 +423,7 @@ def copied(
     *,
     decode: Callable[[Sequence[bytes]], list[str]] | None = None,
 ) -> Shard | None:
-    """Copy the records of a shard that are whole, and examples of the schema; return None if there is none."""
+    """Copy the records of a shard that are whole and fit the schema; None if there is none."""
     contents = Contents(schema, layout, decode=decode)
     try:
         with ShardWriter(into, name, layout) as writer:

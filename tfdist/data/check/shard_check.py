@@ -1,4 +1,4 @@
-"""One shard, compared with all that is said of it: its file, its records, its index, its place in the manifest."""
+"""Compare one shard with its description: file, records, index, and the entry in the manifest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.contents import Contents
+from tfdist.data.format.contents import Contents, batches
 from tfdist.data.format.data_manifest import Manifest, Shard
-from tfdist.data.format.record_framing import OVERHEAD_BYTES
-from tfdist.data.format.record_layout import FIXED
-from tfdist.data.format.reindex import batches
-from tfdist.data.format.scan import Content, Found, walk
+from tfdist.data.format.record_framing import OVERHEAD_BYTES, Content, Found, walk
+from tfdist.data.format.schema import FIXED
 from tfdist.data.format.shard_index import Index, stored_index
 from tfdist.errors import CorruptDataError, MissingFileError
 from tfdist.storage.directory import Storage
@@ -48,16 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Examined:
-    """What one shard turned out to be.
-
-    Attributes:
-        places: what is wrong.
-        sound: examples that can be read.
-        is_missing: there is no such file.
-        is_damaged: something in it is no example.
-        is_described: its file is the one that the manifest describes.
-        is_indexed: its index is there and says what is so.
-    """
+    """The result for one shard: its faults, its readable examples, and what has to be written anew."""
 
     places: tuple[Place, ...]
     sound: int
@@ -77,7 +66,6 @@ def examine(
     decode: Callable[[Sequence[bytes]], list[str]] | None = None,
     seen: Callable[[int], None] | None = None,
 ) -> Examined:
-    """Compare a shard with what is said of it."""
     look = Contents(manifest.schema, manifest.layout, decode=decode) if contents or decode else None
     return _Examination(place, manifest, number, first).run(look, seen=seen)
 
@@ -134,14 +122,14 @@ class _Examination:
         return self._index is not None
 
     def _expected(self, size: int) -> NDArray[np.int64] | None:
-        """Return where records must begin; of a file that was cut, up to the first that is not there."""
+        """Where records must begin; in a file that was cut, up to the first that is missing."""
         if self._manifest.layout != FIXED:
             return None if self._index is None else self._index.offsets[:-1]
         width = self._shard.smallest + OVERHEAD_BYTES
         return np.arange(min(self._shard.examples, size // width + 1), dtype=np.int64) * width
 
     def _read(self, content: Content, look: Contents | None) -> list[int]:
-        """Go through the file; return the examples of which the index says something else than the file."""
+        """Read the file; return the examples for which index and file differ."""
         wrong: list[int] = []
         for batch in batches(walk(content)):
             self._note([found for found in batch if found.payload is None])
@@ -176,7 +164,7 @@ class _Examination:
         return [int(number) for number in numbers[differ]]
 
     def _compare(self, good: NDArray[np.int64], size: int) -> int:
-        """Note which of the records that must be there are not, and why; return how many are."""
+        """Note the expected records that are missing, with the reason; return the number of the others."""
         assert self._starts is not None
         starts = self._starts
         is_there = np.isin(starts, good, assume_unique=True)
@@ -210,7 +198,7 @@ class _Examination:
         return int(is_there.sum())
 
     def _number_faults(self, good: NDArray[np.int64]) -> None:
-        """Note faults where nobody says where records must be: up to the first the number is known."""
+        """Note faults where no index says where records must be: the number is known up to the first fault."""
         for place, fault in enumerate(self._faults[:MOST_PLACES]):
             number = self._first + int(np.searchsorted(good, fault.offset)) if not place else None
             self._add(fault.offset, number, fault.problem, 1)
@@ -219,7 +207,7 @@ class _Examination:
             self._add(fault.offset, None, "this one and others, in a long list", len(self._faults) - MOST_PLACES)
 
     def _is_described(self, content: Content, count: int) -> bool:
-        """Return whether size, checksum and number of records are those of the manifest, and note it where not."""
+        """Size, checksum and number of records are those of the manifest; note what differs."""
         shard, crc = self._shard, content.crc()
         is_like = content.size == shard.bytes and crc == shard.crc32c
         if self._faults:

@@ -1,4 +1,4 @@
-"""A directory of examples, looked at byte by byte: everything that is wrong with it, and where."""
+"""Read every byte of a directory of examples, and report each fault with its place."""
 
 import dataclasses
 import os
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import validation
-from tfdist.data.check.decoding import Decoding
-from tfdist.data.check.manifest_guard import require_manifest
 from tfdist.data.check.shard_check import Examined, Place, examine
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.format.picture_decoding import Decoding
+from tfdist.data.reading.examples import require_manifest
 from tfdist.data.writing.foreign_tfrecords import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
@@ -163,7 +163,6 @@ def verify_manifest(
     decode: Decoding | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Compare a directory with a manifest; see `verify`."""
     done = examine_all(place, found, contents=contents, decode=decode, progress=progress)
     if any(shard.places for shard in done):  # it is corrupt, or another one by now
         require_manifest(place, found)
@@ -188,10 +187,7 @@ def examine_all(
     decode: Decoding | None = None,
     progress: Progress | None = None,
 ) -> list[Examined]:
-    """Return what each shard of a manifest turned out to be.
-
-    Several are read at once: checksums and requests leave the interpreter to others.
-    """
+    """Examine several shards at once: checksums and requests release the interpreter's lock."""
     firsts = [0]
     for shard in found.shards:
         firsts.append(firsts[-1] + shard.examples)
@@ -212,8 +208,6 @@ def examine_all(
 
 
 class _Seen:
-    """Adds up what threads have read."""
-
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total = total
         self._progress = progress
@@ -221,7 +215,6 @@ class _Seen:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Add bytes; the one who called for them hears of it."""
         if self._progress is not None:
             with self._lock:
                 self._bytes += count

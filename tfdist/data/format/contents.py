@@ -1,16 +1,8 @@
-"""Check payloads against a schema, and derive what an index says of them.
+"""Check payloads against a schema, and build the index of a shard from them."""
 
-Example:
-    >>> from tfdist.data.format.schema import Feature
-    >>> feature = Feature("int64")
-    >>> payload = example.joined([example.entry("y", feature, example.content_of(feature, 7))])
-    >>> found = Contents(Schema({"y": feature}), "generic").of([payload, b"dirt"])
-    >>> found.columns["value:y"].tolist(), sorted(found.problems)
-    ([7, 0], [1])
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,28 +10,24 @@ from numpy.typing import NDArray
 
 from tfdist.data.format import example
 from tfdist.data.format.picture_decoding import KEPT, format_of
-from tfdist.data.format.record_layout import FIXED, indexed_values
-from tfdist.data.format.schema import Schema
-from tfdist.data.format.shard_index import arrays_of, texts_of
+from tfdist.data.format.record_framing import Content, Found, walk
+from tfdist.data.format.schema import FIXED, Schema, indexed_values, texts_of
+from tfdist.data.format.shard_index import Index, arrays_of
 from tfdist.errors import CorruptDataError
+
+BATCH_RECORDS = 4096
+BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What payloads hold.
-
-    Attributes:
-        columns: arrays of an index by their names, without offsets; zeros for payloads that do not fit.
-        problems: place in the payloads -> why it is no example of the schema.
-    """
+    """Index columns of payloads, with zeros where a payload does not fit, and the problem of each that does not."""
 
     columns: Mapping[str, NDArray[Any]]
     problems: Mapping[int, str]
 
 
 class Contents:
-    """Looks into payloads."""
-
     def __init__(
         self,
         schema: Schema,
@@ -57,7 +45,6 @@ class Contents:
         self._values = set(indexed_values(schema, layout))
 
     def of(self, payloads: Sequence[bytes]) -> Rows:
-        """Return what payloads hold, and which are no examples."""
         if self._template is not None:
             return Rows({}, self._unlike(self._template, payloads))
         columns = {
@@ -119,3 +106,64 @@ class Contents:
         for place in np.asarray(fitting, np.int64)[~fits].tolist():
             problems[place] = "a record that is no example of its schema"
         return problems
+
+
+def batches(found: Iterator[Found]) -> Iterator[list[Found]]:
+    """Lists of at most 4096 findings, whose payloads have about 16 MiB at most."""
+    while batch := list(islice(found, 1)):
+        size = batch[0].size
+        while len(batch) < BATCH_RECORDS and size < BATCH_BYTES and (more := next(found, None)) is not None:
+            batch.append(more)
+            size += more.size
+        yield batch
+
+
+class Gathered:
+    """The arrays of an index, as they come."""
+
+    def __init__(self, schema: Schema, layout: str) -> None:
+        self._offsets: list[NDArray[np.int64]] = []
+        empty = arrays_of(0, schema, layout)
+        self._columns: dict[str, list[NDArray[Any]]] = {
+            key: [np.zeros(shape, dtype)] for key, (dtype, shape) in empty.items() if key != "offset"
+        }
+
+    def add(self, offsets: Any, columns: Any) -> None:
+        """Append records: where they begin, and their part of each column."""
+        self._offsets.append(np.asarray(offsets, np.int64))
+        for key, parts in self._columns.items():
+            parts.append(columns[key])
+
+    def index(self, end: int) -> Index:
+        offsets = np.concatenate([*self._offsets, np.array([end], np.int64)])
+        return Index(offsets, {key: np.concatenate(parts) for key, parts in self._columns.items()})
+
+
+def index_anew(
+    content: Content, name: str, schema: Schema, layout: str, *, examples: int, accept: Callable[[str], None] | None
+) -> Index:
+    """The index of a shard from its records.
+
+    A corrupt record keeps its place, with zeros in the columns, as long as the number of records is right: its checksum
+    reveals it when it is read.
+    """
+    contents, gathered, count = Contents(schema, layout), Gathered(schema, layout), 0
+    for batch in batches(walk(content)):
+        rows = contents.of([found.payload or b"" for found in batch])
+        for place, found in enumerate(batch):
+            problem = found.problem or rows.problems.get(place, "")
+            if problem:
+                said = f"{name}: at byte {found.offset}, where record {count + place} should be, there is {problem}"
+                if accept is None:
+                    raise CorruptDataError(f"{said}.")
+                accept(said)
+        gathered.add([found.offset for found in batch], rows.columns)
+        count += len(batch)
+    if count != examples:
+        raise CorruptDataError(
+            f"{name} has {count} records or corrupt stretches; the manifest says {examples}. `tfdist data repair` "
+            "keeps what is whole.",
+            received=count,
+            path=name,
+        )
+    return gathered.index(content.size)

@@ -1,12 +1,4 @@
-"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last and not trusted.
-
-Example:
-    >>> from tfdist.data.format.schema import Feature
-    >>> shard = Shard(file="data-00000.tfrecord", examples=2, bytes=90, crc32c=7, smallest=29, largest=29)
-    >>> manifest = Manifest(schema=Schema({"x": Feature("float64", (2,))}), layout="fixed", shards=(shard,))
-    >>> Manifest.from_bytes(manifest.to_bytes()) == manifest
-    True
-"""
+"""The manifest of a directory of examples: schema, shards, sizes, checksums. Written last and not trusted."""
 
 import dataclasses
 import functools
@@ -19,11 +11,10 @@ from tfdist import validation
 from tfdist.data.format import splits
 from tfdist.data.format.example import template_bytes
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
-from tfdist.data.format.record_layout import FIXED, GENERIC, LAYOUTS, layout_of
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import FIXED, GENERIC, LAYOUTS, Schema, layout_of
 from tfdist.errors import ConfigError, CorruptDataError, fields_of
 from tfdist.storage.directory import Storage
-from tfdist.storage.filenames import plain_name
+from tfdist.storage.files import plain_name
 
 NAME = "manifest.json"
 FORMAT = "tfdist.data"
@@ -45,17 +36,10 @@ class IndexFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One TFRecord file.
+    """One TFRecord file; `crc32c` is of the whole file and not masked, `index` is None for the fixed layout.
 
-    Attributes:
-        file: its plain name in the directory.
-        examples: records in it.
-        bytes: of the file.
-        crc32c: CRC-32C of the whole file, not masked.
-        smallest, largest: bytes of its shortest and longest payload.
-        index: None for the fixed layout.
-        ends: the checksums of its first and of its last payload as they stand in the file, which tell it from others of
-            its size; None if it has no record, or an earlier release described it.
+    `ends` has the checksums of the first and last payload as the file stores them, which tell it from others of its
+    size. It is None if there is no record, or if an earlier release described the shard.
     """
 
     file: str
@@ -74,7 +58,7 @@ class Manifest:
 
     Attributes:
         schema: what an example consists of.
-        layout: how it can be read, see `tfdist.data.format.record_layout`.
+        layout: how it can be read, see `tfdist.data.format.schema`.
         shards: in the order of their examples.
         label: the feature that is learnt, None if there is none.
         revision: 1 as written; each repair, and each overwriting, makes the next.
@@ -143,8 +127,13 @@ class Manifest:
             raise CorruptDataError(f"{NAME} cannot be used: {error}", **{"path": NAME} | fields_of(error)) from error
 
 
+def has_manifest(place: Storage) -> bool:
+    """A manifest is there; the storage of a file, which is no directory, has none."""
+    is_file = place.local is not None and place.local.is_file()
+    return not is_file and NAME in place.names()
+
+
 def read_manifest(place: Storage) -> Manifest:
-    """Return the manifest of a directory."""
     names = place.names()
     if NAME not in names:
         found = f"{len(names)} files but no {NAME}" if names else "no file"
@@ -224,7 +213,7 @@ def _read(data: bytes) -> Manifest:
 
 
 def _check_fixed(schema: Schema, shards: tuple[Shard, ...]) -> None:
-    """Refuse records that the schema does not make: whoever makes its template needs as much memory as one takes."""
+    """Refuse records that the schema does not make: a template takes as much memory as one record."""
     length = template_bytes(schema)
     for shard in shards:
         if shard.examples and (shard.smallest, shard.largest) != (length, length):

@@ -1,15 +1,8 @@
-"""tf.train.Example on the wire, without TensorFlow: every value at a place that is known, where a schema allows it.
+"""tf.train.Example on the wire, without TensorFlow, with every value at a known place where the schema allows it.
 
-Features stand in the order of their names. A single integer is a varint that is padded to the bytes which its dtype may
-need: any protocol buffer reader takes it, and all records of a fixed schema get the same length and the same bytes
-except for the values (`Template`), so that NumPy writes and reads thousands at once.
-
-Example:
-    >>> from tfdist.data.format.schema import Feature, Schema
-    >>> template = Template(Schema({"x": Feature("float32", (2,)), "y": Feature("int64")}))
-    >>> rows = template.encode({"x": np.ones((3, 2), np.float32), "y": np.array([7, -1, 0])}, 3)
-    >>> template.decode(rows)["y"].tolist()
-    [7, -1, 0]
+Features are in the order of their names. A single integer is a varint padded to the bytes that its dtype may need,
+which every protocol buffer reader accepts. So all records of a fixed schema differ only in their values (`Template`),
+and NumPy writes and reads thousands at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +22,10 @@ _NO_LIST: tuple[str, list[Any]] = ("", [])
 
 
 def width_of(dtype: str) -> int:
-    """Return the bytes that a single integer of this dtype takes."""
     return _WIDTH.get(dtype, _LONGEST_VARINT)
 
 
 def varint(value: int) -> bytes:
-    """Return the shortest varint of an integer that is not negative."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -44,7 +35,7 @@ def varint(value: int) -> bytes:
 
 
 def varints(values: Any) -> bytes:
-    """Return the shortest varints of integers, one after the other; negative ones as 64-bit two's complement."""
+    """The shortest varints of integers, one after the other; negative ones as 64-bit two's complement."""
     unsigned = np.asarray(values).astype(np.int64).view(np.uint64).reshape(-1)
     groups = (unsigned[:, None] >> (np.uint64(7) * np.arange(_LONGEST_VARINT, dtype=np.uint64))).astype(np.uint8) & 0x7F
     used = np.maximum(_LONGEST_VARINT - np.argmax(groups[:, ::-1] != 0, axis=1), 1)
@@ -55,18 +46,17 @@ def varints(values: Any) -> bytes:
 
 
 def delimited(field: int, content: bytes) -> bytes:
-    """Return a field with its length: a message, bytes or packed values."""
+    """A field with its length: a message, bytes or packed values."""
     return bytes([field << 3 | 2]) + varint(len(content)) + content
 
 
 def entry(name: str, feature: Feature, content: bytes) -> bytes:
-    """Return one feature of an example."""
     listed = delimited(_FIELD[feature.encoding], content)
     return delimited(1, delimited(1, name.encode()) + delimited(2, listed))
 
 
 def text_prefix(name: str, size: int) -> bytes:
-    """Return what stands before the bytes of a feature that is one text of ``size`` bytes; they end its entry."""
+    """What precedes the bytes of a feature that is one text of ``size`` bytes; they end its entry."""
     field = b"\x0a" + varint(size)
     listed = b"\x0a" + varint(len(field) + size) + field
     value = b"\x12" + varint(len(listed) + size) + listed
@@ -75,7 +65,7 @@ def text_prefix(name: str, size: int) -> bytes:
 
 
 def content_of(feature: Feature, value: Any) -> bytes:
-    """Return the content of a feature's list for one value (bytes, text or an array that fits the feature)."""
+    """The content of a feature's list for one value: bytes, text, or an array that fits the feature."""
     if feature.encoding == "bytes":
         items = [value] if feature.shape == () else np.asarray(value, dtype=object).reshape(-1).tolist()
         return b"".join(delimited(1, as_bytes(item)) for item in items)
@@ -93,14 +83,13 @@ def _integers(feature: Feature, array: Any) -> bytes:
 
 
 def as_bytes(value: Any) -> bytes:
-    """Return bytes as they are, and text as UTF-8."""
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _padded(values: NDArray[Any], width: int) -> NDArray[np.uint8]:
-    """Return varints of ``width`` bytes, uint8 ``[n, width]``."""
+    """Varints of ``width`` bytes, uint8 ``[n, width]``."""
     unsigned = values.astype(np.int64).view(np.uint64).reshape(-1)
     groups = np.full((len(unsigned), width), 0x80, np.uint8)
     groups[:, -1] = 0
@@ -120,10 +109,7 @@ def _unpadded(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
 class Template:
     """The record of a schema in which every value has its place.
 
-    Attributes:
-        length: bytes of a payload.
-        entry_bytes: bytes of its features, which end it.
-        slots: name -> (first byte, number of bytes) of its values.
+    `slots` maps each name to the first byte and the number of bytes of its values; the `entry_bytes` end the payload.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -148,7 +134,7 @@ class Template:
             self._constant[begin : begin + size] = 0x80 if is_varint else 0
 
     def encode(self, columns: Mapping[str, Any], count: int) -> NDArray[np.uint8]:
-        """Return the payloads of ``count`` examples, uint8 ``[count, length]``, from arrays that fit the schema."""
+        """The payloads of ``count`` examples, uint8 ``[count, length]``, from arrays that fit the schema."""
         rows = np.empty((count, self.length), np.uint8)
         rows[:] = self._row
         for name, feature in self.schema.items():
@@ -161,11 +147,9 @@ class Template:
         return rows
 
     def decode(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """Return the columns of payloads, uint8 ``[count, length]``."""
         return {name: self.column(name, rows) for name in self.schema}
 
     def column(self, name: str, rows: NDArray[np.uint8]) -> NDArray[Any]:
-        """Return one feature of payloads."""
         feature, (begin, size) = self.schema[name], self.slots[name]
         part = rows[:, begin : begin + size]
         shape = (len(rows), *(dim or 0 for dim in feature.shape))
@@ -175,20 +159,14 @@ class Template:
         return np.ascontiguousarray(part).view(np.uint8).reshape(-1).view(stored).reshape(shape).astype(feature.dtype)
 
     def fits(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Return which payloads are examples of this schema: everything but the values is as it must be."""
+        """Which payloads, uint8 ``[count, length]``, differ from the template only in their values."""
         if rows.shape[1] != self.length:
             return np.zeros(len(rows), bool)
         return ~np.any((rows ^ self._row) & self._constant, axis=1)
 
 
 def template_bytes(schema: Schema) -> int:
-    """Return the length of a fixed schema's payload, without making it: a stranger's schema may ask for any.
-
-    Example:
-        >>> schema = Schema({"x": Feature("float32", (2,)), "y": Feature("int64")})
-        >>> template_bytes(schema) == Template(schema).length
-        True
-    """
+    """The length of a fixed schema's payload without making it: an untrusted schema may ask for any."""
     return _delimited_bytes(sum(_entry_bytes(name, feature) for name, feature in schema.items()))
 
 
@@ -210,12 +188,7 @@ def _slot_bytes(feature: Feature) -> int:
 
 
 def parse(payload: bytes) -> dict[str, tuple[str, list[Any]]]:
-    """Return an example's features: name -> (kind, values); kind is bytes, float, int64, or empty for no list.
-
-    Example:
-        >>> parse(delimited(1, entry("a", Feature("int64"), delimited(1, varints([5])))))
-        {'a': ('int64', [5])}
-    """
+    """An example's features: name -> (kind, values); kind is bytes, float, int64, or empty for no list."""
     try:
         found = {}
         for number, features, _ in _fields(payload, 0, len(payload)):
@@ -230,10 +203,7 @@ def parse(payload: bytes) -> dict[str, tuple[str, list[Any]]]:
 
 
 def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
-    """Return the feature lists of a tf.train.SequenceExample: name -> (kind, values) of each step.
-
-    Its context is what `parse` returns. A tf.train.Example has none.
-    """
+    """The feature lists of a tf.train.SequenceExample: name -> (kind, values) of each step; `parse` has its context."""
     try:
         found: dict[str, list[tuple[str, list[Any]]]] = {}
         for number, lists, _ in _fields(payload, 0, len(payload)):
@@ -248,9 +218,9 @@ def sequences(payload: bytes) -> dict[str, list[tuple[str, list[Any]]]]:
 
 
 def lists_examples(payload: bytes) -> bool:
-    """Return whether a record is an ExampleListWithContext: examples in field 1, and their context in field 2.
+    """A record is an ExampleListWithContext: examples in field 1, and their context in field 2.
 
-    Read as an example or a sequence, it has features that have names and no values, and each name is a whole feature.
+    Read as an example or a sequence, it has features with names and no values, and each name is a whole feature.
     """
     try:
         message = _spans(payload, (0, len(payload)))
@@ -262,7 +232,7 @@ def lists_examples(payload: bytes) -> bool:
 
 
 def _spans(payload: bytes, span: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """Return where the first field of each number stands in a message."""
+    """Where the first field of each number is in a message."""
     found: dict[int, tuple[int, int]] = {}
     for number, inner, _ in _fields(payload, *span):
         found.setdefault(number, inner)
@@ -270,7 +240,7 @@ def _spans(payload: bytes, span: tuple[int, int]) -> dict[int, tuple[int, int]]:
 
 
 def extents(payload: bytes) -> dict[str, tuple[int, int]]:
-    """Return where the bytes of each feature with exactly one value of bytes stand: name -> (first byte, number)."""
+    """First byte and length of each feature that has exactly one value of bytes."""
     found = {}
     for number, features, _ in _fields(payload, 0, len(payload)):
         for inner, item, _ in _fields(payload, *features) if number == 1 else ():
@@ -321,7 +291,7 @@ def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
 
 
 def _fields(payload: bytes, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int], int | None]]:
-    """Yield each field of a message: its number, where its content stands, its value if it is a varint."""
+    """Yield number, span of the content, and the value of a varint, for each field of a message."""
     while begin < end:
         tag, begin = _read_varint(payload, begin, end)
         kind, value = tag & 7, None
@@ -355,18 +325,17 @@ def _signed(value: int) -> int:
 
 
 def prefix(size: int) -> bytes:
-    """Return what stands before the entries of an example, which have ``size`` bytes together."""
+    """What precedes the entries of an example, which have ``size`` bytes together."""
     return b"\x0a" + varint(size)
 
 
 def joined(parts: Sequence[bytes]) -> bytes:
-    """Return the example that has these entries."""
     entries = b"".join(parts)
     return prefix(len(entries)) + entries
 
 
 def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]]]) -> Any:
-    """Return the value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype."""
+    """The value of a feature in a parsed example: bytes, an array of bytes, or an array of its dtype."""
     kind, items = parsed.get(name, _NO_LIST)
     wanted = "bytes" if feature.encoding in ("bytes", "raw") else feature.encoding
     count = 1 if feature.encoding == "raw" else feature.size

@@ -1,30 +1,31 @@
-"""Check whether TensorFlow can decode an image.
+"""Check whether TensorFlow can decode pictures, in processes started for that.
 
-TensorFlow decodes in processes of their own: it would start in the one that asks, where a strategy has to come first.
+In the calling process TensorFlow would start before a strategy is made.
 """
 
 import os
 import re
 from collections.abc import Sequence
 from functools import cache
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from tfdist import validation
-from tfdist.data.format.schema import Feature
+from tfdist.data.format.schema import Feature, Schema
+from tfdist.errors import ConfigError
+from tfdist.processes.pool.task_pool import TaskPool
 
 #: what `tf.io.decode_jpeg` reads in every version of TensorFlow; others have to be converted
 KEPT = ("JPEG", "PNG", "GIF")
 #: bytes of pictures; TensorFlow is loaded in about the time in which as many are decoded
 WORTH_A_PROCESS = 256 << 20
+_MOST_PROCESSES = 8  # processes
 
 
 class Look(NamedTuple):
-    """What a picture turned out to be.
+    """The result for a picture; `problem` is a predicate, empty for a good one.
 
-    Attributes:
-        problem: why it cannot be kept, a predicate; empty if it can.
-        is_broken: whether its bytes are at fault, and not its format.
-        content: the picture as PNG, where it was converted.
+    `is_broken` blames its bytes and not its format; `content` is the picture as PNG where it was converted.
     """
 
     problem: str = ""
@@ -33,12 +34,7 @@ class Look(NamedTuple):
 
 
 def format_of(content: bytes) -> str:
-    """Return which picture format the bytes begin like, empty for none.
-
-    Example:
-        >>> format_of(bytes([0xFF, 0xD8, 0xFF, 0xE0])), format_of(b"text")
-        ('JPEG', '')
-    """
+    """The picture format that the bytes begin like, empty for none."""
     if content.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -51,13 +47,12 @@ def format_of(content: bytes) -> str:
 
 
 def pictures_of(feature: Feature, values: Sequence[Any]) -> list[list[bytes]]:
-    """Return the pictures of each example, from the values of a feature that has one or several."""
     rows = [[value] if feature.shape == () else list(value) for value in values]
     return [[bytes(item) for item in row] for row in rows]
 
 
 def look_at(contents: Sequence[bytes], convert: bool = False) -> list[Look]:
-    """Decode pictures by TensorFlow, here: this process is to be one that was started for it."""
+    """Decode pictures by TensorFlow in this process, which must have been started for it."""
     return [_look(content, convert) for content in contents]
 
 
@@ -79,12 +74,7 @@ def _look(content: bytes, convert: bool) -> Look:
 
 
 def cause_of(error: Exception) -> str:
-    """Return what an error of TensorFlow says, without the names of its ops.
-
-    Example:
-        >>> cause_of(ValueError("{{node DecodeJpeg}} Invalid JPEG data [Op:DecodeJpeg] name:"))
-        'Invalid JPEG data'
-    """
+    """The message of a TensorFlow error, without the names of ops."""
     lines = str(getattr(error, "message", None) or error).strip().splitlines() or [type(error).__name__]
     said = re.sub(r"\{\{[^}]*\}\}\}?", "", re.sub(r"\[(Op:|\[).*", "", lines[0])).strip(" .")
     return said or type(error).__name__
@@ -92,10 +82,36 @@ def cause_of(error: Exception) -> str:
 
 @cache
 def _tensorflow() -> Any:
-    """Return TensorFlow, which has nothing to say in such a process: what is wrong with a picture is returned."""
+    """TensorFlow without its log: what is wrong with a picture is returned."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # pictures are decoded by processors
     return tf
+
+
+class Decoding:
+    """A pool of processes that decode pictures, for a ``with`` block and any number of threads."""
+
+    def __init__(self, schema: Schema, size: int) -> None:
+        if not any(feature.encoding == "bytes" for feature in schema.values()):
+            raise ConfigError(
+                f"decode is for pictures, and {', '.join(map(repr, schema))} hold none. Leave it out.",
+                name="decode",
+                received=True,
+            )
+        self._pool = TaskPool(max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), size // WORTH_A_PROCESS)))
+
+    def __enter__(self) -> "Decoding":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.close(at_once=error is not None)
+
+    def __call__(self, contents: Sequence[bytes]) -> list[str]:
+        """The problem of each picture, empty for none; BMP and WebP count as good here."""
+        looks = self._pool.ask(look_at, list(contents), True)
+        return [look.problem if look.is_broken else "" for look in looks]

@@ -1,22 +1,20 @@
-"""The framing of TFRecord files: records with two checksums, found one after the other or after a corrupt stretch.
+"""The framing of TFRecord files: records with two checksums, and what a damaged file still holds.
 
-A record is ``uint64 length, uint32 crc(length), payload, uint32 crc(payload)``, little-endian, each CRC-32C masked as
-TensorFlow masks it so that data which contains checksums does not confuse them.
-
-Example:
-    >>> data = frame(b"first") + frame(b"")
-    >>> scan(data).offsets.tolist()
-    [0, 21, 37]
+A record is ``uint64 length, uint32 crc(length), payload, uint32 crc(payload)``, little-endian. Each CRC-32C is masked
+as in TensorFlow, so that data which contains checksums does not confuse them.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
+
+from tfdist.errors import ShortReadError
+from tfdist.storage.directory import Storage
 
 HEADER_BYTES = 12  # length and its checksum
 OVERHEAD_BYTES = 16  # the same, and the payload's checksum
@@ -25,36 +23,35 @@ _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")
 _SEARCH_BYTES = 1 << 20
+WINDOW_BYTES = 8 << 20
+#: more has no tf.train.Example: a protocol buffer ends here
+LARGEST_PAYLOAD = (1 << 31) - 1
+_HEAD = struct.Struct("<QI")
+
+GAVE_UP = "so much that is corrupt that the rest was not searched"
 
 
 def masked_crc(data: Any) -> int:
-    """Return the masked CRC-32C of bytes, as a record stores it.
-
-    Example:
-        >>> hex(masked_crc(b"123456789"))
-        '0xc78ab0e5'
-    """
     return masked(google_crc32c.value(data if isinstance(data, bytes) else bytes(data)))
 
 
 def masked(crc: int) -> int:
-    """Return a CRC as a record stores it: rotated by 15 bits, plus a constant."""
+    """A CRC as a record stores it: rotated by 15 bits, plus a constant."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a record with this payload."""
     return header(len(payload)) + payload + _CRC.pack(masked_crc(payload))
 
 
 def header(length: int) -> bytes:
-    """Return the first 12 bytes of a record whose payload has ``length`` bytes."""
+    """The first 12 bytes of a record whose payload has ``length`` bytes."""
     packed = _LENGTH.pack(length)
     return packed + _CRC.pack(masked_crc(packed))
 
 
 def footer(payload: Iterable[bytes]) -> bytes:
-    """Return the last 4 bytes of a record whose payload is given in pieces."""
+    """The last 4 bytes of a record whose payload is given in pieces."""
     crc = 0
     for piece in payload:
         crc = google_crc32c.extend(crc, piece)
@@ -62,7 +59,6 @@ def footer(payload: Iterable[bytes]) -> bytes:
 
 
 def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the records of payloads of one length."""
     count, length = rows.shape
     framed = np.empty((count, length + OVERHEAD_BYTES), np.uint8)
     framed[:, :HEADER_BYTES] = np.frombuffer(header(length), np.uint8)
@@ -77,11 +73,9 @@ def frame_rows(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Scan:
-    """Where records begin.
+    """`offsets` has the first byte of each record and the end of the last, int64 ``[records + 1]``.
 
-    Attributes:
-        offsets: int64, ``[records + 1]``: where each begins, and where the last ends.
-        problem: what stands at the last offset that is no record; empty when the data ends there.
+    `problem` says what follows the last offset and is no record; it is empty at the end of the data.
     """
 
     offsets: NDArray[np.int64]
@@ -89,7 +83,7 @@ class Scan:
 
 
 def scan(data: Any, start: int = 0) -> Scan:
-    """Return where the records from ``start`` on begin, by their headers, up to the end or the first that is none."""
+    """Find records by their headers, from ``start`` to the end or to the first that is none."""
     end, offsets, position, problem = len(data), [start], start, ""
     crc_of = google_crc32c.value
     while position < end:
@@ -109,38 +103,13 @@ def scan(data: Any, start: int = 0) -> Scan:
 
 
 def payload_fits(data: Any, offset: int, length: int) -> bool:
-    """Return whether the payload at ``offset`` of a record has the checksum that stands behind it."""
+    """The payload of the record at ``offset`` has the checksum that follows it."""
     begin, end = offset + HEADER_BYTES, offset + HEADER_BYTES + length
     return bool(masked_crc(data[begin:end]) == _CRC.unpack_from(data, end)[0])
 
 
-def resynchronise(data: Any, start: int) -> int:
-    """Return where the next record whose two checksums fit begins, at ``start`` or later; the data's end if none does.
-
-    Every position is tried: a corrupt stretch may have any length.
-
-    Example:
-        >>> resynchronise(b"no record" + frame(b"one"), 0)
-        9
-    """
-    end = len(data)
-    while start + OVERHEAD_BYTES <= end:
-        stop = min(end, start + _SEARCH_BYTES)
-        for candidate in headers(bytes(data[start : min(end, stop + HEADER_BYTES - 1)]), end - start):
-            position = start + int(candidate)
-            if payload_fits(data, position, _LENGTH.unpack_from(data, position)[0]):
-                return position
-        start = stop
-    return end
-
-
 def headers(data: bytes, room: int) -> NDArray[np.int64]:
-    """Return the positions at which a header stands whose checksum fits and whose record ends within the data.
-
-    Example:
-        >>> headers(b"no record" + header(5), room=30).tolist(), headers(b"no record" + header(5), room=29).tolist()
-        ([9], [])
-    """
+    """Positions of headers whose checksum fits and whose record ends within the data."""
     window = np.frombuffer(data, np.uint8)
     count = len(window) - HEADER_BYTES + 1
     if count <= 0:
@@ -159,7 +128,6 @@ def headers(data: bytes, room: int) -> NDArray[np.int64]:
 
 
 def masked_each(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return CRCs as records store them, see `masked`."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
 
@@ -172,3 +140,150 @@ _CRC_OF_BYTE = [
     )
     for place in range(8)
 ]
+
+
+class Found(NamedTuple):
+    """A record with its frame, or a stretch that holds none: then `payload` is None, and `problem` says why."""
+
+    offset: int
+    size: int
+    payload: bytes | None
+    problem: str = ""
+
+
+class Content:
+    """A file of a storage, read through a window; its checksum comes along."""
+
+    def __init__(
+        self, place: Storage, name: str, *, window: int = WINDOW_BYTES, seen: Callable[[int], None] | None = None
+    ) -> None:
+        self._place = place
+        self._name = name
+        self._window = window
+        self._seen = seen
+        self.size = place.size(name)
+        self.data = b""
+        self.begin = 0  # of the window in the file
+        self._crc = 0
+        self._summed = 0  # bytes that are in the checksum
+
+    def has(self, offset: int, size: int) -> bytes:
+        """The window, once it holds these bytes of the file, at ``offset - begin``."""
+        if not self.begin <= offset <= offset + size <= self.begin + len(self.data):
+            self.data = self._read(offset, max(size, self._window))
+            self.begin = offset
+        return self.data
+
+    def part(self, offset: int, size: int) -> bytes:
+        place = offset - self.begin
+        if place >= 0 and place + size <= len(self.data):
+            return self.data[place : place + size]
+        return self._read(offset, size)
+
+    def crc_of(self, offset: int, size: int) -> int:
+        """The CRC-32C of a stretch, of which no more than a window is in memory."""
+        if self.begin <= offset <= offset + size <= self.begin + len(self.data):
+            return int(google_crc32c.value(self.data[offset - self.begin : offset - self.begin + size]))
+        crc, end = 0, offset + size
+        while offset < end:
+            part = self._read(offset, min(self._window, end - offset))
+            crc = google_crc32c.extend(crc, part)
+            offset += len(part)
+        return int(crc)
+
+    def crc(self) -> int:
+        """The CRC-32C of the whole file, as the manifest has it; reads what was not read yet."""
+        while self._summed < self.size:
+            self._read(self._summed, self._window)
+        return self._crc
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = self._place.read(self._name, offset, min(size, self.size - offset))
+        if not data and size:
+            raise ShortReadError(f"{self._name} ends at byte {offset} while it is read. Was it replaced? Start again.")
+        if offset <= self._summed < offset + len(data):
+            fresh = data[self._summed - offset :] if offset < self._summed else data
+            self._crc = google_crc32c.extend(self._crc, fresh)
+            self._summed = offset + len(data)
+            if self._seen is not None:
+                self._seen(len(fresh))
+        return data
+
+
+def walk(content: Content) -> Iterator[Found]:
+    """Yield everything in a file in its order, without a gap: records, and stretches that hold none.
+
+    A header that does not fit hides its record; reading continues at the next whole record. A file that is made to cost
+    time costs at most a few times what reading it costs: then the rest is one stretch.
+    """
+    position, size, budget = 0, content.size, _Budget(2 * content.size + (1 << 20))
+    while position < size:
+        found = _next(content, position, budget)
+        yield found
+        position = found.offset + found.size
+
+
+class _Budget:
+    """Bytes that may still be searched in vain."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+def _next(content: Content, position: int, budget: _Budget) -> Found:
+    size, left = content.size, content.size - position
+    if left < OVERHEAD_BYTES:
+        return Found(position, left, None, f"{left} bytes, too few for a record")
+    data = content.has(position, HEADER_BYTES)
+    place = position - content.begin
+    length, crc = _HEAD.unpack_from(data, place)
+    if crc != masked(google_crc32c.value(data[place : place + 8])):
+        return _gap(content, position, "a header whose checksum does not fit", budget)
+    if length > left - OVERHEAD_BYTES:
+        return _gap(content, position, f"a record of {length} bytes, which goes beyond the end of the file", budget)
+    if length <= LARGEST_PAYLOAD:
+        data = content.has(position, length + OVERHEAD_BYTES)
+        place = position - content.begin + HEADER_BYTES
+        payload = data[place : place + length]
+        stored = int.from_bytes(data[place + length : place + length + 4], "little")
+        if stored == masked(google_crc32c.value(payload)):
+            return Found(position, length + OVERHEAD_BYTES, payload)
+        problem = "a payload whose checksum does not fit"
+    else:
+        problem = f"a record of {length} bytes; an example has at most {LARGEST_PAYLOAD}"
+    budget.left -= length
+    end = position + length + OVERHEAD_BYTES
+    if end == size or _is_header(content, end):
+        return Found(position, length + OVERHEAD_BYTES, None, problem)
+    return _gap(content, position, problem, budget)  # bytes are missing or were put in: its end is elsewhere
+
+
+def _is_header(content: Content, position: int) -> bool:
+    room = content.size - position
+    if room < OVERHEAD_BYTES:
+        return False
+    data = content.has(position, HEADER_BYTES)
+    place = position - content.begin
+    return bool(len(headers(data[place : place + HEADER_BYTES], room)))
+
+
+def _gap(content: Content, position: int, problem: str, budget: _Budget) -> Found:
+    """The stretch up to the next record whose two checksums fit, or to the end of the file."""
+    start, size = position + 1, content.size
+    while start + OVERHEAD_BYTES <= size:
+        stop = min(size, start + _SEARCH_BYTES)
+        count = min(size, stop + HEADER_BYTES - 1) - start
+        data = content.has(start, count)
+        window = data[start - content.begin : start - content.begin + count]
+        for candidate in headers(window, size - start).tolist():
+            length = _HEAD.unpack_from(window, candidate)[0]
+            begin = start + candidate + HEADER_BYTES
+            if length <= LARGEST_PAYLOAD:
+                stored = int.from_bytes(content.part(begin + length, 4), "little")
+                if stored == masked(content.crc_of(begin, length)):
+                    return Found(position, start + candidate - position, None, problem)
+            budget.left -= min(length, LARGEST_PAYLOAD) + OVERHEAD_BYTES
+            if budget.left < 0:
+                return Found(position, size - position, None, f"{problem}, and {GAVE_UP}")
+        start = stop
+    return Found(position, size - position, None, problem)

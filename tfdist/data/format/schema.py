@@ -1,4 +1,4 @@
-"""The schema of an example: features with name, dtype and shape, and their encoding in a tf.train.Example.
+"""The schema of an example: its features, their encoding in a tf.train.Example, and the layout that follows.
 
 A feature is stored in one of four encodings:
 
@@ -7,6 +7,12 @@ A feature is stored in one of four encodings:
     bytes   bytes_list; text and bytes
     raw     bytes_list with one value, the array's bytes in row-major, little-endian order; any numeric dtype.
             `tf.io.decode_raw` reads it
+
+The layout says how records are read:
+
+    fixed     all records have one length and each value its place: NumPy reads whole batches, nothing is parsed
+    extent    the index knows where bytes and texts are, and has the few other values: nothing is parsed
+    generic   the index knows where records begin: `tf.io.parse_example` parses whole batches
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,11 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.kept_digits import all_fit_float32
 from tfdist.errors import ConfigError, ConfigTypeError, fields_of
 
+_FIRST = 100
+_SHORT = 6  # digits that every float32 holds
+_POWERS = np.array([float(f"1e{place}") for place in range(23)])  # those that a float64 is
 ENCODINGS = ("float", "int64", "bytes", "raw")
 TEXT = "string"
 _INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -27,6 +36,43 @@ DTYPES = (*_INTEGERS, *_FLOATS, TEXT)
 MOST_FEATURES = 10_000
 MOST_ELEMENTS = 1 << 40
 MOST_DIMENSIONS = 32
+FIXED, EXTENT, GENERIC = "fixed", "extent", "generic"
+LAYOUTS = (FIXED, EXTENT, GENERIC)
+
+# An index is loaded whole: it may have this much of each example beside where it stands.
+_MOST_INDEXED_BYTES = 64
+
+
+def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which values keep all their digits as float32: written out with as many, they read the same."""
+    with np.errstate(all="ignore"):
+        narrow = values.astype(np.float32)
+        good = (narrow == values) | np.isnan(values)
+        size = np.where(good, 1.0, np.abs(values))
+        # most values have few digits: a whole number below 2**53 times or by an exact power of ten, so rounded once
+        places = _SHORT - 1 - np.floor(np.log10(size))
+        inside = np.abs(places) < len(_POWERS)
+        power = _POWERS[np.where(inside, np.abs(places), 0).astype(int)]
+        whole = np.rint(np.where(places > 0, size * power, size / power))
+        short = inside & (np.where(places > 0, whole / power, whole * power) == size)
+    normal = np.finfo(np.float32)
+    good |= short & (size >= float(normal.tiny)) & (size <= float(normal.max))
+    rest = np.flatnonzero(~good)
+    good[rest] = narrow[rest].astype(str).astype(np.float64) == values[rest]
+    rest = np.flatnonzero(~good & np.isfinite(narrow))
+    good[rest] = [_reads_the_same(*pair) for pair in zip(narrow[rest].tolist(), values[rest].tolist(), strict=True)]
+    return good
+
+
+def all_fit_float32(values: NDArray[np.float64]) -> bool:
+    """All values keep all their digits; the first ones mostly show what does not."""
+    flat = values.reshape(-1)
+    return bool(fits_float32(flat[:_FIRST]).all() and fits_float32(flat[_FIRST:]).all())
+
+
+def _reads_the_same(narrow: float, value: float) -> bool:
+    digits = len(repr(value).partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
+    return float(f"{narrow:.{digits}g}") == value
 
 
 @dataclass(frozen=True)
@@ -195,27 +241,13 @@ class Schema(Mapping[str, Feature]):
 
 
 def asked(schema: Any) -> Schema | None:
-    """Return a schema that a user wrote; values that do not fit into its floats are rounded."""
+    """A schema that a user wrote; values that do not fit into its floats are rounded."""
     if schema is None:
         return None
     return Schema({name: replace(feature, may_round=True) for name, feature in Schema(schema).items()})
 
 
-def infer(example: Mapping[str, Any]) -> Schema:
-    """Return the schema of one example: a mapping of names to values.
-
-    Bytes and text become "string"; a Python int is int64, a Python float float32 where that keeps all of its digits,
-    else float64; lists are arrays; an array keeps its dtype and shape.
-
-    Example:
-        >>> infer({"pixels": np.zeros((2, 2), "uint8"), "label": 3, "name": "a"})["label"]
-        Feature(dtype='int64', shape=(), encoding='int64', is_image=False)
-    """
-    return Schema({name: feature_of(name, value) for name, value in example.items()})
-
-
 def feature_of(name: str, value: Any) -> Feature:
-    """Return the feature that one value of an example shows."""
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return Feature(TEXT)
     array = np.asarray(value)
@@ -277,7 +309,6 @@ def _default_encoding(dtype: str, shape: tuple[int | None, ...]) -> str:
 
 
 def encodings_of(dtype: str) -> list[str]:
-    """Return the ways in which values of a dtype may be stored."""
     if dtype == TEXT:
         return ["bytes"]
     found = ["raw"]
@@ -286,3 +317,40 @@ def encodings_of(dtype: str) -> list[str]:
     if dtype in _INTEGERS and dtype != "uint64":
         found.append("int64")
     return found
+
+
+def layout_of(schema: Schema) -> str:
+    if schema.is_fixed:
+        return FIXED
+    rest = [feature for feature in schema.values() if not feature.is_fixed]
+    texts = all(feature.encoding == "bytes" and feature.shape == () for feature in rest)
+    return EXTENT if texts and 16 * len(rest) + indexed_bytes(schema) <= _MOST_INDEXED_BYTES else GENERIC
+
+
+def indexed_bytes(schema: Schema) -> int:
+    fixed = [feature for feature in schema.values() if feature.is_fixed]
+    return sum((feature.size or 0) * np.dtype(feature.dtype).itemsize for feature in fixed)
+
+
+def indexed_values(schema: Schema, layout: str) -> list[str]:
+    """The features whose values the index has: all that are fixed, or the single integers."""
+    if layout == FIXED:
+        return []
+    fixed = [name for name, feature in schema.items() if feature.is_fixed]
+    if layout == EXTENT:
+        return fixed
+    return [name for name in fixed if schema[name].encoding == "int64" and schema[name].shape == ()]
+
+
+def texts_of(schema: Schema, layout: str) -> list[str]:
+    """The features whose place in the payload the index has."""
+    return [name for name, feature in schema.items() if not feature.is_fixed] if layout == EXTENT else []
+
+
+def layouts(schema: Schema) -> list[str]:
+    """The layouts that examples of a schema may have, the best first.
+
+    The fixed one takes only records of tfdist: other writers give integers as few bytes as each needs.
+    """
+    best = layout_of(schema)
+    return [best] if best == GENERIC else [best, GENERIC]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format import record_framing
 from tfdist.data.format.data_manifest import Manifest, Shard
-from tfdist.data.format.record_layout import EXTENT, indexed_values
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import Schema, indexed_values, texts_of
 from tfdist.errors import CorruptDataError
 from tfdist.storage.directory import Storage
 
@@ -28,24 +27,18 @@ _HEADER_BYTES = 256  # of an array in a safetensors file, and more than it takes
 
 @dataclass(frozen=True)
 class Index:
-    """The index of one shard.
-
-    Attributes:
-        offsets: int64, ``[records + 1]``.
-        columns: the other arrays by their names in the file.
-    """
+    """The index of one shard: int64 offsets ``[records + 1]``, and the other arrays by their names in the file."""
 
     offsets: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return the file that `from_bytes` reads."""
         arrays = {name: np.ascontiguousarray(values) for name, values in self.columns.items()}
         return bytes(safetensors.numpy.save({"offset": self.offsets, **arrays}))
 
     @classmethod
     def from_bytes(cls, data: bytes, shard: Shard, schema: Schema, layout: str) -> "Index":
-        """Return the index that `to_bytes` wrote, if it fits the shard, whoever wrote it."""
+        """The index that `to_bytes` wrote, if it fits the shard."""
         assert shard.index is not None
         name = shard.index.file
         wanted = arrays_of(shard.examples, schema, layout)
@@ -68,7 +61,6 @@ class Index:
 
 
 def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Return dtype and shape of each array of the index of ``count`` records."""
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {"offset": (np.dtype(np.int64), (count + 1,))}
     for name in texts_of(schema, layout):
         found[f"start:{name}"] = found[f"size:{name}"] = (np.dtype(np.uint32), (count,))
@@ -79,14 +71,12 @@ def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dty
 
 
 def largest_index(count: int, schema: Schema, layout: str) -> int:
-    """Return how many bytes the index of ``count`` records has at most."""
     arrays = arrays_of(count, schema, layout)
     contents = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
     return contents + _HEADER_BYTES * len(arrays) + sum(6 * len(name) for name in arrays)  # JSON may escape names
 
 
 def stored_index(place: Storage, found: Manifest, shard: Shard) -> Index:
-    """Return the index of a shard as it was written."""
     assert shard.index is not None
     size = place.size(shard.index.file)
     most = largest_index(shard.examples, found.schema, found.layout)
@@ -96,8 +86,3 @@ def stored_index(place: Storage, found: Manifest, shard: Shard) -> Index:
             f"{shard.examples} examples has at most {most}."
         )
     return Index.from_bytes(place.read(shard.index.file, 0, size), shard, found.schema, found.layout)
-
-
-def texts_of(schema: Schema, layout: str) -> list[str]:
-    """Return the features whose place in the payload stands in the index."""
-    return [name for name, feature in schema.items() if not feature.is_fixed] if layout == EXTENT else []

@@ -1,12 +1,8 @@
 """Find the splits of a data set (train, validation, test) by the names of folders or files.
 
-    photos/train/cat/1.jpg, photos/test/cat/9.jpg         a folder per split
-    data/train-00000-of-00002.parquet, data/test.parquet  a word in the names of files
-    mnist-train.tfrecord-00000-of-00001                   as TensorFlow Datasets names its files
-
-Example:
-    >>> by_word(["train.csv", "test.csv"])
-    {'train': ['train.csv'], 'test': ['test.csv']}
+photos/train/cat/1.jpg, photos/test/cat/9.jpg         a folder per split
+data/train-00000-of-00002.parquet, data/test.parquet  a word in the names of files
+mnist-train.tfrecord-00000-of-00001                   as TensorFlow Datasets names its files
 """
 
 import os
@@ -23,27 +19,21 @@ _TFDS_FILE = re.compile(r".+-(?P<split>[^-.]+)\.\w+-\d+-of-\d+")
 
 
 def is_word(name: str) -> bool:
-    """Return whether a folder's name is that of a split."""
     return name.lower() in _WORDS
 
 
 def trains(name: str) -> bool:
-    """Return whether a split is the one that is learnt from."""
+    """A split is the one that is learnt from."""
     return _WORDS.get(name.lower()) == 0
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Return the names of splits: train, then validation, test, and others.
-
-    Example:
-        >>> ordered(["test", "unsupervised", "train"])
-        ['train', 'test', 'unsupervised']
-    """
+    """The names of splits: train, then validation, test, and others."""
     return sorted(names, key=lambda name: (_WORDS.get(name.lower(), len(_WORDS)), name))
 
 
 def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the folder") -> dict[str, list[str]]:
-    """Return files by the splits that their names say; nothing where they say no more than one."""
+    """Files by the splits that their names say; empty where they say no more than one."""
     names = {path: os.path.basename(path) for path in paths}
     said = {path: _tfds_split(name) if of_tfds else _word(name) for path, name in names.items()}
     found = {split for split in said.values() if split}
@@ -61,7 +51,6 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
 
 
 def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -> list[str]:
-    """Return the files of a split that somebody chose."""
     if split is None:
         raise ConfigError(
             f"{where} has files of several splits ({', '.join(several)}), and a directory is one of them. Choose it: "

@@ -1,13 +1,7 @@
-"""Orders in which classes have shares: all the same one, or the weights of a user.
+"""Orders in which classes have shares: all the same, or weights of the user.
 
-Both number what a class is asked for (its turns) over all epochs, so that its examples come all before one comes again,
-whatever the length of an epoch. `Balanced` and what it computes are pinned by tests, as the orders of `orders.py` are.
-
-Example:
-    >>> labels = np.array([0, 0, 0, 1])
-    >>> found = Weighted(labels, {0: 1, 1: 3}).ids(seed=1, epoch=0, positions=np.arange(4))
-    >>> np.bincount(labels[found]).tolist()
-    [1, 3]
+Both number the turns of a class over all epochs, so that all its examples come before one comes again, whatever the
+length of an epoch. Tests pin `Balanced` and what it computes, as they do the orders of `epoch_orders.py`.
 """
 
 import hashlib
@@ -29,7 +23,7 @@ _LISTED = 10
 class Balanced:
     """All classes alike: each cycle of as many positions as there are classes has every class once.
 
-    An epoch has as many positions as there are examples; an example of a rare class stands in it several times.
+    An epoch has as many positions as there are examples, so an example of a rare class occurs several times.
     """
 
     is_permutation = False
@@ -43,7 +37,6 @@ class Balanced:
             self.name = f"weighted:{self._classes.digest}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the examples at these positions."""
         count = len(self._classes.labels)
         # positions run on from epoch to epoch, so that a class's next examples come, not its first ones again
         positions = np.asarray(positions, np.int64) + epoch * self.examples
@@ -56,14 +49,14 @@ class Balanced:
 
 
 class Weighted:
-    """Classes in given proportions, in every stretch of positions.
+    """Classes in given proportions, in every range of positions.
 
-    Over any stretch a class is met as often as its weight says, to within a few examples, whatever the number of
-    classes and the length of an epoch. A class whose share of an epoch is less than one example stands in some epochs.
+    A class occurs as often as its weight says, to within a few examples, whatever the number of classes and the length
+    of an epoch. A class whose share of an epoch is below one example is in some epochs.
 
-    An epoch is cut into windows. How often a class has been met when a window begins is computed from its position
-    alone: a tree of classes halves the set of them, and each node gives its left child a fixed share of its turns,
-    rounded. In a window the classes stand in a random order in which each is spread evenly.
+    An epoch is cut into windows. How often a class came before a window follows from the window's position: a tree of
+    classes halves the set of them, and each node gives its left child a fixed share of its turns, rounded. In a window,
+    classes have a random order in which each is spread evenly.
     """
 
     is_permutation = False
@@ -79,7 +72,6 @@ class Weighted:
         self._window = lru_cache(maxsize=4)(self._laid_out)
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the examples at these positions."""
         positions = np.asarray(positions, np.int64)
         kind, turn = np.empty_like(positions), np.empty_like(positions)
         window = ((positions + 1) * self._windows - 1) // self.examples  # the inverse of `_begin`
@@ -94,7 +86,7 @@ class Weighted:
         return self.examples * window // self._windows
 
     def _laid_out(self, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
-        """Return the class at each position of a window, and which of the class's turns it is."""
+        """The class at each position of a window, and the number of the class's turn."""
         begin, end = self._begin(window), self._begin(window + 1)
         before, after = (self._met(seed, epoch * self.examples + at) for at in (begin, end))
         counts = after - before
@@ -105,9 +97,9 @@ class Weighted:
         return kinds, turns
 
     def _met(self, seed: int, positions: int) -> Ids:
-        """Return how often each class stands in the first so many positions of all epochs, int64 ``[classes]``.
+        """How often each class occurs in the first positions of all epochs, int64 ``[classes]``.
 
-        The smaller child of a node gets its share of the node's turns rounded, the larger one the others. So both only
+        The smaller child of a node gets its share of the node's turns rounded, the larger one the rest. So both only
         grow with the positions, as long as these have less than 51 bits.
         """
         met = np.array([positions], np.int64)
@@ -119,8 +111,6 @@ class Weighted:
 
 
 class _Classes:
-    """The examples of each class, of which the next ones can be taken."""
-
     def __init__(self, labels: Any) -> None:
         labels = np.asarray(labels).reshape(-1)
         present, inverse = np.unique(labels, return_inverse=True)
@@ -131,7 +121,7 @@ class _Classes:
         self._members = np.split(np.argsort(inverse, kind="stable").astype(np.int64), ends[:-1])
 
     def taken(self, seed: int, kind: Ids, turn: Ids) -> Ids:
-        """Return the example that each class has at its turn: all of them in a random order, then in another one."""
+        """The example that each class has at its turn: all of them in a random order, then in another one."""
         found = np.empty_like(turn)
         order = np.argsort(kind, kind="stable")
         kinds, begins = np.unique(kind[order], return_index=True)
@@ -147,17 +137,17 @@ class _Classes:
 
 
 def _random(count: int, *key: int | str) -> _Floats:
-    """Return numbers from 0 up to, but not, 1: the same for the same key."""
+    """Numbers in [0, 1), the same for the same key."""
     keys = round_keys(*key)
     return np.asarray(mixed(mixed(np.arange(count, dtype=np.uint32), keys[0]), keys[1]) / 2.0**32)
 
 
 def _spread(size: int, *key: int | str) -> Ids:
-    """Return a random order of the values below ``size`` in which each range of them is spread evenly.
+    """A random order of the values below ``size`` in which each range of them is spread evenly.
 
-    It is van der Corput's sequence with digits that are flipped at random, by those before them and by the place (after
-    A. B. Owen, "Randomly permuted (t,m,s)-nets and (t,s)-sequences", 1995). Of 2^k neighbours each has
-    another 2^k-th part of the values, and no stretch repeats the one before.
+    It is van der Corput's sequence with digits flipped at random, by the digits before and the place (after A. B. Owen,
+    "Randomly permuted (t,m,s)-nets and (t,s)-sequences", 1995). Of 2^k neighbours each has another 2^k-th part of the
+    values, and no range repeats the one before.
     """
     bits = (size - 1).bit_length()
     places, found = np.arange(1 << bits, dtype=np.uint32), np.zeros(1 << bits, np.uint32)
@@ -169,7 +159,7 @@ def _spread(size: int, *key: int | str) -> Ids:
 
 
 def _levels(shares: _Floats) -> list[tuple[_Floats, NDArray[np.bool_]]]:
-    """Return for each level, from the root on, the smaller share of each node, and whether its left child has it."""
+    """For each level, from the root on: the smaller share of each node, and whether its left child has it."""
     nodes = np.zeros(1 << (len(shares) - 1).bit_length())
     nodes[: len(shares)] = shares
     levels: list[tuple[_Floats, NDArray[np.bool_]]] = []
@@ -186,7 +176,6 @@ def _integer(label: Any) -> int:
 
 
 def _shares(labels: list[int], weights: Mapping[int, float]) -> _Floats:
-    """Return the proportion of each label, the largest 1."""
     given = {_integer(label): validation.number(f"weight of {label}", w, minimum=0.0) for label, w in weights.items()}
     strangers = sorted({label for label, weight in given.items() if weight} - set(labels))
     if strangers:

@@ -1,12 +1,7 @@
 """The example at each position of an epoch, as a pure function of seed, epoch and position.
 
-No order keeps a list of all examples: a position is computed alone, in constant time and memory. What this file
-computes is pinned for ever by tests; another algorithm would be another `VERSION`.
-
-Example:
-    >>> order = Full(examples=5)
-    >>> order.ids(seed=1, epoch=0, positions=np.arange(5)).tolist()
-    [3, 4, 2, 1, 0]
+A position is computed alone, in constant time and memory: no order keeps a list. Tests pin the results for ever;
+another algorithm is another `VERSION`.
 """
 
 import hashlib
@@ -48,21 +43,16 @@ class Order(Protocol):
 
 
 class Permutation:
-    """A pseudorandom permutation of 0 to ``size - 1``, one for each key, computed for any position alone.
+    """A pseudorandom permutation of 0 to ``size - 1`` for each key, computed for any position alone.
 
-    A Feistel network over the next power of two, with eight rounds; what falls outside goes through it again, which
-    ends, because a permutation has only cycles. Networks over few values know too few permutations: up to `TABLE`
-    values are sorted by random words instead, once per key.
+    A Feistel network over the next power of two, with eight rounds; a value outside goes through it again, which ends,
+    because a permutation has only cycles. Networks over few values have too few permutations: up to `TABLE` values are
+    sorted by random words instead, once per key.
 
     Source:
         M. Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988;
         J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", 2002 (cycle walking). The round function is
-        the finaliser of MurmurHash3 (A. Appleby), which is fast and no cipher: the order is to look random, not to be
-        secret.
-
-    Example:
-        >>> sorted(Permutation(7, "a", 3)(np.arange(7)).tolist())
-        [0, 1, 2, 3, 4, 5, 6]
+        MurmurHash3's finaliser (A. Appleby), which is fast and no cipher: the order is to look random, not secret.
     """
 
     def __init__(self, size: int, *key: int | str) -> None:
@@ -73,7 +63,6 @@ class Permutation:
         self._left = bits - self._right
 
     def __call__(self, positions: Any) -> Ids:
-        """Return the values at these positions, int64."""
         if self.size <= TABLE:
             return _table(self.size, *self._key)[positions]
         values = self._network(np.asarray(positions).astype(np.uint64))
@@ -107,13 +96,12 @@ def _table(size: int, *key: int | str) -> Ids:
 
 @lru_cache(maxsize=4096)
 def round_keys(*key: int | str) -> tuple[int, ...]:
-    """Return eight 32-bit keys from integers and text."""
     digest = hashlib.sha256(repr(("tfdist.data.order", VERSION, *key)).encode()).digest()
     return tuple(int(word) for word in np.frombuffer(digest, "<u4"))
 
 
 def mixed(values: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    """Return 32 well mixed bits for each value, uint32."""
+    """32 well mixed bits for each value."""
     mixture = values + np.uint32(key)
     mixture ^= mixture >> np.uint32(16)
     mixture *= np.uint32(0x85EBCA6B)
@@ -124,10 +112,7 @@ def mixed(values: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
 
 
 def seeds_of(ids: Ids, *, seed: int, epoch: int) -> NDArray[np.int32]:
-    """Return two words of randomness per example, int32 ``[n, 2]``: the same whoever computes them.
-
-    They are what TensorFlow's stateless operations take as ``seed``.
-    """
+    """Two words of randomness per example, int32 ``[n, 2]``: the ``seed`` of TensorFlow's stateless operations."""
     keys = round_keys("augment", seed, epoch)
     low, high = (np.asarray(ids).astype(np.uint64) >> np.uint64(32 * word) for word in (0, 1))
     words = [
@@ -146,7 +131,6 @@ class Sequential:
     name: str = "none"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the positions."""
         return np.asarray(positions, np.int64)
 
 
@@ -159,7 +143,6 @@ class Full:
     name: str = "full"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the examples at these positions."""
         return Permutation(self.examples, "full", seed, epoch)(positions)
 
 
@@ -167,8 +150,8 @@ class Full:
 class Block:
     """Blocks of neighbours in a random order, and the examples of a few consecutive blocks mixed.
 
-    What is read is contiguous, which disks that spin and object stores need. The blocks begin somewhere else in each
-    epoch, so that neighbours do not stay in one block for ever.
+    Reads are contiguous, as spinning disks and object stores need. Blocks begin elsewhere in each epoch, so that
+    neighbours do not share a block for ever.
     """
 
     examples: int
@@ -178,11 +161,9 @@ class Block:
 
     @property
     def name(self) -> str:
-        """The order with its sizes."""
         return f"block:{self.block}x{self.window}"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        """Return the examples at these positions."""
         positions = np.asarray(positions, np.int64)
         per_window = self.block * self.window
         whole = self.examples // self.block  # blocks; a shorter one at the end keeps its place

@@ -31,7 +31,7 @@ class DecodedCache:
     def through(
         self, ids: tf.Tensor, decode: Callable[[tf.Tensor], tuple[dict[str, Any], tf.Tensor]]
     ) -> tuple[dict[str, Any], tf.Tensor]:
-        """Return decoded examples and which are sound: from here if all are here, else decoded, and kept."""
+        """Decoded examples and which are sound: from the cache if it has all of them, else decoded, and kept."""
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), _traced(decode))
         leaves = tf.nest.flatten(spec)
         self._allocate([_array_spec(leaf) for leaf in leaves[:-1]])

@@ -1,24 +1,23 @@
-"""Examples by their numbers, as columns: checked, and with what becomes of the corrupt ones decided. No TensorFlow."""
+"""Columns of examples by their numbers: checked, with corrupt ones replaced or refused. Loads no TensorFlow."""
 
+import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.check.manifest_guard import Binding
 from tfdist.data.format import record_framing as records
-from tfdist.data.format.record_layout import EXTENT, FIXED, indexed_values
-from tfdist.data.format.shard_index import texts_of
+from tfdist.data.format.schema import EXTENT, FIXED, indexed_values, texts_of
 from tfdist.data.reading import numpy_reader
-from tfdist.data.reading.examples import Examples, payload_of
-from tfdist.data.reading.failures import Failures
-from tfdist.errors import CorruptDataError
+from tfdist.data.reading.examples import Binding, Examples, payload_of
+from tfdist.errors import CorruptDataError, TfdistError
 from tfdist.storage.directory import Storage
 
+_KEPT = 16  # threads that read may fail at once
 #: the column of whole payloads, which have to be parsed (layout generic); no feature can have this name
 PAYLOAD = ""
 
@@ -26,6 +25,40 @@ _SAMPLE = 32
 
 _logger = logging.getLogger(__name__)
 _Array = NDArray[Any]
+
+
+class Failures:
+    """The errors that functions of one pipeline raised, which TensorFlow only quotes; threads may share one."""
+
+    def __init__(self) -> None:
+        self._last: list[TfdistError] = []
+        self._lock = threading.Lock()
+
+    def noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which keeps its errors of tfdist here."""
+
+        @functools.wraps(function)
+        def noting(*args: Any) -> Any:
+            try:
+                return function(*args)
+            except TfdistError as error:
+                with self._lock:
+                    self._last = [*self._last[1 - _KEPT :], error]
+                text = str(error)
+                kind = type(error)
+            # TensorFlow quotes the whole traceback: what raised it is of no use to who reads that
+            raise kind(text)
+
+        return noting
+
+    def behind(self, text: str) -> TfdistError | None:
+        """The error that a text quotes, None where it quotes none of these."""
+        with self._lock:
+            return next((error for error in reversed(self._last) if _quote(error) in text), None)
+
+
+def _quote(error: TfdistError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class Bytes(Protocol):
@@ -49,14 +82,12 @@ class MappedBytes:
         self._maps = numpy_reader.Maps(self.paths)
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
-        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
         with self._binding.reading(np.unique(file).tolist()):
             return numpy_reader.read_rows(self._maps, file, offset, check, length)
 
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
-        """Return a stretch of each payload, and which are sound."""
         with self._binding.reading(np.unique(file).tolist()):
             return numpy_reader.read_records(self._maps, file, offset, length, start, size, check)
 
@@ -70,7 +101,6 @@ class RemoteBytes:
         self._names = list(names)
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
-        """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
         found, ok = self._payloads(file, offset, np.full(len(file), length, np.int64), check)
         rows = np.zeros((len(found), length), np.uint8)
         for row, payload in zip(rows, found, strict=True):
@@ -81,7 +111,6 @@ class RemoteBytes:
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
-        """Return a stretch of each payload, and which are sound."""
         found, ok = self._payloads(file, offset, length, check)
         ok &= start.astype(np.int64) + size <= length
         return [p[int(s) : int(s) + int(n)] for p, s, n in zip(found, start, size, strict=True)], ok
@@ -124,7 +153,7 @@ class Fetcher:
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
-        """Numbers of a few examples from all over the directory, those of them whose records are sound."""
+        """Numbers of a few examples from all over the directory, of those whose records are sound."""
         ids = np.unique(np.linspace(0, len(self.examples) - 1, _SAMPLE, dtype=np.int64))
         return ids[self._read(ids, np.ones(len(ids), bool))[1]]
 
@@ -135,7 +164,7 @@ class Fetcher:
         return [PAYLOAD] if layout not in (FIXED, EXTENT) else list(self.examples.schema)
 
     def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
-        """Return the columns of examples, and the weight of each: 0 where another stands for a corrupt one."""
+        """The columns of examples, and the weight of each: 0 where another replaces a corrupt one."""
         weight = np.ones(len(ids), np.float32)
         found, ok = self._read(ids, self._to_check(ids))
         if not ok.all():
@@ -170,11 +199,10 @@ class Fetcher:
         return {name: columns[name] for name in self.names}, ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
-        """Return the columns that the index has."""
         return {name: self.examples.column(f"value:{name}")[ids] for name in self.values}
 
     def extent(self, name: str, ids: NDArray[np.int64]) -> tuple[_Array, _Array]:
-        """Return where a text stands in its payload, int64: first byte and number."""
+        """First byte and length of a text in its payload, int64."""
         start, size = (self.examples.column(f"{what}:{name}")[ids].astype(np.int64) for what in ("start", "size"))
         return start, size
 
@@ -191,7 +219,7 @@ class Fetcher:
                     _logger.warning("%s It counts with weight 0.", word.split(" `tfdist")[0])
 
     def _sound(self, ids: NDArray[np.int64], ok: _Array) -> NDArray[np.int64]:
-        """Return the numbers with a sound example in the place of each corrupt one."""
+        """The numbers with a sound example in place of each corrupt one."""
         good = int(ids[ok][0]) if ok.any() else self._any_sound(int(ids[0]))
         return np.where(ok, ids, good)
 
@@ -210,7 +238,6 @@ def _objects(values: list[bytes]) -> NDArray[np.object_]:
 
 
 def source_of(examples: Examples) -> Bytes:
-    """Return where the bytes of a directory come from."""
     names = [shard.file for shard in examples.manifest.shards]
     folder = examples.storage.local
     if folder is None:

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist import native, validation
-from tfdist.data.order import batch_parts, class_shares, epoch_orders
-from tfdist.data.reading import epoch_pipeline as pipelines
+from tfdist.data.format.schema import TEXT
+from tfdist.data.order import batch_positions, class_shares, epoch_orders
+from tfdist.data.reading import read_dataset as pipelines
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples, open_directory
-from tfdist.data.reading.feature_roles import roles
 from tfdist.data.reading.fetch import Fetcher, source_of
 from tfdist.data.reading.read_dataset import Reading, position_of
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -20,6 +23,79 @@ _WINDOW = 64  # blocks that are mixed
 _REMOTE_CACHE_BYTES = 1 << 30
 
 Function = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What features are for `fit`: y, x (empty: all others), and weight.
+
+    ``origin`` is where the features come from, for messages: "the examples have", "decode returns".
+    """
+
+    label: str | None
+    inputs: Sequence[str]
+    weight: str | None
+    origin: str
+
+    def require(self, features: Mapping[str, Any]) -> None:
+        """Refuse roles that these features, which have a dtype, cannot have."""
+        named = [("label", self.label), *(("inputs", name) for name in self.inputs), ("weight", self.weight)]
+        there = ", ".join(map(repr, features))
+        for argument, name in named:
+            if name is not None and name not in features:
+                way = " Return it too, or name one of these." if self.origin.endswith("returns") else ""
+                raise ConfigError(
+                    f"{argument} names the feature {name!r}; {self.origin} {there}.{way}", name=argument, received=name
+                )
+        if self.weight is not None and getattr(features[self.weight], "dtype", TEXT) == TEXT:
+            raise ConfigError(
+                f"weight names the feature {self.weight!r}, which is no number; a weight must be one.",
+                name="weight",
+                received=self.weight,
+            )
+
+    def element(self, found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
+        """(x, y), (x, y, weight) or x."""
+        self.require(found)
+        names = list(self.inputs) or [name for name in found if name not in (self.label, self.weight)]
+        x = found[names[0]] if len(names) == 1 else {name: found[name] for name in names}
+        if self.label is None:
+            return x
+        weights = None if self.weight is None else tf.cast(found[self.weight], tf.float32)
+        if padding is not None:
+            weights = padding if weights is None else weights * padding
+        return (x, found[self.label]) if weights is None else (x, found[self.label], weights)
+
+
+def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
+    if isinstance(label, (list, tuple, set, Mapping)):
+        raise ConfigError(
+            f"label is {validation.shown(label)}; it must be the name of one feature. Let decode return several labels "
+            "as one, a dict by the names of the model's outputs: {**example, 'label': {'a': ..., 'b': ...}}.",
+            name="label",
+            received=validation.shown(label),
+        )
+    if isinstance(inputs, bytes) or not isinstance(inputs, (str, Sequence, set, frozenset)):
+        raise ConfigTypeError(
+            f"inputs is {validation.shown(inputs)}; it must be a feature's name, or a list of names.",
+            name="inputs",
+            received=validation.shown(inputs),
+        )
+    names = [validation.text("inputs", name) for name in ([inputs] if isinstance(inputs, str) else inputs)]
+    found = Roles(
+        None if label is None else validation.text("label", label),
+        names,
+        None if weight is None else validation.text("weight", weight),
+        origin,
+    )
+    if found.weight is not None and found.label is None:
+        raise ConfigError(
+            f"weight is {weight!r}, and without a label there is nothing to weigh. Name the label, or leave weight "
+            "out.",
+            name="weight",
+            received=weight,
+        )
+    return found
 
 
 def read(
@@ -106,7 +182,7 @@ def read(
     )
     seed = validation.integer("seed", seed)
     if tail is not None:
-        validation.one_of("tail", tail, batch_parts.TAILS)
+        validation.one_of("tail", tail, batch_positions.TAILS)
     validation.one_of("on_corrupt", on_corrupt, ("raise", "skip", "verify"))
     validation.one_of("verify", verify, ("first", "always", "never"))
     for name, function in (("decode", decode), ("augment", augment)):
@@ -119,7 +195,7 @@ def read(
     examples = open_directory(
         directory,
         storage_options=storage_options,
-        cache=remote_cache or BlockCache(limit_bytes=_REMOTE_CACHE_BYTES),
+        cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if "://" in str(directory) else None),
         follow_symlinks=follow_symlinks,
     )
     if examples.storage.local is not None:  # of a store when they are read first

@@ -1,22 +1,24 @@
-"""Columns of examples as tensors, by NumPy or by the compiled ops: what is prepared for many batches, and what for one.
+"""Columns of examples as tensors, by NumPy or by the compiled ops.
 
 A reader has an early part, NumPy for the examples of several batches, and a late one, a graph for one batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdist.data.format.record_layout import FIXED
-from tfdist.data.format.shard_index import texts_of
+from tfdist.data.format import example
+from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
-from tfdist.data.reading import feature_tensors
 from tfdist.data.reading.examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher
 
+# what `tf.io.decode_raw` does not know, and what has the same bytes
+_SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}
+_MOST_BYTES = 1 << 20  # of an example's values: a stranger's schema may have any number
 _EARLY_BYTES = 4 << 20  # of records, that NumPy reads at once
 _EARLY_EXAMPLES = 8192
 
@@ -24,6 +26,115 @@ Columns = dict[str, Any]
 Read = tuple[Columns, tf.Tensor]
 #: dtype and shape of an array of the early part, without examples
 Spec = tuple[tf.DType, list[int | None]]
+
+
+def dtype_of(feature: Feature) -> tf.DType:
+    return tf.string if feature.dtype == TEXT else tf.as_dtype(feature.dtype)
+
+
+def shape_of(feature: Feature) -> list[int | None]:
+    return [None, *feature.shape]
+
+
+def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
+    """The features of whole payloads, string ``[n]``; a list of any length is ragged."""
+    specs: dict[str, Any] = {name: _parse_spec(name, feature) for name, feature in schema.items()}
+    found = tf.io.parse_example(payloads, specs)
+    return {name: _decoded(feature, found[name]) for name, feature in schema.items()}
+
+
+def _parse_spec(name: str, feature: Feature) -> Any:
+    stored = {"float": tf.float32, "int64": tf.int64}.get(feature.encoding, tf.string)
+    if feature.size is None and feature.encoding != "raw":
+        return tf.io.RaggedFeature(stored, value_key=name, row_splits_dtype=tf.int64)
+    return tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), stored)
+
+
+def _decoded(feature: Feature, values: Any) -> Any:
+    if feature.encoding == "raw":
+        return from_raw(feature, values)
+    return _cast(feature, values)
+
+
+def _cast(feature: Feature, values: Any) -> Any:
+    return values if values.dtype == dtype_of(feature) else tf.cast(values, dtype_of(feature))
+
+
+def from_raw(feature: Feature, values: tf.Tensor) -> Any:
+    """Arrays from their bytes, string ``[n]``; those of any length are ragged."""
+    if feature.size is not None:
+        return tf.reshape(_numbers(feature, values), [tf.size(values), *(dim or 0 for dim in feature.shape)])
+    sizes, width = tf.strings.length(values), dtype_of(feature).size
+    whole = tf.debugging.assert_equal(sizes % width, 0, message=f"an example has bytes which are not {feature}")
+    with tf.control_dependencies([whole]):
+        numbers = _numbers(feature, tf.strings.reduce_join(values))
+        return tf.RaggedTensor.from_row_lengths(numbers, tf.cast(sizes // width, tf.int64), validate=False)
+
+
+def _numbers(feature: Feature, values: tf.Tensor) -> tf.Tensor:
+    dtype = dtype_of(feature)
+    if dtype == tf.bool:
+        return tf.io.decode_raw(values, tf.uint8) > 0
+    found = tf.io.decode_raw(values, _SAME_BYTES.get(feature.dtype, dtype))
+    return found if found.dtype == dtype else tf.bitcast(found, dtype)
+
+
+def from_rows(template: example.Template, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """The features of payloads of the fixed layout, uint8 ``[n, length]``."""
+    return {name: _column(template, name, rows) for name in template.schema}
+
+
+def _column(template: example.Template, name: str, rows: tf.Tensor) -> tf.Tensor:
+    feature, (begin, size) = template.schema[name], template.slots[name]
+    part = rows[:, begin : begin + size]
+    if feature.encoding == "int64":
+        shifts = tf.constant([7 * place for place in range(size)], tf.int64)
+        groups = tf.cast(tf.bitwise.bitwise_and(part, tf.constant(0x7F, tf.uint8)), tf.int64)
+        return tf.cast(tf.reduce_sum(tf.bitwise.left_shift(groups, shifts), axis=1), dtype_of(feature))
+    return _from_bytes(feature, part)
+
+
+def _from_bytes(feature: Feature, part: tf.Tensor) -> tf.Tensor:
+    dtype, count = dtype_of(feature), tf.shape(part)[0]
+    shape = [count, *(dim or 0 for dim in feature.shape)]
+    if dtype == tf.bool:
+        return tf.reshape(part > 0, shape)
+    if dtype.size == 1:
+        return tf.reshape(part if dtype == tf.uint8 else tf.bitcast(part, dtype), shape)
+    return tf.reshape(tf.bitcast(tf.reshape(part, [count, -1, dtype.size]), dtype), shape)
+
+
+def are_numbers(schema: Schema) -> bool:
+    """Examples have only numbers, each feature a fixed count, and few in all."""
+    sizes = [feature.size for feature in schema.values() if feature.encoding != "bytes"]
+    return len(sizes) == len(schema) and all(sizes) and 8 * sum(size or 0 for size in sizes) <= _MOST_BYTES
+
+
+def stored(schema: Schema) -> list[tuple[str, str, int]]:
+    """What `tfdist.native.Records.parse_records` takes as a schema of numbers."""
+    found = []
+    for name, feature in schema.items():
+        size = feature.size or 0
+        is_raw = feature.encoding == "raw"
+        found.append((name, *(("bytes", size * dtype_of(feature).size) if is_raw else (feature.encoding, size))))
+    return found
+
+
+def from_stored(schema: Schema, values: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The features of what `parse_records` returned."""
+    found = {}
+    for (name, feature), value in zip(schema.items(), values, strict=True):
+        shape = [tf.shape(value)[0], *(dim or 0 for dim in feature.shape)]
+        is_raw = feature.encoding == "raw"
+        found[name] = _from_bytes(feature, value) if is_raw else tf.reshape(_cast(feature, value), shape)
+    return found
+
+
+def with_shapes(schema: Schema, features: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in features.items():
+        if isinstance(value, tf.Tensor):
+            value.set_shape(shape_of(schema[name]))
+    return dict(features)
 
 
 class ColumnReader(Protocol):
@@ -45,7 +156,7 @@ class ColumnReader(Protocol):
 
 
 class ByNumpy:
-    """Reads when the numbers are known, several batches at once."""
+    """Reads several batches at once, when the numbers are known."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -57,7 +168,6 @@ class ByNumpy:
         self.examples = _examples_at_once(fetcher)
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
-        """Return the columns, and 1 for each sound example."""
         columns, sound = self._fetcher(ids)
         return [*(columns[name] for name in self._fetcher.names if not _is_empty(self._specs[name])), sound]
 
@@ -69,7 +179,7 @@ class ByNumpy:
 
 
 class WhenAsked(ByNumpy):
-    """Reads one batch when its columns are asked for: where they may be known already."""
+    """Reads one batch when its columns are asked for, because they may be known already."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         super().__init__(fetcher)
@@ -78,11 +188,9 @@ class WhenAsked(ByNumpy):
         self.examples = _EARLY_EXAMPLES
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
-        """Return nothing."""
         return []
 
     def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
-        """Read."""
         dtypes = [dtype for dtype, _ in self._read]
         read = self._fetcher.failures.noted(super().early)
         values = tf.numpy_function(read, [ids], dtypes, stateful=False)
@@ -94,8 +202,7 @@ class WhenAsked(ByNumpy):
 class ByOps:
     """Finds places early, and reads by the compiled ops, without Python; every checksum is checked.
 
-    Attributes:
-        parses: whether the ops parse records of the layout generic as well; else TensorFlow does.
+    `parses`: the ops also parse records of the generic layout; else TensorFlow does.
     """
 
     examples = _EARLY_EXAMPLES
@@ -107,9 +214,7 @@ class ByOps:
         self._states = fetcher.examples.binding.states()
         self._directory: Examples = fetcher.examples
         self._texts = texts_of(self._directory.schema, self._directory.manifest.layout)
-        self.parses = (
-            PAYLOAD in fetcher.names and feature_tensors.are_numbers(self._directory.schema) and self._can_parse()
-        )
+        self.parses = PAYLOAD in fetcher.names and are_numbers(self._directory.schema) and self._can_parse()
         place: list[Spec] = [(tf.int32, []), (tf.int64, []), (tf.int64, [])]
         extents: list[Spec] = [(tf.int64, [])] * (2 * len(self._texts))
         specs = _column_specs(fetcher)
@@ -117,17 +222,14 @@ class ByOps:
         self.specs = [*place, *extents, *(spec for spec in self._values.values() if not _is_empty(spec))]
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
-        """Return shard, offset and length of each record, the extents of its texts, and its values in the index."""
+        """Shard, offset and length of each record, the extents of its texts, and its values in the index."""
         extents = [bound for name in self._texts for bound in self._fetcher.extent(name, ids)]
         values = self._fetcher.values_of(ids)
         present = [values[name] for name, spec in self._values.items() if not _is_empty(spec)]
         return [*self._directory.locate(ids), *extents, *present]
 
     def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
-        """Read by the ops; a batch with an example that is corrupt or strange goes to NumPy and to TensorFlow.
-
-        So does one of a file that is not the one that was looked at when reading began: NumPy looks again.
-        """
+        """Read by the ops; a batch with a corrupt or odd example or of a replaced file goes to NumPy and TensorFlow."""
         columns, ok = self._parsed_by_ops(found) if self.parses else self._by_ops(found)
         asked = WhenAsked(self._fetcher)
         return _either(
@@ -137,7 +239,7 @@ class ByOps:
         )
 
     def _can_parse(self) -> bool:
-        """Whether the op parses the records of a sample: both ways in one graph would lengthen every epoch's start."""
+        """The op parses the records of a sample: both ways in one graph would lengthen every epoch's start."""
         if not len(self._fetcher.sample):
             return False
         with tf.init_scope():
@@ -149,9 +251,9 @@ class ByOps:
         schema = self._directory.schema
         check = tf.fill(tf.shape(file), self._fetcher.verify != "never")
         values, ok = self._ops.parse_records(
-            tf.constant(self._paths), file, offset, length, check, feature_tensors.stored(schema), state=self._states
+            tf.constant(self._paths), file, offset, length, check, stored(schema), state=self._states
         )
-        return feature_tensors.from_stored(schema, values), ok
+        return from_stored(schema, values), ok
 
     def _by_ops(self, found: list[tf.Tensor]) -> Read:
         file, offset, length, *rest = found
@@ -161,7 +263,7 @@ class ByOps:
             template = self._directory.template
             assert template is not None
             rows, ok = self._ops.read_rows(files, file, offset, check, length=template.length, state=self._states)
-            return feature_tensors.from_rows(template, rows), ok
+            return from_rows(template, rows), ok
         if PAYLOAD in self._fetcher.names:
             begins = tf.zeros_like(length)
             payload, ok = self._ops.read_records(files, file, offset, length, begins, length, check, state=self._states)
@@ -182,7 +284,7 @@ class ByOps:
 
 
 def _either(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]) -> Read:
-    """Return one or the other; their columns may be ragged."""
+    """One or the other; their columns may be ragged."""
     structure: list[Any] = []
 
     def flat(branch: Callable[[], Read]) -> list[tf.Tensor]:
@@ -201,7 +303,7 @@ def _examples_at_once(fetcher: Fetcher) -> int:
 
 
 def _parsed(fetcher: Fetcher, columns: Columns) -> Columns:
-    return feature_tensors.parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+    return parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
 
 
 def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:
@@ -210,13 +312,11 @@ def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:
 
 def _specs_of(fetcher: Fetcher) -> dict[str, Spec]:
     schema = fetcher.examples.schema
-    return {
-        name: (feature_tensors.dtype_of(schema[name]), feature_tensors.shape_of(schema[name])[1:]) for name in schema
-    }
+    return {name: (dtype_of(schema[name]), shape_of(schema[name])[1:]) for name in schema}
 
 
 def _is_empty(spec: Spec) -> bool:
-    """Return whether it has no values: such arrays are made where they are needed, `unbatch` cannot cut them."""
+    """It has no values: `unbatch` cannot cut such arrays, so they are made where they are needed."""
     return 0 in spec[1]
 
 
@@ -226,5 +326,5 @@ def _given(spec: Spec, given: Iterator[tf.Tensor], rows: tf.Tensor) -> tf.Tensor
 
 
 def arrays_of(reader: ColumnReader, ids: Ids) -> list[NDArray[Any]]:
-    """Return the early part of several batches, ``[batches, rows, ...]``, for their examples ``[batches, rows]``."""
+    """The early part of several batches, ``[batches, rows, ...]``, for their examples ``[batches, rows]``."""
     return [np.reshape(array, (*ids.shape, *array.shape[1:])) for array in reader.early(ids.reshape(-1))]

@@ -1,11 +1,4 @@
-"""Sources of examples: arrays, streams, `tf.data`, files and folders, behind one protocol.
-
-Example:
-    >>> import numpy as np
-    >>> source = open_source({"x": np.zeros((5, 2), "float32"), "label": np.arange(5)}, label="label")
-    >>> source.count, source.seekable, list(source.schema)
-    (5, True, ['label', 'x'])
-"""
+"""Sources of examples: arrays, streams, `tf.data`, files and folders, behind one protocol."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -15,9 +8,9 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.memory.stream import is_table
 from tfdist.data.sources.protocol import Block, Source
 from tfdist.data.sources.source_options import Options
+from tfdist.data.sources.stream import is_table
 from tfdist.data.sources.tables.ray_dataset import is_of_ray, open_ray
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -32,7 +25,6 @@ def open_source(
     split: str | None = None,
     options: Options | None = None,
 ) -> Source:
-    """Return examples of any kind as a source."""
     wanted = schema if schema is None or isinstance(schema, Schema) else Schema(schema)
     source = _open(examples, wanted, split, Options() if options is None else options)
     if label is not None and validation.text("label", label) not in source.schema:
@@ -70,15 +62,15 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
             "nulls and null_masks are for tables (CSV, Parquet, tables in memory); leave them out.", name="nulls"
         )
     if hasattr(examples, "element_spec"):
-        from tfdist.data.sources.memory.dataset_source import open_dataset
+        from tfdist.data.sources.dataset_source import open_dataset
 
         return open_dataset(examples, schema)
     if isinstance(examples, (Mapping, np.ndarray, tuple)):
-        from tfdist.data.sources.memory.array_source import open_arrays
+        from tfdist.data.sources.array_source import open_arrays
 
         return open_arrays(examples, schema)
     if isinstance(examples, Iterable) or callable(examples):
-        from tfdist.data.sources.memory.stream import open_stream
+        from tfdist.data.sources.stream import open_stream
 
         return open_stream(examples, schema)
     raise ConfigTypeError(
@@ -90,7 +82,7 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
 
 
 def paths_of(examples: Any) -> list[str | os.PathLike[str]]:
-    """Return the paths that examples are; none where they are something else."""
+    """The paths that examples are; none where they are something else."""
     if _is_path(examples):
         return [examples]
     if isinstance(examples, (list, tuple)) and all(map(_is_path, examples)):
@@ -99,7 +91,7 @@ def paths_of(examples: Any) -> list[str | os.PathLike[str]]:
 
 
 def splits_of(examples: Any) -> list[str]:
-    """Return the splits of a folder, train first; none where examples are something else, or one set of examples."""
+    """The splits of a folder, train first; none where examples are something else, or one set of examples."""
     paths = paths_of(examples)
     if len(paths) != 1:
         return []

@@ -1,4 +1,4 @@
-"""A source whose pictures are decoded on their way: one that cannot be is named before anything is trained on it."""
+"""A source whose pictures are decoded before they are written, so that a broken one is reported by name."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfdist.data.format.picture_decoding import WORTH_A_PROCESS, Look, look_at, pictures_of
-from tfdist.data.sources.example_blocks import length
-from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.protocol import Block, Source, length
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.processes.pool.task_pool import TaskPool
 
@@ -18,7 +17,7 @@ _LISTED = 20
 def checked(
     sources: Iterable[Source], *, convert: bool = False, processes: int | None = None
 ) -> Iterator[list[Source]]:
-    """Have each picture of some sources decoded, for a block; those that have none stay what they are."""
+    """Have each picture of some sources decoded, for a block; sources without pictures stay as they are."""
     given = list(sources)
     pool = TaskPool(processes or max(map(_processes, given), default=1))
     found: list[Source] = []
@@ -36,10 +35,7 @@ def checked(
 
 
 class Checked:
-    """A source of which each picture is decoded.
-
-    Decoding happens in processes of its own. Where the source is sent to another process, it happens there.
-    """
+    """A source of which each picture is decoded, in the processes of a pool; in another process, there."""
 
     def __init__(
         self, source: Source, pool: TaskPool, *, convert: bool = False, following: "Checked | None" = None
@@ -68,7 +64,6 @@ class Checked:
         return found
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``."""
         looked = self._looked(self._source.blocks(start, stop))
         for block, looks in looked:
             bad = self._bad(start, looks)
@@ -78,7 +73,7 @@ class Checked:
             yield self._converted(block, looks)
 
     def _looked(self, blocks: Iterator[Block]) -> Iterator[tuple[Block, dict[str, list[list[Look]]]]]:
-        """Yield blocks, and what each picture of each example of each feature turned out to be."""
+        """Yield blocks, and the result for each picture of each example of each feature."""
         names = self._names
         tasks = ((block, {name: pictures_of(self.schema[name], block[name]) for name in names}) for block in blocks)
         if self._pool is None:
@@ -99,7 +94,7 @@ class Checked:
         return f"{name!r} of example {self._first + number}" if path_of is None else str(path_of(number))
 
     def _rest(self, looked: Any, at: int, stop: int | None) -> list[tuple[str, Look]]:
-        """Return all others that are bad, so that nobody has to write once for each."""
+        """All other bad pictures, so that one run reports all of them."""
         bad: list[tuple[str, Look]] = []
         for block, looks in looked:
             bad += self._bad(at, looks)

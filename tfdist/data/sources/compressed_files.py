@@ -1,29 +1,95 @@
-"""Compressed files, which may unpack to nothing whole, or to more than memory holds."""
+"""Files of records and texts that are compressed whole, recognized by their first bytes and not by their names."""
 
 import contextlib
+import gzip
 import io
+import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import psutil
 
-from tfdist.data.format.file_compression import ERRORS, GZIP, ZLIB, inflated
+from tfdist.data.format.record_framing import HEADER_BYTES, header
 from tfdist.errors import ConfigError, CorruptDataError
-from tfdist.storage.disk_errors import size_text
+from tfdist.storage.files import size_text
 
+PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
+VOID = "void"  # compressed, with nothing in it: what TensorFlow leaves of a shard that got no record
+HEAD_BYTES = 4096  # which show of what kind a file is
+_CHUNK = 1 << 20
+#: what reading a compressed file raises where it is damaged or ends early
+ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 _BUFFER = 1 << 20
+
+
+def kind_of(head: bytes) -> str:
+    """How a file of records is kept, from its first bytes; empty if it does not begin with a record.
+
+    A plain record may begin with the bytes that mark a compressed file, so its checksum is checked first.
+    """
+    if _begins(head):
+        return PLAIN
+    kind = GZIP if head.startswith(b"\x1f\x8b") else ZLIB if _is_zlib(head) else ""
+    if not kind:
+        return ""
+    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which takes both
+    try:
+        begin = inflate.decompress(head, HEADER_BYTES)
+        if not begin and inflate.eof:  # members may follow, as where files were joined
+            return kind_of(inflate.unused_data) if inflate.unused_data else VOID
+        return kind if _begins(begin) else ""
+    except zlib.error:  # damaged; whoever reads it says so
+        return kind if kind == GZIP else ""
+
+
+def inflated(file: BinaryIO, kind: str) -> BinaryIO:
+    """The records of a file of a kind; reading raises one of `ERRORS` where it is damaged."""
+    if kind == GZIP:
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    return cast(BinaryIO, io.BufferedReader(_Inflated(file), _CHUNK)) if kind == ZLIB else file
+
+
+def _begins(head: bytes) -> bool:
+    if len(head) < HEADER_BYTES:
+        return False
+    return head[:HEADER_BYTES] == header(int.from_bytes(head[:8], "little"))
+
+
+def _is_zlib(head: bytes) -> bool:
+    return len(head) > 1 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
+
+
+class _Inflated(io.RawIOBase):
+    """The content of a file compressed by zlib, or of several that were joined."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._inflate = zlib.decompressobj()
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            if self._inflate.eof:
+                self._left = self._inflate.unused_data or self._file.read(_CHUNK)
+                if not self._left:
+                    return 0
+                self._inflate = zlib.decompressobj()
+            given = self._left or self._file.read(_CHUNK)
+            found = self._inflate.decompress(given, len(buffer))
+            self._left = self._inflate.unconsumed_tail
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+            if not given and not self._inflate.eof:
+                raise EOFError("the compressed file ends before its end was marked")
 
 
 @contextlib.contextmanager
 def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
-    """Give what a compressed file has in it, to be read from its beginning.
-
-    Example:
-        >>> import gzip
-        >>> with unpacked("a.csv.gz", io.BytesIO(gzip.compress(b"x,y"))) as file:
-        ...     file.read()
-        b'x,y'
-    """
+    """The content of a compressed file, from its beginning."""
     if kind not in (GZIP, ZLIB):
         yield file
         return
@@ -32,14 +98,6 @@ def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
 
 
 def require_room(what: str, size: int, cure: str) -> None:
-    """Refuse what is larger than the memory that is free.
-
-    Example:
-        >>> require_room("record 0 of a.gz", 1 << 60, "Make it smaller.")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        tfdist.errors.ConfigError: record 0 of a.gz has 1.0 EiB in memory, and ... are free. Make it smaller.
-    """
     if size > (free := psutil.virtual_memory().available):
         raise ConfigError(
             f"{what} has {size_text(size)} in memory, and {size_text(free)} are free. {cure}", name=what, received=size
@@ -47,12 +105,11 @@ def require_room(what: str, size: int, cure: str) -> None:
 
 
 def no_room(what: str, cure: str) -> ConfigError:
-    """Return the error that says that the system gave no memory for something."""
     return ConfigError(f"{what} does not fit into the memory that this process may have. {cure}", name=what)
 
 
 class _Explained(io.RawIOBase):
-    """A file that is unpacked, whose errors say what it is of."""
+    """A file that is unpacked, with errors that name it."""
 
     def __init__(self, raw: Any, path: str) -> None:
         self._raw, self._path = raw, path

@@ -1,15 +1,4 @@
-"""HDF5 files through h5py: the datasets of a group are features, their first axis the examples.
-
-Example:
-    >>> import h5py, tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = str(pathlib.Path(folder, "a.h5"))
-    ...     with h5py.File(path, "w") as file:
-    ...         file["train/x"] = [1, 2, 3]
-    ...     source = open_hdf5(f"{path}:/train")
-    ...     print(source.count, [block["x"].tolist() for block in source.blocks(1, 3)])
-    3 [[2, 3]]
-"""
+"""HDF5 files through h5py: the datasets of a group are features, their first axis the examples."""
 
 import contextlib
 import re
@@ -21,8 +10,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.schema import DTYPES, TEXT, Feature, Schema
 from tfdist.data.sources import source_files
-from tfdist.data.sources.example_blocks import bytes_per_example, examples_per_block
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import Block, bytes_per_example, examples_per_block
 from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError, CorruptDataError, MissingDependencyError, StorageError
 
@@ -32,18 +20,11 @@ _ROWS_OF_UNKNOWN = 256
 
 
 def split(path: str) -> tuple[str, str]:
-    """Return the file and the group that ``file.h5:/group`` names.
-
-    Example:
-        >>> split("a.h5:/train"), split("a.h5")
-        (('a.h5', '/train'), ('a.h5', '/'))
-    """
     found = _PATH.fullmatch(path)
     return (found["file"], found["group"] or "/") if found else (path, "/")
 
 
 def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
-    """Return the datasets of a group of an HDF5 file as a source."""
     where, group = split(path)
     with _opened(where) as file:
         if group not in file:
@@ -86,11 +67,7 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
 
 
 class Hdf5:
-    """The datasets of one group; pickled by the path, opened by the process that reads.
-
-    Attributes:
-        columns: all that the group has.
-    """
+    """The datasets of one group; pickled by the path, opened by the process that reads."""
 
     seekable = True
     sizes: NDArray[np.int64] | None = None
@@ -102,7 +79,6 @@ class Hdf5:
         self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``."""
         end = min(self.count or 0, self.count or 0 if stop is None else stop)
         is_regular = all(feature.dtype != TEXT and feature.size is not None for feature in self.schema.values())
         step = examples_per_block(bytes_per_example(self.schema))
@@ -141,7 +117,7 @@ def _feature(name: str, item: Any, path: str) -> Feature:
 
 
 def _check_links(group: Any, path: str, schema: Schema | None) -> None:
-    """Refuse links that lead nowhere: what they stand for would be missing without a word."""
+    """Refuse links that lead nowhere: their datasets would be missing silently."""
     h5py = _h5py()
     for name in group if schema is None else [name for name in schema if name in group]:
         link = group.get(name, getlink=True)

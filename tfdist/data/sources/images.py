@@ -3,10 +3,8 @@
     photos/cat/1.jpg        label 0
     photos/dog/a.png        label 1
 
-Where a schema says the names of the classes, folders are matched to them by their names: those of photos/test to the
-classes of photos/train, whatever is missing there.
-
-Examples stand in the order of classes, then of file names; whoever reads them shuffles. Hidden files are left out.
+Folders are matched by name to the classes of a schema that has names: those of photos/test to the classes of
+photos/train. Examples are in the order of classes, then of file names. Hidden files are left out.
 """
 
 import hashlib
@@ -20,9 +18,8 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.picture_decoding import format_of
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources import pointers, source_files
-from tfdist.data.sources.example_blocks import BLOCK_BYTES
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources import source_files
+from tfdist.data.sources.protocol import BLOCK_BYTES, Block
 from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError
 
@@ -31,14 +28,12 @@ _MOST_FILES = 256  # of a block
 
 
 def classes_of(folders: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the classes in all of some folders of pictures, sorted."""
     return tuple(
         sorted({entry.name for folder in folders for entry in source_files.entries(folder) if entry.is_folder})
     )
 
 
 def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] = ()) -> "Images":
-    """Return a folder of pictures as a source with the features "image" and "label"."""
     root = source_files.entries(folder)
     classes = [entry for entry in root if entry.is_folder]
     if stray := [entry for entry in root if not entry.is_folder and is_picture(entry.name)]:
@@ -73,7 +68,6 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
 
 
 def _numbers(classes: Sequence[source_files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
-    """The number of each folder's class."""
     numbers = {name: number for number, name in enumerate(said)}
     if len(numbers) < len(said):
         twice = next(name for name in said if list(said).count(name) > 1)
@@ -117,7 +111,7 @@ class Images:
         self.identifies = all(entry.stamp for entry in found)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the pictures from ``start`` to ``stop``; one that is none is an error with its path."""
+        """Yield blocks; a file that is no picture is an error with its path."""
         assert self.sizes is not None
         end = min(len(self._paths), len(self._paths) if stop is None else stop)
         at = start
@@ -128,7 +122,6 @@ class Images:
             at = min(last, end)
 
     def path_of(self, number: int) -> str:
-        """Return the path of a picture by its number, for messages."""
         return self._paths[number]
 
     def _block(self, first: int, last: int) -> Block:
@@ -145,7 +138,6 @@ class Images:
 
 
 def is_picture(name: str) -> bool:
-    """Return whether a file's name ends like a picture's."""
     return name.lower().endswith(ENDINGS)
 
 
@@ -156,7 +148,7 @@ def _pictures(entry: source_files.Entry, folder: str) -> list[source_files.Entry
         raise ConfigError(f"the folder {entry.name!r} in {folder} has no name in UTF-8; rename it.") from None
     inside = source_files.entries(entry.path)
     for file in inside[:1]:  # the others are named when they are decoded
-        pointers.require_content(file.path, file.size)
+        source_files.require_content(file.path, file.size)
     for file in inside:
         if file.is_folder:
             raise ConfigError(

@@ -1,16 +1,6 @@
 """NumPy's files: the members of an archive (.npz) are features; a single array (.npy) is one, named by its file.
 
-Nothing in them is unpickled. An .npy file is mapped into memory. An archive is loaded whole, once in every process that
-reads from it.
-
-Example:
-    >>> import tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = str(pathlib.Path(folder, "a.npz"))
-    ...     np.savez(path, x=np.arange(3), y=np.ones((3, 2)))
-    ...     source = open_npz(path)
-    ...     print(source.count, source.schema["y"].shape)
-    3 (2,)
+Nothing is unpickled. An .npy file is mapped into memory; an archive is loaded whole, once in every process that reads.
 """
 
 import contextlib
@@ -25,7 +15,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import compressed_files, source_files
-from tfdist.data.sources.memory.array_source import Arrays, open_arrays
+from tfdist.data.sources.array_source import Arrays, open_arrays
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 
@@ -33,17 +23,16 @@ _CURE = "Save its arrays as .npy files, which are not read into memory as a whol
 
 
 def open_npz(path: str, schema: Schema | None = None) -> "Archive":
-    """Return an archive as a source."""
     return Archive([path], schema)
 
 
 def open_npy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
-    """Return .npy files as a source: one feature per file, named after it; a structured array has one per field."""
+    """.npy files as a source: one feature per file, named after it; a structured array has one per field."""
     return Archive(list(paths), schema)
 
 
 class Archive:
-    """Arrays in files, read as they are needed; pickled by their paths."""
+    """Arrays in files, read when they are needed; pickled by their paths."""
 
     seekable = True
 
@@ -58,7 +47,6 @@ class Archive:
         return {**self.__dict__, "_arrays": None}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``."""
         if self._arrays is None:
             self._arrays = open_arrays(_load(self._paths), self.schema, self.identity)
         return self._arrays.blocks(start, stop)
@@ -77,7 +65,6 @@ def _load(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _member(archive: Any, name: str, path: str) -> Any:
-    """Return an array of an archive, which may unpack to more than there is room for."""
     for info in archive.zip.infolist():
         if info.filename in (name, f"{name}.npy"):
             compressed_files.require_room(f"array {name!r} of {path}", info.file_size, _CURE)

@@ -1,9 +1,4 @@
-"""Detect the kind of a source path from file endings, first bytes and folder contents.
-
-Example:
-    >>> kind_of("train.csv.gz"), kind_of("a.tfrecord-00000-of-00016"), kind_of("README.md")
-    ('csv', 'tfrecords', '')
-"""
+"""Detect the kind of a source path from file endings, first bytes and folder contents."""
 
 import glob
 import os
@@ -11,17 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.data.format import file_compression, splits
-from tfdist.data.format.file_compression import HEAD_BYTES
+from tfdist.data.format import splits
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import hdf5, images, pointers, source_files
-from tfdist.data.sources.chain import chained
-from tfdist.data.sources.protocol import Source
+from tfdist.data.sources import compressed_files, hdf5, images, source_files
+from tfdist.data.sources.compressed_files import HEAD_BYTES
+from tfdist.data.sources.protocol import Source, chained
 from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.stored_columns import widened
 from tfdist.data.sources.tables import partitions
 from tfdist.data.sources.tables.arrow_table import UntoldError
 from tfdist.data.sources.tables.partitions import Keys
-from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError
 
 _ENDINGS = {
@@ -43,13 +37,12 @@ _TABLES = ("csv", "parquet")
 
 
 def kind_of(path: str) -> str:
-    """Return the kind that a file's name tells, empty for none."""
     found = [kind for kind, ending in _ENDINGS.items() if re.search(f"{ending}$", path, re.IGNORECASE)]
     return found[0] if found else ""
 
 
 class Found(NamedTuple):
-    """A file, or a folder of pictures: its kind, its path, and what its folders' names say of its examples."""
+    """A file or a folder of pictures: its kind, its path, and the key=value folders that it is in."""
 
     kind: str
     path: str
@@ -63,7 +56,7 @@ def open_paths(
     split: str | None = None,
     options: Options = NONE,
 ) -> Source:
-    """Return files, folders and what wildcards match as one source, in the order given; a folder's files by name."""
+    """Files, folders and matches of wildcards as one source, in the order given; a folder's files by name."""
     found: list[Found] = []
     for path in map(source_files.spelled, paths):
         found += _expanded(path, split)
@@ -78,7 +71,7 @@ def open_paths(
 
 
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the splits that a folder holds, train first; nothing where it holds one set of examples."""
+    """The splits that a folder holds, train first; none where it holds one set of examples."""
     where = source_files.spelled(path)
     if kind_of(where) == "hdf5" or (glob.has_magic(where) and not os.path.exists(where)):
         return []
@@ -87,7 +80,6 @@ def splits_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _expanded(path: str, split: str | None) -> list[Found]:
-    """What a path stands for."""
     found = []
     group = re.search(r":/[^/].*$|:/$", path) if kind_of(path) == "hdf5" and not path.endswith(("5", "f")) else None
     stem = path[: group.start()] if group else path
@@ -106,7 +98,7 @@ def _expanded(path: str, split: str | None) -> list[Found]:
         elif kind := kind_of(match) or _by_content(match):
             found.append(Found(kind, match + (group[0] if group else ""), keys if kind in _TABLES else ()))
         else:
-            pointers.require_content(match)
+            source_files.require_content(match)
             raise ConfigError(
                 f"source is {match!r}, whose ending says nothing. Understood are {UNDERSTOOD}.",
                 name="source",
@@ -116,7 +108,7 @@ def _expanded(path: str, split: str | None) -> list[Found]:
 
 
 def _keys_of(match: str, pattern: str) -> Keys:
-    """What the folders say that a wildcard stands for."""
+    """The keys of the folders that a wildcard matched."""
     magic = [glob.has_magic(part) for part in pattern.split("/")]
     if match == pattern or not any(magic):
         return ()
@@ -127,7 +119,6 @@ def _keys_of(match: str, pattern: str) -> Keys:
 
 
 def _inside(folder: str, split: str | None) -> list[Found]:
-    """What a folder holds, of the split that is asked for."""
     several = _splits(folder)
     if several and split is None:
         raise ConfigError(
@@ -149,7 +140,7 @@ def _inside(folder: str, split: str | None) -> list[Found]:
 
 
 def _splits(folder: str) -> Mapping[str, list[Found]]:
-    """The splits of a folder: one per folder in it, or told by the names of its files; nothing where it is one set."""
+    """The splits of a folder: one per folder in it, or told by the names of its files; none where it is one set."""
     entries = source_files.entries(folder)
     folders = [entry for entry in entries if entry.is_folder]
     kinds = _by_kind(entries)
@@ -181,7 +172,6 @@ def _pictured(folders: Sequence[source_files.Entry]) -> bool:
 
 
 def _plainly(folder: str) -> list[Found]:
-    """What a folder holds that is one set of examples."""
     entries = source_files.entries(folder)
     by_kind = {kind: [Found(kind, path) for path in found] for kind, found in _by_kind(entries).items()}
     folders = [entry for entry in entries if entry.is_folder]
@@ -208,7 +198,7 @@ def _plainly(folder: str) -> list[Found]:
     if len(by_kind) != 1:
         for entry in entries:
             if not entry.is_folder:
-                pointers.require_content(entry.path, entry.size)
+                source_files.require_content(entry.path, entry.size)
         seen = ", ".join(entry.name + "/" * entry.is_folder for entry in entries[:10]) or "nothing"
         seen += ", ..." if len(entries) > 10 else ""
         several = f"files of several kinds ({', '.join(by_kind)}); name those that are meant: {folder}/*.csv, say."
@@ -237,10 +227,9 @@ def _by_kind(entries: Sequence[source_files.Entry]) -> dict[str, list[str]]:
 
 
 def record_files(entries: Sequence[source_files.Entry]) -> list[str]:
-    """Return the paths of the files that begin with a record, compressed or not, sorted.
+    """The paths of the files that begin with a record, compressed or not, sorted.
 
-    Of names that differ by numbers alone the first one with content is looked at, and stands for the others: these are
-    looked at when they are opened.
+    Of names that differ only in numbers the first one with content is looked at, for all of them.
     """
     groups: dict[str, list[source_files.Entry]] = {}
     for entry in entries:
@@ -250,21 +239,21 @@ def record_files(entries: Sequence[source_files.Entry]) -> list[str]:
 
 
 def alike(name: str) -> str:
-    """Return what names that differ by numbers alone have in common."""
+    """What names that differ only in numbers have in common."""
     return re.sub(r"\d+", "0", name)
 
 
 def _are_records(group: Sequence[source_files.Entry]) -> bool:
-    """Return whether files are records, by the first that has content; where none has, all are shards without any."""
+    """The first file with content holds records; without any content, all are empty shards."""
     for entry in group:
         head = source_files.head(entry.path, HEAD_BYTES)
-        if not pointers.is_pointer(head) and (kind := file_compression.kind_of(head)) != file_compression.VOID:
+        if not source_files.is_pointer(head) and (kind := compressed_files.kind_of(head)) != compressed_files.VOID:
             return bool(kind)
     return False
 
 
 def _by_content(path: str) -> str:
-    return TFRECORDS if file_compression.kind_of(source_files.head(path, HEAD_BYTES)) else ""
+    return TFRECORDS if compressed_files.kind_of(source_files.head(path, HEAD_BYTES)) else ""
 
 
 def _deeper(folders: Sequence[source_files.Entry]) -> str:
@@ -278,7 +267,7 @@ def _deeper(folders: Sequence[source_files.Entry]) -> str:
 def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Source:
     paths = [file.path for file in found]
     for path in paths if kind != IMAGES else ():
-        pointers.require_content(hdf5.split(path)[0] if kind == "hdf5" else path)
+        source_files.require_content(hdf5.split(path)[0] if kind == "hdf5" else path)
     if kind not in _TABLES:
         _need_tables(kind, found, options)
     elif kind != "csv" and options.delimiter is not None:
@@ -318,7 +307,7 @@ def _need_tables(kind: str, found: Sequence[Found], options: Options) -> None:
 
 
 def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> Source:
-    """Files whose features are columns, one behind the other."""
+    """Files whose features are columns, one after the other."""
     keyed = partitions.schema_of([file.keys for file in found], options)
     if schema is not None:
         masks = {f"{name}_is_null" for name in schema}
@@ -351,10 +340,10 @@ def _open_each(kind: str, found: Sequence[Found], schema: Schema | None, options
 
 
 def _open_alike(kind: str, found: Sequence[Found], schema: Schema | None, options: Options) -> list[Source]:
-    """Open files with one schema. Where nobody gave it, it is that of the first, with dtypes that hold all of them.
+    """Open files with one schema, by default that of the first, with dtypes that hold all of them.
 
-    What a file says of itself is known when it is opened; of CSV files, all rows would have to be read. A file with a
-    column that has no value is left to the others.
+    All files but CSV files say their types when they are opened. A column without a value takes its type from other
+    files.
     """
     given: dict[str, Source] = {}
     untold: ConfigError | None = None

@@ -1,16 +1,19 @@
-"""The `Source` protocol: what examples are read from when a directory is written."""
+"""The `Source` protocol of what is written, the size of its blocks, and several sources as one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import TEXT, Schema
 
 #: A block of consecutive examples. Of a feature with a fixed shape: an array, examples first. Of text and bytes, and of
 #: lists of any length: a list with one value (bytes or str, an array) per example.
 Block = dict[str, Any]
+BLOCK_BYTES = 4 << 20
+BLOCK_EXAMPLES = 1024  # where every example costs Python's time anyway
+MOST_EXAMPLES = 1 << 16
 
 
 class Source(Protocol):
@@ -36,3 +39,77 @@ class Source(Protocol):
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield the examples from ``start`` to ``stop`` (None: all that are left), in blocks of any size."""
+
+
+def length(block: Block) -> int:
+    return len(next(iter(block.values())))
+
+
+def cut(blocks: Iterator[Block], start: int, stop: int | None) -> Iterator[Block]:
+    """Yield the examples from ``start`` to ``stop`` out of blocks that begin with example 0."""
+    at = 0
+    for block in blocks:
+        size = length(block)
+        first, last = max(start - at, 0), size if stop is None else min(stop - at, size)
+        if first < last:
+            yield block if (first, last) == (0, size) else {name: column[first:last] for name, column in block.items()}
+        at += size
+        if stop is not None and at >= stop:
+            return
+
+
+def bytes_per_example(schema: Schema) -> int:
+    """The bytes of an example, without those of text and lists of any length."""
+    return sum(
+        (feature.size or 0) * np.dtype(feature.dtype).itemsize for feature in schema.values() if feature.dtype != TEXT
+    )
+
+
+def examples_per_block(each: int, most: int = MOST_EXAMPLES) -> int:
+    """How many examples of ``each`` bytes make a block of `BLOCK_BYTES`: at least one, ``most`` at most."""
+    return max(1, min(most, BLOCK_BYTES // max(1, each)))
+
+
+def weight(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
+        return int(value.nbytes)
+    if isinstance(value, (bytes, bytearray, str)):
+        return len(value)
+    try:
+        return 8 + sum(map(weight, value)) if len(value) and hasattr(value[0], "__len__") else 8 * len(value)
+    except (TypeError, KeyError):
+        return 8
+
+
+def chained(sources: Sequence[Source]) -> Source:
+    return sources[0] if len(sources) == 1 else Chain(sources)
+
+
+class Chain:
+    """Several sources of one schema, one after the other; seekable when all of them are."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        counts = [source.count for source in sources]
+        sizes = [source.sizes for source in sources]
+        self._sources = list(sources)
+        self.schema = sources[0].schema
+        self.count: int | None = None if None in counts else sum(count or 0 for count in counts)
+        known = [size for size in sizes if size is not None]
+        self.sizes: NDArray[np.int64] | None = np.concatenate(known) if len(known) == len(sizes) else None
+        self.seekable = all(source.seekable for source in sources)
+        self.identity: dict[str, Any] = {"kind": "chain", "parts": [source.identity for source in sources]}
+        self.identifies = all(source.identifies for source in sources)
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        if self.count is None:
+            return cut((block for source in self._sources for block in source.blocks(0, None)), start, stop)
+        return self._found(start, self.count if stop is None else stop)
+
+    def _found(self, start: int, stop: int) -> Iterator[Block]:
+        at = 0
+        for source in self._sources:
+            count = source.count or 0
+            if at < stop and at + count > start:
+                yield from source.blocks(max(start - at, 0), min(stop - at, count))
+            at += count

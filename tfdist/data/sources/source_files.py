@@ -1,9 +1,4 @@
-"""Files and folders by their names: local paths, and URLs through fsspec.
-
-Example:
-    >>> is_url("s3://bucket/a.csv"), is_url("a.csv")
-    (True, False)
-"""
+"""Files and folders by their names, local or through fsspec; pointers of Git LFS and git-annex are refused."""
 
 import glob
 import io
@@ -15,14 +10,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tfdist.errors import ConfigError
-from tfdist.storage import disk_errors
+from tfdist.storage import files
 
 _BUFFER = 1 << 20
 _options: ContextVar[Mapping[str, Any]] = ContextVar("what the drivers of URLs take", default={})  # noqa: B039
+LARGEST_BYTES = 1024
+_BEGINNINGS = {
+    b"version https://git-lfs.github.com/spec/": "git lfs pull",
+    b"version https://hawser.github.com/spec/": "git lfs pull",
+    b"/annex/objects/": "git annex get .",
+}
 
 
 class Entry(NamedTuple):
-    """A file or a folder: its name, the path that opens it, bytes, and something that changes when it is written."""
+    """A file or a folder: name, path, bytes, and a stamp that changes when it is written."""
 
     name: str
     path: str
@@ -32,23 +33,16 @@ class Entry(NamedTuple):
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; ``file://`` URLs become local paths."""
+    """A path as text; ``file://`` URLs become local paths."""
     found = os.fspath(path)
     return found.removeprefix("file://") if found.startswith("file://") else found
 
 
 def is_url(path: str) -> bool:
-    """Return whether fsspec is asked for it."""
     return "://" in path
 
 
 def has_urls(source: Any) -> bool:
-    """Return whether a source is a URL, or a list with one.
-
-    Example:
-        >>> has_urls("a.csv"), has_urls(["s3://bucket/a.csv"]), has_urls({"x": [1.0]})
-        (False, True, False)
-    """
     paths = source if isinstance(source, (list, tuple)) else [source]
     return any(isinstance(path, (str, os.PathLike)) and is_url(spelled(path)) for path in paths)
 
@@ -64,12 +58,10 @@ def driven_by(options: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def name_of(path: str) -> str:
-    """Return the last part of a path."""
     return os.path.basename(path.rstrip("/"))
 
 
 def is_folder(path: str) -> bool:
-    """Return whether there is a folder of this name."""
     if not is_url(path):
         return os.path.isdir(path)
     with _reading(path):
@@ -78,7 +70,7 @@ def is_folder(path: str) -> bool:
 
 
 def matches(pattern: str) -> list[str]:
-    """Return what a path stands for: itself if it is there, else all that its wildcards match, sorted."""
+    """What a path stands for: itself if it is there, else all that its wildcards match, sorted."""
     if is_url(pattern):
         with _reading(pattern):
             store, inner = _store(pattern)
@@ -97,7 +89,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def entries(folder: str) -> list[Entry]:
-    """Return what a folder holds, sorted by name; hidden names are left out."""
+    """The content of a folder, sorted by name, without hidden names."""
     with _reading(folder):
         if is_url(folder):
             store, inner = _store(folder)
@@ -109,7 +101,7 @@ def entries(folder: str) -> list[Entry]:
 
 
 def entry(path: str) -> Entry:
-    """Return what is known of one file without reading it."""
+    """What is known of one file without reading it."""
     if is_url(path):
         with _reading(path):
             store, inner = _store(path)
@@ -118,7 +110,6 @@ def entry(path: str) -> Entry:
 
 
 def opened(path: str) -> BinaryIO:
-    """Open a file for reading bytes."""
     with _reading(path):
         if not is_url(path):
             return open(path, "rb")
@@ -127,13 +118,12 @@ def opened(path: str) -> BinaryIO:
 
 
 def head(path: str, size: int) -> bytes:
-    """Return the first bytes of a file."""
     with opened(path) as file:
         return file.read(size)
 
 
 def read_all(paths: list[str]) -> list[bytes]:
-    """Return the bytes of some files, remote ones at the same time."""
+    """The bytes of some files, remote ones at the same time."""
     if paths and is_url(paths[0]):
         with _reading(paths[0]):
             store, _ = _store(paths[0])
@@ -148,7 +138,7 @@ def read_all(paths: list[str]) -> list[bytes]:
 
 
 def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
-    """Return JSON that changes when one of the files is written anew."""
+    """JSON that changes when one of the files is written anew."""
     rows = [entry(path) for path in paths]
     names = [row.name.encode(errors="backslashreplace").decode() for row in rows]  # also those that are no UTF-8
     return {
@@ -158,12 +148,7 @@ def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def are_stamped(identity: dict[str, Any]) -> bool:
-    """Return whether an `identity` does so for certain: some stores tell nothing of a file but its size.
-
-    Example:
-        >>> are_stamped({"files": [["a.csv", 5, "W/12"], ["b.csv", 5, ""]]})
-        False
-    """
+    """An `identity` does so for certain: some stores tell only the size of a file."""
     return all(stamp for _, _, stamp in identity["files"])
 
 
@@ -193,26 +178,26 @@ def _remote(store: Any, info: dict[str, Any]) -> Entry:
 
 
 def _store(url: str) -> tuple[Any, str]:
-    from tfdist.storage.drivers import driver  # fsspec takes a while to load
+    from tfdist.storage.remote_storage import driver  # fsspec takes a while to load
 
     return driver(url, _options.get(), of="source")
 
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Turn errors of a disk, and those of a driver, into `StorageError`."""
+    """Turn errors of a disk or a driver into `StorageError`."""
     if is_url(path):
-        from tfdist.storage import drivers
+        from tfdist.storage import remote_storage
 
-        with drivers.explained(path, "read", of="source"):
+        with remote_storage.explained(path, "read", of="source"):
             yield
     else:
-        with disk_errors.explained(Path(path), "read"):
+        with files.explained(Path(path), "read"):
             yield
 
 
 class _Explained(io.RawIOBase):
-    """A driver's file to read from, whose errors say what to do."""
+    """A driver's file to read from, whose errors name the fix."""
 
     def __init__(self, remote: Any, path: str) -> None:
         self._remote, self._path = remote, path
@@ -239,3 +224,22 @@ class _Explained(io.RawIOBase):
         if not self.closed:
             self._remote.close()
         super().close()
+
+
+def is_pointer(head: bytes) -> bool:
+    return head.startswith(tuple(_BEGINNINGS))
+
+
+def require_content(path: str, size: int | None = None) -> None:
+    if 0 < (entry(path).size if size is None else size) <= LARGEST_BYTES:
+        refuse(path, head(path, LARGEST_BYTES))
+
+
+def refuse(name: str, head: bytes) -> None:
+    for beginning, command in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            raise ConfigError(
+                f"{name} is a pointer to a file that was not fetched, so its examples are missing. Run `{command}` in "
+                "its repository, or leave the file out.",
+                path=name,
+            )

@@ -1,9 +1,4 @@
-"""Options for reading sources, for what names and first values do not reveal.
-
-Example:
-    >>> Options(nulls={"age": -1}, delimiter=";").delimiter
-    ';'
-"""
+"""Options for reading sources, for what names and first values do not reveal."""
 
 import json
 from collections.abc import Container, Mapping, Sequence
@@ -53,11 +48,11 @@ class Options:
 
     @property
     def of_tables(self) -> bool:
-        """Whether they say something that is true of tables alone."""
+        """They say something that only tables have."""
         return bool(self.nulls or self.null_masks)
 
     def without(self, columns: Container[str]) -> "Options":
-        """Return them for a part of the columns."""
+        """The options for the other columns."""
         nulls = {name: value for name, value in self.nulls.items() if name not in columns}
         return replace(self, nulls=nulls, null_masks=[name for name in self.null_masks if name not in columns])
 
@@ -66,13 +61,9 @@ NONE = Options()
 
 
 def spelled(feature: Feature, value: Any) -> Any:
-    """Return a value that may be text, as on a command line or in a folder's name, as what a feature holds.
+    """A value that may be text, as on a command line or in a folder's name, in the type of a feature.
 
-    What is no number stays text, for `column` to refuse.
-
-    Example:
-        >>> spelled(Feature("int64"), "-1"), spelled(Feature("float32"), "nan"), spelled(Feature("string"), "-1")
-        (-1, nan, '-1')
+    Text that is no number stays text, for `column` to refuse.
     """
     if feature.dtype == TEXT or not isinstance(value, str):
         return value

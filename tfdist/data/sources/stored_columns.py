@@ -1,27 +1,19 @@
-"""Values that were given -> columns that can be stored: the one check that every source uses.
+"""Values -> columns that can be stored: the one check that every source uses, and the dtype for values of several.
 
-A value is kept or refused, never bent: an integer goes into a float feature when that float equals it, a float never
-into an integer feature. A float goes into a narrower one when that equals it; a float of Python, which has no dtype,
-also where float32 keeps all of its digits. A feature that a user asked for may round, but not to infinity.
-
-Example:
-    >>> column("label", Feature("uint8"), [1, 2, 255]).dtype.name
-    'uint8'
-    >>> column("label", Feature("uint8"), [1, 2, 256], start=1000)
-    Traceback (most recent call last):
-    ...
-    tfdist.errors.ConfigError: Example 1002: feature 'label' is 256 (int); it must be one uint8, from 0 to 255.
+A value is kept or refused, never changed: an integer goes into a float feature if that float equals it, a float never
+into an integer feature. A float goes into a narrower one that equals it; a float of Python, which has no dtype, also
+where float32 keeps all of its digits. A feature that a user asked for may round, but not to infinity.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.data.format.kept_digits import fits_float32
-from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.format.schema import TEXT, Feature, Schema, encodings_of, feature_of, fits_float32
 from tfdist.data.sources.protocol import Block
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -30,13 +22,9 @@ NAMES = ("input", "label", "weight")  # of what has no names: x, (x, y) and (x, 
 
 
 def named(element: Any) -> Mapping[str, Any]:
-    """Return an element with names: a mapping as it is, x as "input", (x, y[, weight]) as "input", "label", "weight".
+    """An element with names: a mapping as it is, x as "input", (x, y[, weight]) as "input", "label", "weight".
 
     A part of a tuple that is a mapping brings its own names.
-
-    Example:
-        >>> named(({"a": 1, "b": 2}, 3))
-        {'a': 1, 'b': 2, 'label': 3}
     """
     if isinstance(element, Mapping):
         return element
@@ -61,7 +49,7 @@ def named(element: Any) -> Mapping[str, Any]:
 
 
 def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str = "") -> Block:
-    """Return examples (mappings of names to values) as columns."""
+    """Examples (mappings of names to values) as columns."""
     names = dict.fromkeys(schema).keys()  # a dict compares them ten times faster than a Mapping
     rows: list[Mapping[str, Any]] = []
     for index, example in enumerate(examples, start):
@@ -82,7 +70,7 @@ def block(schema: Schema, examples: Sequence[Any], start: int = 0, origin: str =
 
 
 def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str = "") -> Any:
-    """Return the values of one feature as a column of a `Block`."""
+    """The values of one feature as a column of a `Block`."""
     if feature.dtype == TEXT:
         rows = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
         if feature.shape == ():
@@ -107,12 +95,7 @@ def column(name: str, feature: Feature, values: Any, start: int = 0, origin: str
 def cast(
     array: NDArray[Any], feature: Feature, *, of_python: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return an array as a feature's dtype, and which values that dtype cannot hold (None: it holds all of them).
-
-    Example:
-        >>> cast(np.array([1, 1 << 24, (1 << 24) + 1]), Feature("float32"))[1]
-        array([False, False,  True])
-    """
+    """An array as a feature's dtype, and which values that dtype cannot hold (None: it holds all of them)."""
     target, kind = np.dtype(feature.dtype), array.dtype.kind
     if array.dtype.newbyteorder("=") == target or (array.size == 0 and kind in "biuf"):
         return array.astype(target, copy=False), None
@@ -129,12 +112,12 @@ def cast(
 
 
 def is_masked(value: Any) -> bool:
-    """Return whether a masked array hides any of its values."""
+    """A masked array hides some of its values."""
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def text(value: Any) -> bytes | None:
-    """Return text as UTF-8 and bytes as they are; None for anything else, also for text that UTF-8 cannot hold."""
+    """Text as UTF-8 and bytes as they are; None for anything else, and for text that UTF-8 cannot hold."""
     try:
         if isinstance(value, str):
             return value.encode()
@@ -171,7 +154,7 @@ def _rounded(
 def _inexact(array: NDArray[Any], result: NDArray[Any]) -> NDArray[np.bool_]:
     """Where integers and the floats made of them differ.
 
-    A float beyond the integers' range is left out before it is turned back: what that gives depends on the processor.
+    A float beyond the integers' range is left out: what turning it back gives depends on the processor.
     """
     low, high = _range(array.dtype)
     inside = np.isfinite(result) & (result >= float(low)) & (result < float(high + 1))
@@ -180,7 +163,7 @@ def _inexact(array: NDArray[Any], result: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _stacked(values: Any) -> NDArray[Any] | None:
-    """The values as one array when they are all of one type, so that no value changes on the way; else None."""
+    """The values as one array if they are all of one type, so that no value changes; else None."""
     types = set(map(type, values))
     if len(types) != 1:
         return None
@@ -333,3 +316,43 @@ def _hint(feature: Feature, value: Any) -> str:
 def _listed(names: Iterable[str]) -> str:
     shown = [repr(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
+
+
+def widest(features: Sequence[Feature]) -> Feature:
+    """The first feature, with the narrowest dtype that holds those of all others of its kind, integers or floats."""
+    first = features[0]
+    kind = _kind(first)
+    if not kind:
+        return first
+    dtype = np.result_type(*(feature.dtype for feature in features if _kind(feature) == kind))
+    if dtype.name == first.dtype or dtype.kind not in kind:  # int64 and uint64 have no integer for both
+        return first
+    encoding = first.encoding if first.encoding in encodings_of(dtype.name) else ""
+    return replace(first, dtype=dtype.name, encoding=encoding)
+
+
+def widened(schemas: Sequence[Schema]) -> Schema:
+    """The first schema, each feature with the dtype that holds those of all."""
+    return Schema({name: widest([each[name] for each in schemas if name in each]) for name in schemas[0]})
+
+
+def told(name: str, values: Iterable[Any]) -> Feature:
+    """The feature that values are; `column` refuses those that do not fit."""
+    distinct: dict[Any, Feature] = {}
+    for value in values:
+        dtype = value.dtype if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O" else None
+        if dtype in distinct:
+            continue
+        try:
+            found = feature_of(name, value)
+        except (ConfigError, TypeError, ValueError):
+            if not distinct:
+                raise
+            continue
+        distinct.setdefault(dtype or found.dtype, found)
+    return widest(list(distinct.values()))
+
+
+def _kind(feature: Feature) -> str:
+    kind = "" if feature.dtype == TEXT else np.dtype(feature.dtype).kind
+    return "iu" if kind in ("i", "u") else kind if kind == "f" else ""

@@ -12,18 +12,15 @@ from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.example import Template
-from tfdist.data.format.record_layout import FIXED, layout_of
 from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
-from tfdist.data.format.schema import Schema, asked
+from tfdist.data.format.schema import FIXED, Schema, asked, layout_of
 from tfdist.data.sources import Options, open_source, source_files, splits_of
 from tfdist.data.sources.checked import checked
 from tfdist.data.sources.protocol import Source
 from tfdist.data.writing import journal as journals
 from tfdist.data.writing import write_splits
-from tfdist.data.writing.chunks import Chunks, blocks_from
-from tfdist.data.writing.encode import Encoded, Encoder
-from tfdist.data.writing.shard import ShardWriter
-from tfdist.data.writing.shard_plan import SHARD_BYTES, cuts
+from tfdist.data.writing.encode import Chunks, Encoded, Encoder, blocks_from
+from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter, cuts
 from tfdist.data.writing.write_splits import Progress
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage, storage
@@ -182,7 +179,7 @@ def _looks(check_images: bool, convert_images: bool) -> bool:
 
 
 def _kept(place: Storage, exists: str) -> Manifest | None:
-    """Return the manifest of examples that are there and stay, None where some are to be written."""
+    """The manifest of examples that are there and stay, None if some are to be written."""
     names = () if exists == "overwrite" else place.names()
     if manifests.NAME in names:
         if exists == "keep":
@@ -219,7 +216,7 @@ def _label(label: str | None, schema: Schema) -> str | None:
 
 
 class _Job:
-    """One source on its way into one directory."""
+    """The writing of one source into one directory."""
 
     def __init__(
         self,
@@ -266,7 +263,7 @@ class _Job:
         return manifest
 
     def _leftovers(self, manifest: Manifest | None) -> list[str]:
-        """Return the files of ours that a manifest does not name."""
+        """Our files that a manifest does not name."""
         named = set() if manifest is None else manifest.files
         return [name for name in self._place.names() if written_in(name) and name not in named]
 
@@ -275,7 +272,7 @@ class _Job:
             self._place.remove(name)
 
     def _begin(self, *, overwrite: bool) -> Manifest | None:
-        """Begin, or go on where an interrupted run of the same job ended; return what is to be overwritten."""
+        """Begin, or resume an interrupted run of the same job; return what is to be overwritten."""
         job = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes, "version": manifests.VERSION}
         self._journal = journals.Journal(
             self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}
@@ -342,7 +339,7 @@ class _Job:
         return max(1, min(len(os.sched_getaffinity(0)), shards, worth))
 
     def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
-        """Write shards of which each is read on its own."""
+        """Write shards that are read independently."""
         if not self._source.identifies:
             for number, shard in self._journal.shards.items():
                 start, stop = plan[number] if number < len(plan) else plan[-1]
@@ -370,7 +367,7 @@ class _Job:
         return shard_name(number, self._journal.revision)
 
     def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
-        """Return a source with no more than the examples of a shard, where it can be cut, and where they are in it."""
+        """A source with only the examples of a shard, if it can be cut, and their bounds in it."""
         part = getattr(self._source, "part", None)
         return (self._source, start, stop) if part is None else (part(start, stop), 0, stop - start)
 
@@ -412,7 +409,7 @@ class _Job:
         return map(Encoder(self._schema, self._layout), source.blocks(start, stop))
 
     def _need_same(self, shard: Shard, start: int, records: Iterator[Encoded]) -> None:
-        """Compare a finished shard with what it would become of the examples that are given now."""
+        """Refuse to resume if the examples given now would make another shard."""
         examples = size = crc = 0
         for encoded in records:
             data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
@@ -472,7 +469,6 @@ def _write_shard(
     start: int,
     stop: int,
 ) -> tuple[int, Shard]:
-    """Write one shard in another process."""
     place = storage(url, storage_options=storage_options)
     with source_files.driven_by(source_options):
         return number, _one_shard(place, schema, name, source, start, stop)

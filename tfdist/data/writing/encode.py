@@ -1,6 +1,6 @@
-"""From blocks of examples to the bytes of records, and to what an index says of them."""
+"""From blocks of examples to records and their part of an index, in chunks that fit a shard."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,27 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format import example, record_framing
-from tfdist.data.format.record_layout import FIXED, indexed_values
-from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.format.shard_index import texts_of
+from tfdist.data.format.schema import FIXED, Feature, Schema, indexed_values, texts_of
+from tfdist.data.sources.protocol import Source
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Records of consecutive examples.
-
-    Attributes:
-        data: their bytes, one after the other.
-        ends: int64, ``[records]``: where each ends in them.
-        columns: the arrays of an index, without offsets.
-    """
+    """Records of consecutive examples: their bytes, where each ends (int64 ``[records]``), and their index columns."""
 
     data: Any
     ends: NDArray[np.int64]
     columns: Mapping[str, NDArray[Any]]
 
     def cut(self, start: int, stop: int) -> "Encoded":
-        """Return the records from ``start`` to ``stop``."""
         begin = int(self.ends[start - 1]) if start else 0
         end = int(self.ends[stop - 1]) if stop else 0
         columns = {name: values[start:stop] for name, values in self.columns.items()}
@@ -36,15 +28,13 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes blocks of a schema."""
-
     def __init__(self, schema: Schema, layout: str) -> None:
         self._schema = schema
         self._layout = layout
         self._template = example.Template(schema) if layout == FIXED else None
 
     def __call__(self, block: Mapping[str, Any]) -> Encoded:
-        """Return the records of a block whose columns fit the schema."""
+        """The records of a block whose columns fit the schema."""
         count = len(next(iter(block.values())))
         if self._template is not None:
             framed = record_framing.frame_rows(self._template.encode(block, count))
@@ -82,7 +72,7 @@ class Encoder:
 
 
 def _entries(name: str, feature: Feature, column: Any, count: int) -> list[tuple[bytes, ...]]:
-    """Return a feature's part of each example of a block, in pieces; the last piece is the bytes of a single text."""
+    """A feature's part of each example of a block, in pieces; the last piece is the bytes of a single text."""
     if feature.is_fixed:  # thousands at once: they differ in the last bytes alone
         template = example.Template(Schema({name: feature}))
         rows = template.encode({name: column}, count)
@@ -92,3 +82,54 @@ def _entries(name: str, feature: Feature, column: Any, count: int) -> list[tuple
         values = [example.as_bytes(value) for value in column]
         return [(example.text_prefix(name, len(value)), value) for value in values]
     return [(example.entry(name, feature, example.content_of(feature, column[place])),) for place in range(count)]
+
+
+def blocks_from(source: Source, start: int) -> Iterator[Any]:
+    """Yield the blocks from an example on, by reading from the beginning if the source cannot start there."""
+    if source.seekable or not start:
+        yield from source.blocks(start, None)
+        return
+    skipped = 0
+    for block in source.blocks(0, None):
+        count = len(next(iter(block.values())))
+        if skipped + count > start:
+            yield {name: values[max(0, start - skipped) :] for name, values in block.items()}
+        skipped += count
+
+
+class Chunks:
+    """Blocks, taken in chunks that fit what is left of a shard."""
+
+    def __init__(self, blocks: Iterator[Any]) -> None:
+        self._blocks = blocks
+        self._block: Any = None
+        self._encoded: Encoded | None = None
+
+    def more(self) -> bool:
+        while self._encoded is None and self._block is None:
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._block = block if len(next(iter(block.values()))) else None
+        return True
+
+    def next(self, encode: Encoder, count: int) -> Iterator[Encoded]:
+        while count and self.more():
+            encoded = self.take(encode, room=count, room_bytes=0)
+            assert encoded is not None
+            count -= len(encoded.ends)
+            yield encoded
+
+    def take(self, encode: Encoder, *, room: int | None, room_bytes: int) -> Encoded | None:
+        """The next records, up to a number of them or until their bytes are reached; None if none fits."""
+        if self._encoded is None:
+            self._encoded, self._block = encode(self._block), None
+        encoded = self._encoded
+        stop = room if room is not None else int((encoded.ends - encoded.ends[0]).searchsorted(max(room_bytes, 0)))
+        if room is None and room_bytes > 0:
+            stop = max(1, stop)
+        stop = min(stop, len(encoded.ends))
+        if stop <= 0:
+            return None
+        self._encoded = encoded.cut(stop, len(encoded.ends)) if stop < len(encoded.ends) else None
+        return encoded.cut(0, stop)

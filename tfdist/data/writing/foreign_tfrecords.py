@@ -1,7 +1,7 @@
-"""TFRecord files that others have written, read at the first call: what an index says of them is in the user's cache.
+"""TFRecord files of other writers, with an index in the user's cache that the first call makes.
 
-The files stay as they are, and nothing is written beside them. Compressed ones are written into the cache as plain
-records: in the middle of a compressed file nothing can be found.
+The files stay as they are, and nothing is written next to them. Compressed ones are written into the cache as plain
+records, because nothing can be found in the middle of a compressed file.
 """
 
 import errno
@@ -20,17 +20,16 @@ from tfdist import cache as caches
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
 from tfdist.data.format.data_manifest import Manifest
-from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.revisions import written_in
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import paths, pointers, source_files
+from tfdist.data.sources import paths, source_files
+from tfdist.data.sources.compressed_files import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.writing import journal
 from tfdist.data.writing.index_files import put_index
 from tfdist.errors import ConfigError, CorruptDataError, StorageError
-from tfdist.storage.directory import Storage, storage
-from tfdist.storage.filenames import plain_name
+from tfdist.storage.directory import Overlay, Storage, storage
+from tfdist.storage.files import plain_name
 from tfdist.storage.local_storage import LocalStorage
-from tfdist.storage.overlay import Overlay
 
 _FOLDER = "tfrecords"
 _ABOUT = "files.json"  # which files the manifest beside it is of; written last
@@ -45,15 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody asks for, and how it is read.
-
-    Attributes:
-        directory: a path or a URL of a directory, or of files in one.
-        split: the one to index, where the names of the files say several.
-        storage_options: what fsspec's driver takes.
-        cache: keeps blocks of remote files.
-        follow_symlinks: whether local files may be symbolic links that lead out of their directory.
-    """
+    """The directory or files to read, the split to index if their names say several, and how storage is read."""
 
     directory: str | os.PathLike[str]
     split: str | None = None
@@ -62,7 +53,6 @@ class Asked:
     follow_symlinks: bool = False
 
     def storage(self, directory: str | os.PathLike[str]) -> Storage:
-        """Return the storage of a directory, read as it was asked for."""
         return storage(
             directory,
             storage_options=self.storage_options,
@@ -73,15 +63,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Files:
-    """TFRecord files of one folder.
-
-    Attributes:
-        url: how they are called by their user.
-        key: the same for all who mean them.
-        folder: where they are.
-        entries: the files, by their names.
-        is_folder: whether they are all that the folder has.
-    """
+    """TFRecord files of one folder; `key` is the same for every spelling, `is_folder`: they are all of the folder."""
 
     url: str
     key: str
@@ -101,24 +83,21 @@ def place_of(
     cache: Any = None,
     follow_symlinks: bool = False,
 ) -> Storage:
-    """Return the storage of a directory, with a manifest where it has one or holds TFRecord files of others.
+    """The storage of a directory with a manifest, or of TFRecord files with an index in the user's cache.
 
-    Of these an index is made at the first call, in the user's cache; a line in the log says what they hold. It is made
-    again where the files have changed.
+    The index is made at the first call, and again after the files have changed; a line in the log describes them.
     """
     asked = Asked(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
     place = asked.storage(directory)
-    if _has_manifest(place):
+    if manifests.has_manifest(place):
         return place
     found = _selected(place, asked)
     return place if found is None else _opened(found, None, asked)
 
 
 def has_to_be_elsewhere(place: Storage, asked: Asked) -> bool:
-    """Return whether an index of TFRecord files cannot stand beside them: their folder cannot be written, they are
-    compressed, or not all files of a folder.
-    """
-    if _has_manifest(place):
+    """The index has to be in the cache: the TFRecord files are compressed or selected, or their folder is read-only."""
+    if manifests.has_manifest(place):
         return False
     found = _selected(place, asked, to_index=True)
     if found is None:
@@ -150,14 +129,7 @@ def need_names(place: Storage) -> None:
 
 
 def told(manifest: Manifest) -> str:
-    """Return the features of a manifest in a line, for people.
-
-    Example:
-        >>> from tfdist.data.format.schema import Feature
-        >>> schema = Schema({"ids": Feature("int64", (None,)), "label": Feature("int64")})
-        >>> told(Manifest(schema=schema, layout="generic", shards=(), label="label"))
-        'ids int64[any], label int64[] (label)'
-    """
+    """The features of a manifest in a line for people."""
     words = []
     for name, feature in manifest.schema.items():
         notes = ["label"] * (name == manifest.label) + ["picture"] * feature.is_image
@@ -166,13 +138,8 @@ def told(manifest: Manifest) -> str:
     return ", ".join(words)
 
 
-def _has_manifest(place: Storage) -> bool:
-    is_file = place.local is not None and place.local.is_file()
-    return not is_file and manifests.NAME in place.names()
-
-
 def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files | None:
-    """Return the TFRecord files that are meant; None where there are none, or an unfinished directory of ours."""
+    """The TFRecord files that are meant; None where there are none, or an unfinished directory of ours."""
     text = source_files.spelled(asked.directory)
     text = text if source_files.is_url(text) else os.path.abspath(os.path.expanduser(text))
     with source_files.driven_by(asked.storage_options):
@@ -195,7 +162,7 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
         entries = [entry for entry in map(source_files.entry, matched) if not entry.is_folder and entry.size]
         known = paths.record_files(entries)
         for entry in entries if not known else ():
-            pointers.require_content(entry.path, entry.size)
+            source_files.require_content(entry.path, entry.size)
         if entries and not known:
             raise ConfigError(f"{matched[0]} is no TFRecord file: it does not begin with a record.", path=matched[0])
         chosen = tuple(entry for entry in entries if entry.path in known)
@@ -229,7 +196,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[str]]) -> None:
-    """Refuse to take what belongs to training and to validation for one: parts of several sets in one folder."""
+    """Refuse files of several sets in one folder, which may mix training and validation."""
     sets = {_PART.sub("-*", name) for name in names if _PART.search(name)}
     if len(sets) < 2:
         sets = {_NUMBER.sub("*", name) for listed in several.values() for name in listed}
@@ -243,13 +210,13 @@ def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[
 
 
 def _notes(key: str) -> LocalStorage:
-    """Where the cache keeps what is known of files, by what their user calls them."""
+    """The folder of the cache with what is known of files, by what their user calls them."""
     digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12).hexdigest()
     return LocalStorage(caches.folder(os.environ) / _FOLDER / digest)
 
 
 def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Storage:
-    """Return the storage of files with an index, which is made where there is none of them as they are."""
+    """The storage of files with an index, which is made if there is none of them as they are."""
     _need_inside(found, asked)
     caches.make(caches.folder(os.environ), (_FOLDER,))
     notes = _notes(found.key)
@@ -274,7 +241,7 @@ def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Stora
 
 
 def _need_inside(found: _Files, asked: Asked) -> None:
-    """Refuse links that lead out of the folder where they are not to be followed, whether files are copied or not."""
+    """Refuse links that lead out of the folder unless they are followed, whether files are copied or not."""
     place = asked.storage(found.folder)
     for entry in found.entries if place.local is not None else ():
         place.size(plain_name(entry.name))
@@ -328,7 +295,7 @@ def _copied(found: _Files, folder: Path, schema: Schema | None, label: str | Non
 
 
 def _is_of(notes: LocalStorage, found: _Files) -> bool:
-    """Return whether the manifest that is kept is whole, and of these files as they are."""
+    """The manifest in the cache is whole, and of these files as they are."""
     if _about(notes).get("files") != found.identity():
         return False
     try:
@@ -356,12 +323,11 @@ def _place(found: _Files, notes: LocalStorage, asked: Asked) -> Storage:
 
 
 def _kinds(found: _Files, asked: Asked) -> dict[str, str]:
-    """Return how each file is kept, by its name."""
     kinds = {}
     with source_files.driven_by(asked.storage_options):
         for entry in found.entries:
             head = source_files.head(entry.path, HEAD_BYTES)
-            pointers.refuse(entry.path, head)
+            source_files.refuse(entry.path, head)
             kinds[entry.name] = kind_of(head)
     return kinds
 

@@ -7,13 +7,11 @@ import google_crc32c
 
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
-from tfdist.data.format.contents import Contents
+from tfdist.data.format.contents import Contents, Gathered, batches
 from tfdist.data.format.data_manifest import IndexFile, Manifest, Shard
-from tfdist.data.format.record_layout import FIXED, layouts
-from tfdist.data.format.reindex import Gathered, batches
+from tfdist.data.format.record_framing import Content, walk
 from tfdist.data.format.revisions import index_name, next_revision, revised
-from tfdist.data.format.scan import Content, walk
-from tfdist.data.format.schema import Schema
+from tfdist.data.format.schema import FIXED, Schema, layouts
 from tfdist.data.format.shard_index import Index
 from tfdist.data.sources.tfrecords.inference import looked_at
 from tfdist.data.writing.shard import store_index
@@ -26,7 +24,6 @@ _SAMPLE = 256
 def put_index(
     place: Storage, shards: list[str], *, schema: Schema | None, label: str | None, old: Manifest | None = None
 ) -> Manifest:
-    """Write an index for each of these files, and a manifest of them; see `index`."""
     chosen, layout, found = _best(place, shards, schema)
     if label is None:
         label = "label" if "label" in chosen else None
@@ -55,7 +52,7 @@ def put_index(
 
 
 def store_index_of(place: Storage, shard: str, rows: Index, before: IndexFile | None, revision: int) -> IndexFile:
-    """Write the index of a shard: over another only if it is the same, since somebody may read that."""
+    """Write the index of a shard; another one keeps its file, which a reader may use."""
     data = rows.to_bytes()
     if before is None:
         name = index_name(shard)
@@ -74,7 +71,7 @@ def described(
     *,
     strict: bool = False,
 ) -> tuple[Shard, Index | None]:
-    """Return what a manifest says of a shard that is there, without its index; and the index."""
+    """What a manifest says of an existing shard, without its index; and the index."""
     content = Content(place, shard)
     contents = Contents(schema, layout, strict=strict)
     gathered, count, lengths = Gathered(schema, layout), 0, {0}
@@ -105,7 +102,7 @@ def described(
 def _best(
     place: Storage, shards: list[str], schema: Schema | None
 ) -> tuple[Schema, str, list[tuple[Shard, Index | None]]]:
-    """Return the schema and the best layout that hold for all records, and what each shard is then."""
+    """The schema and the best layout that fit all records, and the description of each shard."""
     error: CorruptDataError | None = None
     for chosen in _schemas(place, shards, schema):
         for layout in layouts(chosen):
@@ -121,7 +118,7 @@ def _best(
 
 
 def _schemas(place: Storage, shards: list[str], schema: Schema | None) -> Iterator[Schema]:
-    """Yield what the records may be: what is said, or what the first show, and if that does not hold what all show."""
+    """Yield possible schemas: the given one; or what the first records show, then what all show."""
     seen = looked_at(place, shards, most=_SAMPLE, context_alone=schema is not None)
     if schema is not None:
         yield seen.as_kept(schema)

@@ -1,4 +1,4 @@
-"""TFRecord files that are there already become a directory that is read as if tfdist had written it."""
+"""Index TFRecord files, so that they are read as if tfdist had written them."""
 
 import os
 import re
@@ -10,15 +10,15 @@ from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import splits
 from tfdist.data.format.data_manifest import Manifest, read_manifest
-from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.format.revisions import index_name, of_one_writing
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources import paths, pointers
+from tfdist.data.sources import paths, source_files
+from tfdist.data.sources.compressed_files import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
 from tfdist.data.writing import foreign_tfrecords, journal
 from tfdist.data.writing.index_files import put_index
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage, storage
-from tfdist.storage.filenames import plain_name
+from tfdist.storage.files import plain_name
 
 _OUR_INDEX = re.compile(rb'\A.{8}\{.*"offset"', re.DOTALL)
 
@@ -93,10 +93,7 @@ def index(
 
 
 def files(place: Storage, split: str | None = None) -> list[str]:
-    """Return the TFRecord files of a directory, or those of one split, in the order of their names.
-
-    Those are files whose names say so, and files that begin with a record.
-    """
+    """The TFRecord files of a directory or one split, by their names or first bytes, in the order of names."""
     foreign_tfrecords.need_names(place)
     ours = {manifests.NAME, journal.NAME}
     names = [name for name in place.names() if name not in ours and not name.endswith(".index")]
@@ -105,7 +102,7 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     groups = {paths.alike(name) for name in names if kinds[name]}
     found = [name for name in names if paths.alike(name) in groups or foreign_tfrecords.NAMED.search(name)]
     for name in found:
-        pointers.refuse(name, heads[name])
+        source_files.refuse(name, heads[name])
     found = _of_split(place, found, split, of_tfds=not splits.OF_TFDS.isdisjoint(names))
     for name in found:
         if kinds[name] in (GZIP, ZLIB):

@@ -1,6 +1,6 @@
 """The journal of finished shards, from which an interrupted write resumes.
 
-A file of JSON lines: what is being written, then each shard that is whole. It is removed when the manifest is there.
+A file of JSON lines: the job, then each finished shard. It is removed when the manifest is in place.
 """
 
 import dataclasses
@@ -16,13 +16,7 @@ NAME = "writing.jsonl"
 
 
 class Journal:
-    """The finished shards of one job.
-
-    Attributes:
-        shards: number of a shard -> what is known of it, and its first example.
-        is_new: whether there is no journal of this job yet.
-        revision: of the manifest that will name the shards.
-    """
+    """The finished shards of one job, by number; `is_new`: it has no journal yet; `revision` will name the shards."""
 
     def __init__(self, storage: Storage, job: dict[str, Any]) -> None:
         self._storage = storage
@@ -70,12 +64,10 @@ class Journal:
         self.is_new, self.revision = False, revision
 
     def add(self, number: int, shard: Shard) -> None:
-        """Note that a shard is whole."""
         self.shards[number] = shard
         self._append({"number": number, "shard": dataclasses.asdict(shard)})
 
     def end(self) -> None:
-        """Remove the journal."""
         self._storage.remove(NAME)
 
     def _append(self, line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One shard on its way to a storage: records as they come, then the index, both whole or not at all."""
+"""Where to cut examples into shards, and one shard on its way to a storage: records and index, whole or not at all."""
 
 import contextlib
 from collections.abc import Sequence
@@ -11,15 +11,54 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.data_manifest import IndexFile, Shard
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
-from tfdist.data.format.record_layout import FIXED
 from tfdist.data.format.revisions import index_name
+from tfdist.data.format.schema import FIXED
 from tfdist.data.format.shard_index import Index
 from tfdist.data.writing.encode import Encoded
+from tfdist.errors import ConfigError
 from tfdist.storage.directory import Storage
+
+#: bytes of a shard, where their number is not given
+SHARD_BYTES = 256 << 20
+
+
+def cuts(
+    count: int, *, sizes: NDArray[np.int64] | None, example_bytes: int, num_shards: int | None, shard_bytes: int
+) -> list[tuple[int, int]]:
+    """The bounds of each shard: contiguous ranges with nearly equal bytes."""
+    total = count * example_bytes if sizes is None else int(sizes.sum())
+    shards = num_shards or min(count, max(1, -(-total // shard_bytes)))
+    if shards > count:
+        raise ConfigError(
+            f"num_shards is {shards}; there are {count} examples, and a shard has at least one.",
+            name="num_shards",
+            received=shards,
+        )
+    if sizes is None:
+        ends = [round(count * (shard + 1) / shards) for shard in range(shards)]
+    else:
+        ends = _balanced(np.cumsum(sizes), shards)
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _balanced(sums: Any, shards: int) -> list[int]:
+    """Where to cut so that each piece has about its share, and at least one example."""
+    count, ends, begin = len(sums), [], 0
+    for shard in range(1, shards):
+        goal = sums[-1] * shard / shards
+        end = int(np.searchsorted(sums, goal))
+        # the cut before or behind the example that crosses the line, whichever is nearer
+        if end and goal - sums[end - 1] > sums[end] - goal:
+            end += 1
+        elif not end:
+            end = 1
+        begin = min(max(end, begin + 1), count - (shards - shard))
+        ends.append(begin)
+    return [*ends, count]
 
 
 class ShardWriter:
-    """Writes one shard in a ``with`` block; nothing is visible when the block ends by an error."""
+    """Writes one shard in a ``with`` block; nothing is visible if the block raises an error."""
 
     def __init__(self, storage: Storage, name: str, layout: str) -> None:
         self._storage = storage
@@ -39,7 +78,6 @@ class ShardWriter:
         return self
 
     def add(self, encoded: Encoded) -> None:
-        """Append records."""
         data = encoded.data if isinstance(encoded.data, bytes) else bytes(encoded.data)
         self._file.write(data)
         self._crc = google_crc32c.extend(self._crc, data)
@@ -79,12 +117,7 @@ class ShardWriter:
 
 
 def ends_of(footers: Sequence[bytes]) -> tuple[int, int] | None:
-    """Return the checksums of a shard's first and last payload from what stands behind these.
-
-    Example:
-        >>> ends_of([bytes(4), b"\\1" + bytes(3)])
-        (0, 1)
-    """
+    """The checksums of a shard's first and last payload from the bytes that follow these."""
     if not footers:
         return None
     first, last = (int.from_bytes(footer, "little") for footer in (footers[0], footers[-1]))
@@ -92,7 +125,7 @@ def ends_of(footers: Sequence[bytes]) -> tuple[int, int] | None:
 
 
 def store_index(storage: Storage, shard: str, index: Index, *, name: str = "") -> IndexFile:
-    """Write the index of a shard, under its own name or another, and return what a manifest says of it."""
+    """Write the index of a shard, under its own name or another, and return its entry in a manifest."""
     data, name = index.to_bytes(), name or index_name(shard)
     with storage.create(name) as file:
         file.write(data)

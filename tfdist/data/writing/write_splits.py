@@ -1,4 +1,4 @@
-"""Several splits written at once: one list of classes and one schema, those of train, and a directory for each."""
+"""Several splits written at once, with the schema and the classes of train, and a directory for each."""
 
 import contextlib
 import logging
@@ -24,7 +24,6 @@ Progress = Callable[[int, int | None, int], None]
 def opened(
     examples: Any, names: Sequence[str], *, schema: Any, label: str | None, options: Options
 ) -> dict[str, Source]:
-    """Return the splits of a folder as sources of one schema."""
     if schema is None and not splits.trains(names[0]):
         raise ConfigError(
             f"{os.fspath(paths_of(examples)[0])} holds the splits {', '.join(names)} and none called train, "
@@ -41,7 +40,7 @@ def opened(
 
 
 def schema_of_train(examples: Any, split: str, *, label: str | None, options: Options) -> Schema | None:
-    """Return the schema that a split has when it is written without the others: that of train beside it."""
+    """The schema for a split that is written without the others: that of train next to it."""
     train = [name for name in splits_of(examples) if splits.trains(name)]
     if not train or split == train[0]:
         return None
@@ -49,7 +48,7 @@ def schema_of_train(examples: Any, split: str, *, label: str | None, options: Op
 
 
 def warn_of_numbers(examples: Any, source: Source) -> None:
-    """Say that a folder such as photos/test numbers its classes in another way than photos/train beside it."""
+    """Warn that a folder such as photos/test numbers its classes differently from photos/train next to it."""
     names = source.schema["label"].names if "label" in source.schema else ()
     paths = paths_of(examples)
     if len(paths) != 1 or not names:
@@ -72,12 +71,6 @@ def warn_of_numbers(examples: Any, source: Source) -> None:
 
 
 def below(directory: str | os.PathLike[str], name: str) -> str:
-    """Return the directory of a split.
-
-    Example:
-        >>> below("s3://bucket/photos/", "train")
-        's3://bucket/photos/train'
-    """
     return f"{os.fspath(directory).rstrip('/')}/{name}"
 
 
@@ -90,7 +83,7 @@ def write_each(
     schema: Schema,
     exists: str,
 ) -> dict[str, Manifest]:
-    """Write splits one after the other; an interrupted run goes on with those that are not finished."""
+    """Write splits one after the other; an interrupted run resumes with those that are not finished."""
     if manifests.NAME in place.names():
         raise ConfigError(
             f"{place.url} holds one set of examples, and splits would stand below it. Choose another directory, or "
@@ -127,7 +120,7 @@ def write_each(
 
 
 def summed(progress: Progress | None, sources: Mapping[str, Source]) -> dict[str, Progress | None]:
-    """Return for each split what reports how far all of them are."""
+    """For each split what reports the progress of all of them."""
     counts = [source.count for source in sources.values()]
     total = None if None in counts else sum(count or 0 for count in counts)
     last = dict.fromkeys(sources, (0, 0))

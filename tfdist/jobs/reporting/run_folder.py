@@ -22,8 +22,7 @@ from typing import Any
 
 from tfdist import validation
 from tfdist.errors import ConfigError, CorruptDataError, DeadlineError
-from tfdist.storage.disk_errors import explained
-from tfdist.storage.durable import sync_directory
+from tfdist.storage.files import explained, sync_directory
 from tfdist.storage.local_storage import LocalStorage
 from tfdist.variables import REPORTS
 

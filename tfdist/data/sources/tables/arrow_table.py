@@ -1,10 +1,4 @@
-"""Columns of Arrow, as CSV, Parquet and tables in memory give them -> features and columns of a block.
-
-Example:
-    >>> import pyarrow
-    >>> feature_of_type("x", pyarrow.list_(pyarrow.float32(), 3), "a table").shape
-    (3,)
-"""
+"""Columns of Arrow -> features, and record batches -> blocks of a source."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +10,7 @@ from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.protocol import Block
 from tfdist.data.sources.source_options import EVERY, Options, spelled
 from tfdist.data.sources.stored_columns import column
-from tfdist.data.sources.tables import arrow_units, nested_lists
+from tfdist.data.sources.tables import arrow_types, arrow_units
 from tfdist.data.sources.tables.arrow_types import (
     arrow,
     innermost,
@@ -37,12 +31,8 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # A
 class Columns:
     """How the columns of a table become features.
 
-    Attributes:
-        schema: the features, with those that say where others are null.
-        paths: feature -> the column, and the fields of structs in it, that it is.
-        fills: feature -> what stands where it is null.
-        masks: feature that says where another is null -> that other.
-        where: whose columns they are, for messages.
+    `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null.
+    `masks`: feature that says where another is null -> that other. `where`: the table, for messages.
     """
 
     schema: Schema
@@ -53,17 +43,15 @@ class Columns:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON that differs when something else stands for null; nothing where nothing does."""
+        """JSON that differs when something else replaces null; empty where nothing does."""
         fills = {name: repr(value) for name, value in self.fills.items()}
         return {"nulls": fills, "null_masks": sorted(self.masks)} if fills else {}
 
     @property
     def read(self) -> list[str]:
-        """The columns that have to be read."""
         return list(dict.fromkeys(path[0] for path in self.paths.values()))
 
     def block(self, batch: Any, start: int) -> Block:
-        """Return a `pyarrow.RecordBatch` as a block."""
         arrays = {name: self.array(batch, name) for name in self.paths}
         found: Block = {}
         for name, feature in self.schema.items():
@@ -74,7 +62,7 @@ class Columns:
         return found
 
     def array(self, batch: Any, name: str) -> Any:
-        """Return the values of a feature as they stand in a record batch."""
+        """The values of a feature in a record batch."""
         return _at(batch, self.paths[name])
 
     def _column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
@@ -105,7 +93,7 @@ class Columns:
             values = _values(feature, array)
         except _InnerNullError as error:
             _refuse_null(name, start + error.place, self.where, "a list with a null")
-        except nested_lists.MisfitError as error:
+        except arrow_types.MisfitError as error:
             raise ConfigError(
                 f"Example {start + error.place} of {self.where}: column {name!r} has {error.what}; every matrix must "
                 f"have the shape {feature.shape}. Give all lists one length; or store the values flat, with their "
@@ -139,7 +127,6 @@ class UntoldError(ConfigError):
 def columns_of(
     table: Any, schema: Schema | None, where: str, options: Options, first: Callable[[], Any] | None = None
 ) -> Columns:
-    """Return how the columns of a table become features."""
     flat = [
         found for name, kind in zip(table.names, table.types, strict=True) for found in _flattened((name,), kind, where)
     ]
@@ -166,12 +153,12 @@ def columns_of(
 
 
 def first_rows(rows: Any) -> Any:
-    """Return the first rows of a `pyarrow.Table` that has some, as a record batch."""
+    """The first rows of a `pyarrow.Table` that has some, as a record batch."""
     return next(batch for batch in rows.to_batches(max_chunksize=_FIRST_ROWS) if batch.num_rows)
 
 
 def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | None = None) -> Feature:
-    """Return the feature that a column of this Arrow type is."""
+    """The feature that a column of this Arrow type is."""
     types = arrow().types
     inner, shape = plain(kind), list[int | None](tail(kind) if matrix is None else matrix)
     for _ in shape:
@@ -196,12 +183,12 @@ def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | 
 
 
 def _matrix(path: Sequence[str], kind: Any, first: Callable[[], Any] | None) -> tuple[int, ...] | None:
-    """Return the shape of the first lists in lists of a column; None where its type says all, or nothing tells it."""
-    return nested_lists.first_shape(_at(first(), path)) if first is not None and nested_lists.is_matrix(kind) else None
+    """The shape of the first lists in lists of a column; None where the type says it, or nothing does."""
+    return arrow_types.first_shape(_at(first(), path)) if first is not None and arrow_types.is_matrix(kind) else None
 
 
 def _at(batch: Any, path: Sequence[str]) -> Any:
-    """Return a column of a record batch, or the field of a struct in it."""
+    """A column of a record batch, or the field of a struct in it."""
     name, *fields = path
     array = batch.column(name)
     for field in fields:
@@ -237,7 +224,7 @@ def _flattened(path: tuple[str, ...], kind: Any, where: str) -> Iterator[tuple[t
 
 
 def _with_unit(feature: Feature, kind: Any) -> Feature:
-    """A feature whose unit is the column's, where nobody asked for another one."""
+    """A feature with the column's unit, unless a schema asks for another one."""
     inner = innermost(kind)
     if feature.unit or feature.dtype == TEXT or not arrow_units.is_counted(inner):
         return feature
@@ -259,7 +246,7 @@ def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: 
 
 
 def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
-    """What stands where a column is null; what is said of all columns, for those that can hold it."""
+    """What replaces null in each column; a value for all columns, in those that can hold it."""
     found: dict[str, Any] = {}
     for name, feature in wanted.items():
         if not {name, EVERY} & options.nulls.keys():
@@ -276,15 +263,13 @@ def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
 
 
 def _nothing(feature: Feature) -> Any:
-    """What stands where a feature is null and another one says so."""
+    """What replaces null in a feature that has a mask."""
     if feature.dtype == TEXT:
         return b"" if feature.shape == () else np.full([dim or 0 for dim in feature.shape], b"", object)
     return np.zeros([dim or 0 for dim in feature.shape], feature.dtype)[()]
 
 
 class _InnerNullError(Exception):
-    """A list has a null in it."""
-
     def __init__(self, place: int) -> None:
         super().__init__()
         self.place = place
@@ -294,9 +279,9 @@ def _values(feature: Feature, array: Any) -> Any:
     """The rows of an array without nulls as `column` takes them."""
     types = arrow().types
     array = unwrapped(array)
-    if nested_lists.is_matrix(array.type) and len(feature.shape) > 1:
+    if arrow_types.is_matrix(array.type) and len(feature.shape) > 1:
         return values_of(
-            _values(feature, nested_lists.flattened(array, tuple(dim or 0 for dim in feature.shape)))
+            _values(feature, arrow_types.flattened(array, tuple(dim or 0 for dim in feature.shape)))
         ).reshape(len(array), *(dim or 0 for dim in feature.shape))
     if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
         return _lists(feature, array)

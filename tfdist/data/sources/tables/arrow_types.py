@@ -1,4 +1,7 @@
-"""Types and arrays of Arrow as tables have them: what is around the values, and which of them are null."""
+"""Types and arrays of Arrow as tables have them: wrappers, nulls, and lists in lists.
+
+The type of a matrix may not say its size: then the first value does, and all others are compared with it.
+"""
 
 from typing import Any
 
@@ -9,7 +12,6 @@ from tfdist.errors import MissingDependencyError
 
 
 def arrow() -> Any:
-    """Return the module pyarrow."""
     try:
         import pyarrow
     except ImportError as error:
@@ -22,7 +24,7 @@ def arrow() -> Any:
 
 
 def plain(kind: Any) -> Any:
-    """Return the type of the values: without a dictionary or an extension around it."""
+    """The type of the values, without a dictionary or an extension around it."""
     found = kind
     while True:
         if arrow().types.is_dictionary(found):
@@ -34,7 +36,7 @@ def plain(kind: Any) -> Any:
 
 
 def innermost(kind: Any) -> Any:
-    """Return the type of the values of lists, and of lists in lists."""
+    """The type of the values of lists, and of lists in lists."""
     types, inner = arrow().types, plain(kind)
     while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
         inner = plain(inner.value_type)
@@ -42,7 +44,6 @@ def innermost(kind: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether values are text or bytes."""
     types = arrow().types
     checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = [getattr(types, name) for name in ("is_string_view", "is_binary_view") if hasattr(types, name)]
@@ -50,7 +51,7 @@ def is_text(kind: Any) -> bool:
 
 
 def tail(kind: Any) -> tuple[int, ...]:
-    """Return the sizes that a type of lists in lists begins with."""
+    """The sizes that a type of lists in lists begins with."""
     inner, shape = plain(kind), []
     while arrow().types.is_fixed_size_list(inner):
         shape.append(int(inner.list_size))
@@ -59,7 +60,7 @@ def tail(kind: Any) -> tuple[int, ...]:
 
 
 def unwrapped(array: Any) -> Any:
-    """Return an array without a dictionary or an extension around it; a dictionary may hold a null itself."""
+    """An array without a dictionary or an extension around it; a dictionary may hold a null itself."""
     while arrow().types.is_dictionary(array.type) or isinstance(array.type, arrow().BaseExtensionType):
         if arrow().types.is_dictionary(array.type):
             values = _without_views(array.dictionary)
@@ -90,15 +91,64 @@ def _plain_texts(kind: Any) -> Any:
 
 
 def nulls_of(array: Any) -> NDArray[np.bool_]:
-    """Return which values are null."""
     found: NDArray[np.bool_] = unwrapped(array).is_null().to_numpy(zero_copy_only=False)
     return found
 
 
 def values_of(values: Any) -> NDArray[Any]:
-    """Return values as an array, of objects where they are in a list."""
     if isinstance(values, np.ndarray):
         return values
     found = np.empty(len(values), object)
     found[:] = values
+    return found
+
+
+class MisfitError(Exception):
+    """A list in a matrix is null, or has another length than all."""
+
+    def __init__(self, place: int, what: str) -> None:
+        super().__init__()
+        self.place, self.what = place, what
+
+
+def is_matrix(kind: Any) -> bool:
+    """A type is lists in lists, and does not say all their sizes."""
+    levels = _levels(kind)
+    return len(levels) > 1 and not all(levels)
+
+
+def first_shape(array: Any) -> tuple[int, ...] | None:
+    """The shape of the first value that is not null; None where there is none."""
+    there = np.flatnonzero(~nulls_of(array))
+    if not there.size:
+        return None
+    value, shape = unwrapped(array)[int(there[0])].as_py(), []
+    for _ in _levels(array.type):
+        shape.append(len(value or ()))
+        value = value[0] if value else None
+    return tuple(shape)
+
+
+def flattened(array: Any, shape: tuple[int, ...]) -> Any:
+    """The values of matrices without nulls, one after the other."""
+    flat, each = unwrapped(array), 1
+    for size in shape:
+        if flat.null_count:
+            raise MisfitError(int(np.argmax(nulls_of(flat))) // each, "a null")
+        fixed = getattr(flat.type, "list_size", None)
+        lengths = np.full(len(flat), fixed) if fixed is not None else flat.value_lengths().to_numpy()
+        if (unlike := np.flatnonzero(lengths != size)).size:
+            raise MisfitError(int(unlike[0]) // each, f"a list of {lengths[unlike[0]]} where others have {size}")
+        flat, each = unwrapped(flat.flatten()), each * size
+    if flat.null_count:
+        raise MisfitError(int(np.argmax(nulls_of(flat))) // each, "a null")
+    return flat
+
+
+def _levels(kind: Any) -> list[bool]:
+    """For each level of lists: the type says its size."""
+    types, inner, found = arrow().types, plain(kind), []
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        found.append(bool(types.is_fixed_size_list(inner)))
+        inner = plain(inner.value_type)
     return found

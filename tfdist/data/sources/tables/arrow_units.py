@@ -1,15 +1,10 @@
 """Dates, times and decimals of Arrow as integers of a stated unit, exactly or not at all.
 
-    date                  days since 1970-01-01
-    timestamp             s, ms, us or ns since 1970-01-01; with a time zone "... since 1970-01-01 UTC"
-    time of day           s, ms, us or ns since midnight
-    duration              s, ms, us or ns
-    decimal, 18 digits    1e-2 where two digits follow the point; longer ones are text
-
-Example:
-    >>> import pyarrow
-    >>> unit_of(pyarrow.timestamp("ms", "Europe/Berlin")), unit_of(pyarrow.decimal128(9, 2)), unit_of(pyarrow.int8())
-    ('ms since 1970-01-01 UTC', '1e-2', '')
+date                  days since 1970-01-01
+timestamp             s, ms, us or ns since 1970-01-01; with a time zone "... since 1970-01-01 UTC"
+time of day           s, ms, us or ns since midnight
+duration              s, ms, us or ns
+decimal, 18 digits    1e-2 where two digits follow the point; longer ones are text
 """
 
 import re
@@ -43,13 +38,13 @@ def _arrow() -> Any:
 
 
 def is_counted(kind: Any) -> bool:
-    """Return whether values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
+    """Values of an Arrow type are counted in a unit: dates, times, durations, decimals."""
     types = _arrow().types
     return bool(types.is_temporal(kind) or types.is_decimal(kind))
 
 
 def unit_of(kind: Any) -> str:
-    """Return the unit in which values of an Arrow type are counted, empty where there is none."""
+    """The unit in which values of an Arrow type are counted, empty where there is none."""
     types = _arrow().types
     if types.is_date(kind):
         return "days" + _EPOCH
@@ -63,12 +58,7 @@ def unit_of(kind: Any) -> str:
 
 
 def type_of(unit: str) -> Any:
-    """Return the Arrow type in which text is read that is to be counted in a unit; None where any number may be.
-
-    Example:
-        >>> str(type_of("s since 1970-01-01 UTC")), type_of("kilograms")
-        ('timestamp[s, tz=UTC]', None)
-    """
+    """The Arrow type of text that is counted in a unit; None where any number may be."""
     pyarrow = _arrow()
     if scale := _SCALE.fullmatch(unit):
         exponent = int(scale["exponent"])
@@ -85,7 +75,7 @@ def type_of(unit: str) -> Any:
 
 
 def counted(array: Any, unit: str) -> Any:
-    """Return the values of an Arrow array without nulls as counts of a unit: NumPy integers, or Python's if long."""
+    """The values of an Arrow array without nulls as counts of a unit: NumPy integers, or Python's if long."""
     own = unit_of(array.type)
     values = _numbers(array)
     wanted = unit or own

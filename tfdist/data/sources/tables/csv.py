@@ -1,13 +1,13 @@
 """CSV files through pyarrow: column types from the first block of the file, every later row checked against them.
 
-Example:
-    >>> import tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "a.csv")
-    ...     _ = path.write_text("x,name\\n1,a\\n2,b\\n")
-    ...     source = open_csv(str(path))
-    ...     print([(block["x"].tolist(), block["name"]) for block in source.blocks(0, None)])
-    [([1, 2], [b'a', b'b'])]
+No type loses a digit:
+
+    -3, 17                              int64, or uint64 where one is larger than that
+    007, 0x1f, more digits than uint64  text
+    1.5, 2e-3                           float32 where that holds all digits of all values, else float64
+    1.5 among whole numbers too large   text
+    2020-01-01, 2020-01-01 10:30:00     int64, counted as `tfdist.data.sources.tables.arrow_units` says
+    true, false                         bool
 """
 
 import contextlib
@@ -19,26 +19,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.format.kept_digits import fits_float32
-from tfdist.data.format.schema import TEXT, Feature, Schema, asked
+from tfdist.data.format.schema import TEXT, Feature, Schema, asked, fits_float32
 from tfdist.data.sources import compressed_files, source_files
-from tfdist.data.sources.example_blocks import BLOCK_BYTES, cut
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import BLOCK_BYTES, Block, cut
 from tfdist.data.sources.source_options import NONE, Options
-from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units, csv_types
+from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units
 from tfdist.errors import ConfigError
 
+_WHOLE = r"^\s*[+-]?[0-9]+\s*$"
+_PADDED = r"^\s*[+-]?0[0-9xX]"  # "007", "0x1f": a number would lose what stands in front
+_EXACT = 1 << 53  # whole numbers that every float64 holds
 # as pyarrow has them, without those that spell a float: "nan" is a value
 _NULLS = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "null", "n/a"]
 _TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
 
 
-def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> "Csv":
-    """Return a CSV file (TSV where its name says so) with its columns' names in the first line as a source.
+def is_number(kind: Any) -> bool:
+    """pyarrow took the text of a column for numbers, so the text has to be looked at."""
+    types = arrow_types.arrow().types
+    return bool(types.is_integer(kind) or types.is_floating(kind))
 
-    Whole numbers become int64 or uint64, others float32 where it holds all their digits and float64 where not, true
-    and false bool, dates and times int64 of a stated unit, everything else text: see `csv_types.py`.
-    """
+
+def number(kind: Any, texts: Any) -> Feature:
+    """The feature that a column of numbers is."""
+    import pyarrow.compute as compute
+
+    texts = texts.drop_null()
+    if compute.any(compute.match_substring_regex(texts, _PADDED)).as_py():
+        return Feature(TEXT)
+    if arrow_types.arrow().types.is_integer(kind):
+        return Feature("int64")
+    is_whole = compute.match_substring_regex(texts, _WHOLE)
+    whole = [int(text) for text in set(texts.filter(is_whole).to_pylist())]
+    if compute.all(is_whole).as_py():
+        low, high = min(whole), max(whole)
+        if low >= -(1 << 63) and high < 1 << 63:
+            return Feature("int64")
+        return Feature("uint64" if low >= 0 and high < 1 << 64 else TEXT)
+    if any(abs(value) > _EXACT and float(value) != value for value in whole):
+        return Feature(TEXT)
+    values = compute.cast(compute.utf8_trim_whitespace(texts), arrow_types.arrow().float64()).to_numpy(
+        zero_copy_only=False
+    )
+    return Feature("float32" if fits_float32(values).all() else "float64")
+
+
+def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> "Csv":
+    """A CSV file (TSV where its name says so) with its columns' names in the first line as a source."""
     pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:
         columns = _names(reader, path)
@@ -49,7 +76,7 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
     found = schema
     if found is None:
         arrow_table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
-        texts = _texts(path, [name for name in columns if csv_types.is_number(types.field(name).type)], options)
+        texts = _texts(path, [name for name in columns if is_number(types.field(name).type)], options)
         found = Schema({name: _feature(name, types.field(name).type, texts.get(name), path) for name in columns})
     # the types that are read, not those that pyarrow has for the text
     read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
@@ -68,11 +95,7 @@ def _names(reader: Any, path: str) -> list[str]:
 
 
 class Csv:
-    """The rows of one file, read from its beginning.
-
-    Attributes:
-        columns: all that the file has.
-    """
+    """The rows of one file, read from its beginning."""
 
     seekable = False
     sizes: NDArray[np.int64] | None = None
@@ -91,7 +114,7 @@ class Csv:
         self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the rows from ``start`` to ``stop``; those before are read and dropped."""
+        """Yield blocks; rows before ``start`` are read and dropped."""
         return cut(self._read(), start, stop)
 
     def _read(self) -> Iterator[Block]:
@@ -106,7 +129,7 @@ class Csv:
                 at += batch.num_rows
 
     def _check_narrow(self, name: str, array: Any, start: int) -> None:
-        """Refuse digits that a type which was told from earlier rows would lose."""
+        """Refuse digits that a type which earlier rows told would lose."""
         values = array.to_numpy(zero_copy_only=False)  # NaN where it is null
         fits = fits_float32(values)
         if not fits.all():
@@ -135,7 +158,7 @@ def _check_delimiter(names: list[str], path: str, options: Options) -> None:
 def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
     if arrow_types.arrow().types.is_null(kind):
         raise arrow_table.UntoldError(name, path, f"the first {BLOCK_BYTES >> 20} MiB")
-    return arrow_table.feature_of_type(name, kind, path) if texts is None else csv_types.number(kind, texts)
+    return arrow_table.feature_of_type(name, kind, path) if texts is None else number(kind, texts)
 
 
 def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
@@ -153,7 +176,7 @@ def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
 
 
 def _type(feature: Feature) -> Any:
-    """The type that pyarrow reads, of which nothing is lost; `column` makes the feature's dtype of it."""
+    """The type that pyarrow reads without loss; `column` makes the feature's dtype of it."""
     pyarrow = arrow_types.arrow()
     if feature.shape:
         raise ConfigError(
@@ -179,7 +202,7 @@ def _batches(reader: Any, path: str) -> Iterator[Any]:
 
 
 def _said(message: str, path: str, names: list[str]) -> str:
-    """What pyarrow says, by example and column; its rows count the header and begin at 1."""
+    """pyarrow's message by example and column; its rows count the header and begin at 1."""
     row = re.search(r"Row #(\d+)", message)
     column = re.search(r"column #(\d+)", message)
     where = f"Example {int(row[1]) - 2} of {path}" if row else path

@@ -1,11 +1,4 @@
-"""Tables in memory that Arrow can read: of pyarrow, pandas, polars, DuckDB and others, by the protocols they share.
-
-Example:
-    >>> import pyarrow
-    >>> source = open_table(pyarrow.table({"x": [1, 2, 3]}))
-    >>> source.count, [block["x"].tolist() for block in source.blocks(1, 3)]
-    (3, [[2, 3]])
-"""
+"""Tables in memory that Arrow can read (pyarrow, pandas, polars, DuckDB and others), by the protocols they share."""
 
 import re
 from collections.abc import Iterator
@@ -15,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.example_blocks import examples_per_block
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import Block, examples_per_block
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError
@@ -26,9 +18,9 @@ _INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls one without a n
 
 
 def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> "Table":
-    """Return a table as a source: its columns are features, its rows examples.
+    """A table as a source: its columns are features, its rows examples.
 
-    An index of pandas is a column where it has a name. Names of columns that are no text become text.
+    An index of pandas is a column if it has a name. Names of columns that are no text become text.
     """
     found = _arrow_table(examples)
     found = found.drop_columns([name for name in found.column_names if _INDEX.fullmatch(name)])
@@ -43,11 +35,7 @@ def open_table(examples: Any, schema: Schema | None = None, options: Options = N
 
 
 class Table:
-    """The rows of a table in memory, a `Source` that can be pickled together with it.
-
-    Attributes:
-        columns: all that the table has.
-    """
+    """The rows of a table in memory, a `Source` that is pickled together with it."""
 
     seekable = True
     identifies = False
@@ -66,7 +54,6 @@ class Table:
         }
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the rows from ``start`` to ``stop``."""
         end = min(self.count or 0, self.count or 0 if stop is None else stop)
         rows = self._rows.select(self._found.read).slice(start, max(0, end - start))
         at = start

@@ -1,14 +1,4 @@
-"""Parquet files through pyarrow: the row groups that are needed, a few thousand rows at a time.
-
-Example:
-    >>> import pyarrow as pa, pyarrow.parquet, tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = str(pathlib.Path(folder, "a.parquet"))
-    ...     pa.parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0]}), path)
-    ...     source = open_parquet(path)
-    ...     print(source.count, [block["x"].tolist() for block in source.blocks(1, 3)])
-    3 [[2.0, 3.0]]
-"""
+"""Parquet files through pyarrow: the row groups that are needed, a few thousand rows at a time."""
 
 import contextlib
 import functools
@@ -21,8 +11,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import source_files
-from tfdist.data.sources.example_blocks import cut, examples_per_block
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import Block, cut, examples_per_block
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
@@ -32,7 +21,6 @@ _LEAST_ROWS = 64
 
 
 def open_parquet(path: str, schema: Schema | None = None, options: Options = NONE) -> "Parquet":
-    """Return a Parquet file as a source."""
     with _opened(path) as file:
         types = file.schema_arrow
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
@@ -45,11 +33,7 @@ def open_parquet(path: str, schema: Schema | None = None, options: Options = NON
 
 
 class Parquet:
-    """The rows of one file; pickled by its path.
-
-    Attributes:
-        columns: all that the file has.
-    """
+    """The rows of one file; pickled by its path."""
 
     seekable = True
     sizes: NDArray[np.int64] | None = None
@@ -63,7 +47,7 @@ class Parquet:
         self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the rows from ``start`` to ``stop``; row groups without any of them are not read."""
+        """Yield blocks; row groups without any of the rows are not read."""
         stop = min(self.count or 0, self.count or 0 if stop is None else stop)
         begins = [0, *self._ends]
         groups = [i for i, end in enumerate(self._ends) if begins[i] < stop and end > start and end > begins[i]]
@@ -80,7 +64,6 @@ class Parquet:
 
 
 def _first(file: Any) -> Any:
-    """Return the first rows of a file."""
     rows = next((batch for batch in file.iter_batches(_LEAST_ROWS, use_threads=False) if batch.num_rows), None)
     return arrow_types.arrow().RecordBatch.from_pylist([], file.schema_arrow) if rows is None else rows
 

@@ -1,10 +1,6 @@
-"""Folders called key=value, as Hive names them: the keys are columns, and all files below a folder have its value.
+"""Folders named key=value, as Hive names them: the keys are columns, with the value for all files below the folder.
 
-    sales/year=2024/country=de/part-0.parquet       year 2024, country "de"
-
-Example:
-    >>> key_of("year=2024"), key_of("name=a%2Fb"), key_of("part-0")
-    (('year', '2024'), ('name', 'a/b'), None)
+sales/year=2024/country=de/part-0.parquet       year 2024, country "de"
 """
 
 import re
@@ -16,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources.example_blocks import length
-from tfdist.data.sources.protocol import Block, Source
+from tfdist.data.sources.protocol import Block, Source, length
 from tfdist.data.sources.source_options import EVERY, Options, spelled
 from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError
@@ -30,13 +25,13 @@ Keys = tuple[tuple[str, str], ...]
 
 
 def key_of(folder: str) -> tuple[str, str] | None:
-    """Return the key and the value that a folder's name says, None where it says none."""
+    """The key and the value that a folder's name says, None where it says none."""
     key, equals, value = folder.partition("=")
     return (urllib.parse.unquote(key), urllib.parse.unquote(value)) if key and equals else None
 
 
 def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature]:
-    """Return the features that the keys of all files are: int64 where all values are whole numbers, else text."""
+    """The features of the keys of all files: int64 where all values are whole numbers, else text."""
     first = [key for key, _ in partitions[0]]
     for keys in partitions:
         names = [key for key, _ in keys]
@@ -57,7 +52,7 @@ def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature
 
 
 def constants(keys: Keys, schema: Schema, options: Options, where: str) -> dict[str, Any]:
-    """Return the value of each key's feature for the examples of one file, those that the schema has."""
+    """The value of each key's feature for the examples of one file, of those that the schema has."""
     found: dict[str, Any] = {}
     for key, value in keys:
         is_null = value == _NULL
@@ -95,7 +90,6 @@ class Partitioned:
         self.identifies = source.identifies
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``."""
         for block in self._source.blocks(start, stop):
             count = length(block)
             yield {
@@ -105,7 +99,6 @@ class Partitioned:
 
 
 def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, where: str) -> Source:
-    """Return a file's examples with the values of its folders' keys."""
     twice = [key for key, _ in keys if key in getattr(source, "columns", ())]
     if twice:
         raise ConfigError(

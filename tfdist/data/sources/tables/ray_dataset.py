@@ -1,7 +1,7 @@
 """A `ray.data.Dataset`: blocks of Arrow in the order of the data set, read from its beginning.
 
-Ray has blocks in the order in which tasks end, unless it is told to keep that of the data. Then an example has no
-number that means anything, and an interrupted run could not go on, so such a data set is refused.
+Unless it is told to keep the order of the data, Ray yields blocks in the order in which tasks end. Then the number of
+an example means nothing, and an interrupted run could not resume, so such a data set is refused.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.example_blocks import cut, examples_per_block
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import Block, cut, examples_per_block
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -24,12 +23,7 @@ _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_sh
 
 
 def is_of_ray(value: Any) -> bool:
-    """Return whether a value is made by `ray.data`, which is not loaded for it.
-
-    Example:
-        >>> is_of_ray([1])
-        False
-    """
+    """A value is made by `ray.data`, which is not loaded for it."""
     return type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches")
 
 
@@ -90,7 +84,7 @@ class RayDataset:
         self.identity: dict[str, Any] = {"kind": "ray", "count": count, **found.identity}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the rows from ``start`` to ``stop``; those before are computed and dropped."""
+        """Yield blocks; rows before ``start`` are computed and dropped."""
         reading, self._begun = self._begun or _tables(self._dataset, self.schema), None
         yield from cut(self._read(reading), start, stop)
 
@@ -139,7 +133,7 @@ def _without_tensors(rows: Any, wanted: Schema | None) -> Any:
 
 
 def _lists(column: Any, shape: tuple[int, ...]) -> Any:
-    """Return a column of tensors as one of lists in lists, whose sizes are the shape."""
+    """A column of tensors as one of lists in lists, whose sizes are the shape."""
     arrow = arrow_types.arrow()
     if column.null_count:
         raise ConfigError(f"a tensor of {_WHERE} is null; leave its row out first: dataset.filter(...).")

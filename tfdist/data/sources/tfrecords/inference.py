@@ -1,23 +1,97 @@
-"""Infer a schema from undescribed examples: kinds of values and their number."""
+"""Infer a schema from records: kinds and numbers of the values in a tf.train.Example or tf.train.SequenceExample.
 
-from collections.abc import Mapping
+The context of a sequence stays as it is; a feature list becomes a list of its steps' values. A schema's lists have one
+dimension, so each step must have one value. Steps of several are an array of the shape (steps, values) if all records
+have as many, or flat with the shape (None,) if a schema asks for it.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from tfdist.data.format import example
 from tfdist.data.format.picture_decoding import KEPT, format_of
-from tfdist.data.format.scan import Content, walk
+from tfdist.data.format.record_framing import Content, walk
 from tfdist.data.format.schema import MOST_FEATURES, TEXT, Feature, Schema, encodings_of
-from tfdist.data.sources.tfrecords.sequence_examples import Parsed, need_one_example
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
 
+Parsed = dict[str, tuple[str, list[Any]]]
 _DTYPES = {"bytes": TEXT, "float": "float32", "int64": "int64"}
 _PICTURES = (*KEPT, "WebP")  # which nothing else begins like
 
 
+def parsed(payload: bytes, schema: Mapping[str, Feature] | None = None, *, tells: bool = False) -> Parsed:
+    """The features of an example or a sequence, as `example.parse` returns them."""
+    found = example.parse(payload)
+    for name, steps in example.sequences(payload).items():
+        if name in found:
+            raise ConfigError(
+                f"{name!r} is in the context of the sequence and one of its feature lists; rename one.", name=name
+            )
+        kinds = {kind for kind, _ in steps if kind}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"the feature list {name!r} has steps of {' and of '.join(sorted(kinds))}.",
+                name=name,
+                received=" and ".join(sorted(kinds)),
+            )
+        sizes = [len(values) for _, values in steps]
+        if not (tells and len(set(sizes)) == 1):
+            _check(name, sizes, schema.get(name) if schema else None)
+        found[name] = (kinds.pop() if kinds else "", [value for _, values in steps for value in values])
+    return found
+
+
+def shape_of(steps: Sequence[tuple[str, Sequence[Any]]]) -> tuple[int, int]:
+    """The number of steps of a feature list, and of the values in each, which is the same for all."""
+    return len(steps), len(steps[0][1]) if steps else 1
+
+
+def need_one_example(payload: bytes, where: str) -> None:
+    """Refuse a record that is a list of examples."""
+    if example.lists_examples(payload):
+        raise ConfigError(
+            f"{where} is an ExampleListWithContext, as TensorFlow Ranking writes them: a list of examples in each "
+            "record. Write each list as one tf.train.Example, whose features are lists of any length, or each example "
+            "of a list as a record of its own, with the number of its list as a feature.",
+            name="ExampleListWithContext",
+        )
+
+
+def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
+    alike = set(sizes)
+    if alike <= {1}:
+        return
+    if len(alike) > 1 or not feature:
+        way = (
+            "Pass a schema that names it: the shape (None,) has the values of all steps one after the other, (steps, "
+            "values) an array."
+            if len(alike) == 1
+            else "Where a step ends would be lost: write its values and their numbers as two features."
+        )
+        raise ConfigError(
+            f"the feature list {name!r} has steps of {_listed(sorted(alike))} values, and a list has one per step. "
+            + way,
+            name=name,
+            received=sorted(alike),
+        )
+    if feature.shape not in ((None,), (len(sizes), sizes[0])):
+        raise ConfigError(
+            f"the feature list {name!r} has {len(sizes)} steps of {sizes[0]} values; the schema has the shape "
+            f"{feature.shape}.",
+            name=name,
+            received=(len(sizes), sizes[0]),
+        )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes[:5])) + (", ..." if len(sizes) > 5 else "")
+
+
 def looked_at(place: Storage, shards: list[str], *, most: int | None = None, context_alone: bool = False) -> "Seen":
-    """Return what the whole records of shards show."""
+    """What the whole records of shards show."""
     seen = Seen()
     for shard in shards:
         for index, found in enumerate(islice(walk(Content(place, shard)), most)):
@@ -42,12 +116,7 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
 
 
 def as_kept(feature: Feature, kind: str) -> Feature:
-    """Return a feature that says an array's dtype and shape as records keep it: as the bytes of one, or as a list.
-
-    Example:
-        >>> as_kept(Feature("int64", (3,)), "int64").encoding, as_kept(Feature("int64", (3,)), "bytes").encoding
-        ('int64', 'raw')
-    """
+    """A feature as records keep it: as the bytes of an array, or as a list."""
     if feature.encoding == "raw" and kind in encodings_of(feature.dtype):
         return replace(feature, encoding=kind)
     return feature
@@ -56,18 +125,10 @@ def as_kept(feature: Feature, kind: str) -> Feature:
 class Seen:
     """Kinds and numbers of values of each feature so far.
 
-    A feature list of a sequence is a list of any length, or an array of the shape (steps, values). Any other
-    feature with one value in each record is a single value; with as many in each, an array; else, or where some
-    records do not have it, a list of any length. One that has no value in any record is left out. What was an array of
-    bytes is told as bytes: records do not say it. Bytes that all begin like pictures are pictures.
-
-    Example:
-        >>> seen = Seen()
-        >>> ids = Feature("int64", (3,), "int64")
-        >>> payload = example.joined([example.entry("ids", ids, example.content_of(ids, [7, 8, 9]))])
-        >>> seen.add(example.parse(payload), "a.tfrecord")
-        >>> seen.schema("a.tfrecord")["ids"] == ids
-        True
+    A feature list of a sequence is a list of any length, or an array of the shape (steps, values). Any other feature
+    with one value in each record is a single value; with a constant number, an array; else, or if some records lack it,
+    a list of any length. A feature without any value is left out. Arrays of bytes are told as bytes, because records do
+    not say it. Bytes that all begin like pictures are pictures.
     """
 
     def __init__(self) -> None:
@@ -79,7 +140,6 @@ class Seen:
         self._lists: dict[str, set[tuple[int, int]]] = {}
 
     def add(self, parsed: Parsed, file: str, lists: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """Look at a record."""
         for name, shape in (lists or {}).items():
             self._lists.setdefault(name, set()).add(shape)
         self.count += 1
@@ -104,11 +164,10 @@ class Seen:
             raise ConfigError(f"the records of {file} have more than {MOST_FEATURES} features; they are no examples.")
 
     def as_kept(self, schema: Schema) -> Schema:
-        """Return a schema that somebody wrote down, as the records keep it; see `as_kept`."""
+        """A user's schema as the records keep it; see `as_kept`."""
         return Schema({name: as_kept(feature, self._kinds.get(name, "")) for name, feature in schema.items()})
 
     def schema(self, where: str) -> Schema:
-        """Return what all records have in common."""
         if not self.count:
             raise ConfigError(f"{where} has no record that is a tf.train.Example; at least one is needed.", path=where)
         features = {name: self._feature(name, kind) for name, kind in self._kinds.items() if kind}
@@ -124,7 +183,7 @@ class Seen:
         return Feature(_DTYPES[kind], shape, kind, is_image=is_image)
 
     def _shape_of_list(self, name: str) -> tuple[int | None, ...]:
-        """Return (None,) for steps of one value, else the shape that a feature list has in all records."""
+        """(None,) for steps of one value, else the shape that a feature list has in all records."""
         shapes = self._lists[name]
         if all(values == 1 for _, values in shapes):
             return (None,)

@@ -1,17 +1,6 @@
 """Existing TFRecord files of tf.train.Example or tf.train.SequenceExample, to be written anew.
 
-A feature list of a SequenceExample becomes a list of any length, where each of its steps has one value.
-
-Example:
-    >>> import tempfile, pathlib
-    >>> from tfdist.data.format import example, record_framing
-    >>> payload = example.joined([example.entry("x", Feature("int64"), example.content_of(Feature("int64"), 7))])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "a.tfrecord")
-    ...     _ = path.write_bytes(record_framing.frame(payload))
-    ...     source = open_tfrecords([str(path)])
-    ...     print(source.count, [block["x"].tolist() for block in source.blocks(0, None)])
-    1 [[7]]
+Classes are matched by their names, so that each name has one number in files of several origins.
 """
 
 import contextlib
@@ -28,17 +17,14 @@ from numpy.typing import NDArray
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.data_manifest import Manifest
-from tfdist.data.format.file_compression import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
-from tfdist.data.format.scan import LARGEST_PAYLOAD
+from tfdist.data.format.record_framing import LARGEST_PAYLOAD
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.sources import classes, compressed_files, source_files
-from tfdist.data.sources.chain import chained
-from tfdist.data.sources.example_blocks import BLOCK_BYTES, BLOCK_EXAMPLES, cut, length
-from tfdist.data.sources.protocol import Block, Source
-from tfdist.data.sources.stored_columns import column
-from tfdist.data.sources.tfrecords import sequence_examples
+from tfdist.data.sources import compressed_files, source_files
+from tfdist.data.sources.compressed_files import GZIP, HEAD_BYTES, VOID, ZLIB, kind_of
+from tfdist.data.sources.protocol import BLOCK_BYTES, BLOCK_EXAMPLES, Block, Source, chained, cut, length
+from tfdist.data.sources.stored_columns import column, widened
+from tfdist.data.sources.tfrecords import inference
 from tfdist.data.sources.tfrecords.inference import Seen, as_kept
-from tfdist.data.sources.widening import widened
 from tfdist.errors import ConfigError, CorruptDataError, fields_of
 
 _SAMPLE = 256  # records from which a schema is inferred
@@ -46,12 +32,84 @@ _SAMPLED_FILES = 8
 _READ_BYTES = 1 << 20  # a record is read in such pieces, so that a corrupt length allocates nothing
 
 
-def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
-    """Return TFRecord files as one source.
+def named(schema: Schema, origins: Sequence[Schema]) -> Schema:
+    """A schema whose features take the names of an origin if they have none."""
+    found = dict(schema)
+    for name, feature in schema.items():
+        known = [origin[name].names for origin in origins if name in origin and origin[name].names]
+        if known and not feature.names:
+            found[name] = replace(feature, names=known[0])
+    return Schema(found)
 
-    Without a schema, files that `tfdist.data.write` made have that of their manifest; of others 256 records of up to
-    eight files tell it: a feature with one value in all of them is a single value, one with as many in each an array,
-    else a list of any length.
+
+def matched(source: Source, own: Schema | None, where: str) -> Source:
+    """A source whose classes have the numbers of its schema."""
+    tables = {
+        name: numbers_of(own[name].names, feature.names, name, where)
+        for name, feature in source.schema.items()
+        if own is not None and name in own and own[name].names and own[name].names != feature.names
+    }
+    for name, table in tables.items():
+        dtype = source.schema[name].dtype
+        if np.iinfo(dtype if dtype != "bool" else "uint8").max < table.max() or (dtype == "bool" and table.max() > 1):
+            raise ConfigError(
+                f"{name!r} is {dtype}, which has no room for {table.max() + 1} classes; pass a wider one."
+            )
+    return Renumbered(source, tables, where) if tables else source
+
+
+def numbers_of(own: Sequence[str], names: Sequence[str], feature: str, where: str) -> NDArray[np.int64]:
+    for name in own:
+        if name not in names:
+            listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ConfigError(
+                f"{where} has the class {name!r} of {feature!r}, which is none of the {len(names)} known ones "
+                f"({listed}). Classes are matched by their names: write these examples with a schema that has all.",
+                name=feature,
+                received=name,
+                path=where,
+            )
+    return np.array([list(names).index(name) for name in own], np.int64)
+
+
+class Renumbered:
+    """The examples of a source with other numbers for some integers."""
+
+    def __init__(self, source: Source, tables: Mapping[str, NDArray[np.int64]], where: str) -> None:
+        self._source, self._tables, self._where = source, dict(tables), where
+        self.schema, self.count, self.sizes = source.schema, source.count, source.sizes
+        self.seekable, self.identifies = source.seekable, source.identifies
+        self.identity: dict[str, Any] = {
+            **source.identity,
+            "classes": {name: table.tolist() for name, table in self._tables.items()},
+        }
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        at = start
+        for block in self._source.blocks(start, stop):
+            changed = {name: self._changed(name, block[name], at) for name in self._tables}
+            yield {**block, **changed}
+            at += len(next(iter(block.values())))
+
+    def _changed(self, name: str, values: Any, at: int) -> Any:
+        table = self._tables[name]
+        if isinstance(values, list):
+            return [self._changed(name, value, at + row)[()] for row, value in enumerate(values)]
+        array = np.asarray(values)
+        wrong = (array < 0) | (array >= len(table))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))[0]) if array.ndim else 0
+            raise ConfigError(
+                f"Example {at + row} of {self._where}: {name!r} is {array[wrong].flat[0]}, which is the number of none "
+                f"of its {len(table)} classes."
+            )
+        return table[array].astype(array.dtype)
+
+
+def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source:
+    """TFRecord files as one source.
+
+    Files of `tfdist.data.write` have the schema of their manifest. Of others, 256 records of up to eight files tell it.
     """
     filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
     if not filled:
@@ -59,8 +117,8 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
     known = _schemas(filled)
     described = [own for own in known.values() if own is not None]
     found = schema or (widened(described) if known[filled[0]] else surveyed(filled, most=_SAMPLE))
-    found = classes.named(found, described)
-    return chained([classes.matched(_open(path, found, known[path]), known[path], path) for path in filled])
+    found = named(found, described)
+    return chained([matched(_open(path, found, known[path]), known[path], path) for path in filled])
 
 
 def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
@@ -69,17 +127,17 @@ def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
 
 
 def _is_filled(path: str) -> bool:
-    """Return whether a file has anything in it; of a remote one that is compressed, that is seen when it is read."""
+    """A file has something in it; of a remote compressed one, reading shows that."""
     return source_files.entry(path).size > 0 and (source_files.is_url(path) or kept_as(path) != VOID)
 
 
 def kept_as(path: str) -> str:
-    """Return how a file is kept, see `compression.kind_of`; empty where it does not begin with a record."""
+    """How a file is kept, see `compressed_files.kind_of`; empty if it does not begin with a record."""
     return kind_of(source_files.head(path, HEAD_BYTES))
 
 
 class Records:
-    """The records of a local file, found by their lengths; pickled by its path and where they are."""
+    """The records of a local file, found by their lengths; pickled by its path and their offsets."""
 
     seekable = True
 
@@ -100,7 +158,6 @@ class Records:
         self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the records from ``start`` to ``stop``, their checksums checked."""
         end = min(self.count or 0, self.count or 0 if stop is None else stop)
         if start >= end:
             return
@@ -122,7 +179,7 @@ class Records:
 
 
 class Stream:
-    """The records of a file that can be read from its beginning alone: compressed or remote; see `Records`."""
+    """The records of a compressed or remote file, which is read from its beginning; see `Records`."""
 
     seekable = False
     sizes: NDArray[np.int64] | None = None
@@ -134,7 +191,7 @@ class Stream:
         self.identifies = source_files.are_stamped(self.identity)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the records from ``start`` to ``stop``; those before are read and dropped."""
+        """Yield blocks; records before ``start`` are read and dropped."""
         return cut(self._read(), start, stop)
 
     def _read(self) -> Iterator[Block]:
@@ -198,7 +255,7 @@ def _block(schema: Schema, own: Schema, payloads: Sequence[bytes], start: int, p
     rows = []
     for index, payload in enumerate(payloads, start):
         try:
-            parsed = sequence_examples.parsed(payload, schema)
+            parsed = inference.parsed(payload, schema)
             rows.append({name: _value(name, own.get(name, feature), parsed) for name, feature in schema.items()})
             extra = [name for name in parsed.keys() - schema.keys() if parsed[name][0]]
         except ConfigError as error:
@@ -231,7 +288,7 @@ def _value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any
 
 
 def _schemas(paths: Sequence[str]) -> dict[str, Schema | None]:
-    """The schema in the manifest beside each file, if it is this format's and names the file."""
+    """The schema in the manifest next to each file, if that names the file."""
     found: dict[str, Manifest | None] = {}
     schemas: dict[str, Schema | None] = {}
     for path in paths:
@@ -253,7 +310,7 @@ def _manifest(folder: str) -> Manifest | None:
 
 
 def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
-    """Return the schema that records show; see `inference.Seen`. A feature list is a list of any length."""
+    """The schema that records show; see `inference.Seen`."""
     seen = Seen()
     chosen = paths if most is None else paths[:: -(-len(paths) // _SAMPLED_FILES)]
     rest = [path for path in paths if path not in chosen]
@@ -261,10 +318,10 @@ def surveyed(paths: Sequence[str], *, most: int | None = None) -> Schema:
         if path in rest and seen.count:  # those that were to tell it have records
             break
         for index, payload in enumerate(islice(_payloads(path), None if most is None else -(-most // len(chosen)))):
-            sequence_examples.need_one_example(payload, f"record {index} of {path}")
+            inference.need_one_example(payload, f"record {index} of {path}")
             try:
-                parsed = sequence_examples.parsed(payload, tells=True)
-                lists = {name: sequence_examples.shape_of(steps) for name, steps in example.sequences(payload).items()}
+                parsed = inference.parsed(payload, tells=True)
+                lists = {name: inference.shape_of(steps) for name, steps in example.sequences(payload).items()}
             except (ConfigError, CorruptDataError) as error:
                 raise type(error)(f"record {index} of {path}: {error}", **fields_of(error) | {"path": path}) from error
             seen.add(parsed, path, lists)

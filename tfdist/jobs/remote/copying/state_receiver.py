@@ -11,7 +11,7 @@ from tfdist.errors import ConfigError
 from tfdist.jobs.connecting.tcp_joining import Joined, Rendezvous
 from tfdist.jobs.connecting.wire import Wire
 from tfdist.jobs.remote.copying import state_folders
-from tfdist.storage.filenames import plain_name, temporary_name
+from tfdist.storage.files import plain_name, temporary_name
 
 _CLOSE_SECONDS = 1.0  # it may wait for a host that is gone; then it ends by itself
 _LOOK_SECONDS = 0.5

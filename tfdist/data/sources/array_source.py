@@ -1,10 +1,4 @@
-"""Arrays in memory, examples first.
-
-Example:
-    >>> source = open_arrays({"pixels": np.zeros((3, 8, 8), "uint8"), "label": np.arange(3)})
-    >>> source.count, source.schema["pixels"].shape
-    (3, (8, 8))
-"""
+"""Arrays in memory, examples first."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -15,10 +9,8 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
-from tfdist.data.sources.example_blocks import bytes_per_example, examples_per_block, weight
-from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.stored_columns import column, is_masked, named
-from tfdist.data.sources.widening import told
+from tfdist.data.sources.protocol import Block, bytes_per_example, examples_per_block, weight
+from tfdist.data.sources.stored_columns import column, is_masked, named, told
 from tfdist.errors import ConfigError
 
 _DIGEST_BYTES = 8 << 20  # of an array; of a larger one as many, in pieces spread over it
@@ -27,7 +19,6 @@ _DIGEST_OF_VALUE = 4096  # bytes of each text
 
 
 def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str, Any] | None = None) -> "Arrays":
-    """Return arrays as a source."""
     if isinstance(examples, np.ndarray) and examples.dtype.names:
         examples = {name: examples[name] for name in examples.dtype.names}
     given = named(examples)
@@ -44,7 +35,7 @@ def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str,
 
 
 class Arrays:
-    """Examples in arrays, a `Source` that can be pickled together with them."""
+    """Examples in arrays, a `Source` that is pickled together with them."""
 
     seekable = True
 
@@ -61,7 +52,7 @@ class Arrays:
         self.identifies = identity is not None or all(map(_is_digested_whole, arrays.values()))
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``; what needs no other dtype is not copied."""
+        """Yield blocks; what needs no other dtype is not copied."""
         end = min(self.count or 0, self.count or 0 if stop is None else stop)
         at = start
         while at < end:
@@ -93,7 +84,7 @@ def _is_regular(feature: Feature) -> bool:
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """An array of the values, one per example; an array of objects where they are text or of several lengths."""
+    """An array of the values, one per example; an array of objects for text and for lists of several lengths."""
     if is_masked(values):
         raise ConfigError(
             f"feature {name!r} has {np.ma.count_masked(values)} masked values; an example has a value for every "

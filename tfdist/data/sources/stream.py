@@ -1,10 +1,4 @@
-"""Examples one by one: a generator, an iterable, a list, or a function that returns an iterator.
-
-Example:
-    >>> source = open_stream({"x": float(i), "label": i} for i in range(5))
-    >>> source.schema["x"].dtype, [block["label"].tolist() for block in source.blocks(1, 4)]
-    ('float32', [[1, 2, 3]])
-"""
+"""Examples one by one: a generator, an iterable, a list, or a function that returns an iterator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -15,16 +9,15 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.example_blocks import (
+from tfdist.data.sources.protocol import (
     BLOCK_BYTES,
     BLOCK_EXAMPLES,
+    Block,
     bytes_per_example,
     examples_per_block,
     weight,
 )
-from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.stored_columns import block, named
-from tfdist.data.sources.widening import told
+from tfdist.data.sources.stored_columns import block, named, told
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError, fields_of
 
 _NOTHING = object()
@@ -32,7 +25,7 @@ _SAMPLE = 256  # examples that tell a schema
 
 
 def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed":
-    """Return examples that come one by one as a source; without a schema, the first 256 are read now."""
+    """Examples that come one by one as a source; without a schema, the first 256 are read now."""
     if isinstance(examples, Sequence) and not isinstance(examples, (str, bytes)):
         if not examples:
             raise ConfigError("the list of examples is empty; at least one is needed.", name="examples", received="[]")
@@ -57,7 +50,7 @@ def open_stream(examples: Any, schema: Schema | None = None) -> "Stream | Listed
 
 
 class Stream:
-    """Examples that are read from their beginning: an iterator once, what gives a new iterator again and again."""
+    """Examples read from their beginning: of an iterator once, of what makes iterators any number of times."""
 
     seekable = False
     identifies = False
@@ -70,7 +63,7 @@ class Stream:
         self.identity: dict[str, Any] = {"kind": "stream"}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``; those before are read and dropped."""
+        """Yield blocks; examples before ``start`` are read and dropped."""
         iterator = self._next_reading()
         rows, is_fixed, index = _rows(self.schema), self.schema.is_fixed, 0
         for _ in range(start):
@@ -105,7 +98,7 @@ class Stream:
 
 
 class Listed:
-    """Examples in a list: they can be read from anywhere."""
+    """Examples in a list, which can be read from anywhere."""
 
     seekable = True
     identifies = False
@@ -119,7 +112,6 @@ class Listed:
         self.identity: dict[str, Any] = {"kind": "list", "count": len(examples)}
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the examples from ``start`` to ``stop``."""
         end = min(len(self._examples), len(self._examples) if stop is None else stop)
         step = _rows(self.schema)
         for first in range(start, end, step):
@@ -127,14 +119,9 @@ class Listed:
 
 
 def is_table(value: Any) -> bool:
-    """Return whether a value is a table: columns by their names, by one of the protocols that libraries share.
+    """A value is a table: it has columns with names, by a protocol that libraries share.
 
-    A column alone offers Arrow's stream as well, and is none.
-
-    Example:
-        >>> import pyarrow
-        >>> is_table(pyarrow.table({"x": [1]})), is_table(pyarrow.chunked_array([[1]])), is_table({"x": [1]})
-        (True, False, False)
+    A single column offers Arrow's stream as well, and is none.
     """
     if isinstance(value, type):
         return False
@@ -145,12 +132,12 @@ def is_table(value: Any) -> bool:
 
 
 def weight_of(example: Any) -> int:
-    """Return about how many bytes an example takes, 0 for what is none."""
+    """About how many bytes an example takes, 0 for what is none."""
     return sum(map(weight, _parts(example).values()))
 
 
 def _parts(example: Any) -> Mapping[str, Any]:
-    """Return an example with names, without any where it is none: who reads it says so."""
+    """An example with names; without any if it is none, which its reader reports."""
     try:
         return named(example)
     except ConfigError:
@@ -174,7 +161,7 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _sample(first: Any, iterator: Iterator[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Return the first examples, and the others; an error in reading them comes when they are asked for."""
+    """The first examples, and the others; an error in reading them is raised when they are asked for."""
     seen, held = [first], weight_of(first)
     while len(seen) < _SAMPLE and held < BLOCK_BYTES:
         try:

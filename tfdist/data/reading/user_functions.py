@@ -1,22 +1,24 @@
-"""Examples that cannot be decoded: a batch that fails is looked at example by example, to name those that are at fault.
+"""A user's `decode` and `augment` on each example of a batch, and the examples that they cannot decode.
 
-A graph cannot catch an error, a dataset can: a batch is a dataset of one element, behind which a second one stands that
-is made without these examples. It is asked for only where the first is an error.
+A graph cannot catch an error, but a dataset can: a batch is a dataset of one element, followed by a second one that is
+made without the faulty examples. It is asked for only if the first is an error.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from tfdist import validation
 from tfdist.data.format.picture_decoding import cause_of
-from tfdist.data.reading import feature_tensors
+from tfdist.data.reading import tensor_columns
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher
-from tfdist.errors import CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError
 
+Features = dict[str, Any]
 _MOST_TRIED = 1000  # examples that cannot be decoded before it is said that none can
 
 _logger = logging.getLogger(__name__)
@@ -25,15 +27,71 @@ _Seeds = NDArray[np.int32]
 _one_by_one = tf.autograph.experimental.do_not_convert
 
 
+def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
+    """The features that a function makes of each example of a batch; its result is checked before anything is read."""
+    specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
+    graph: Any = tf.function(function)
+    returned = graph.get_concrete_function(*specs).structured_outputs
+    _need_features(name, returned)
+    signature = tf.nest.map_structure(_signature, returned)
+    return tf.map_fn(lambda row: graph(*row), (found, *more), fn_output_signature=signature)
+
+
+def _need_features(name: str, returned: Any) -> None:
+    if not isinstance(returned, Mapping):
+        is_tensor = isinstance(returned, (tf.Tensor, tf.TypeSpec))
+        what = "None" if returned is None else "one tensor" if is_tensor else f"a {type(returned).__name__}"
+        hint = " Is its `return` missing?" if returned is None else ""
+        raise ConfigError(
+            f"{name} returned {what}; it must return a dict of the example's features: "
+            f"{{**example, 'name': tensor}}, label and weight included.{hint}"
+        )
+    if not returned:
+        raise ConfigError(f"{name} returned a dict without features; it must return those that `fit` is to have.")
+    for feature, value in returned.items():
+        if not isinstance(feature, str):
+            raise ConfigError(f"{name} returned a feature called {feature!r}; a feature's name must be text.")
+        for leaf in tf.nest.flatten(value, expand_composites=False):
+            if not isinstance(leaf, (tf.Tensor, tf.TensorSpec)):
+                _refuse(name, feature, leaf)
+
+
+def _refuse(name: str, feature: str, leaf: Any) -> NoReturn:
+    if leaf is None:
+        what, way = "None", "Leave it out of the dict, or give it a value in every example."
+    elif isinstance(leaf, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+        what, way = (
+            "a RaggedTensor",
+            "Pad it with to_tensor(); a list of any length is a plain tensor of one dimension.",
+        )
+    elif isinstance(leaf, (tf.SparseTensor, tf.SparseTensorSpec)):
+        what, way = "a SparseTensor", "Make it dense: tf.sparse.to_dense(...)."
+    else:
+        what, way = f"{validation.shown(leaf)} ({type(leaf).__name__})", "Return a tensor, or what tf.constant takes."
+    raise ConfigError(f"{name} returned {what} for the feature {feature!r}; it must be a dense tensor. {way}")
+
+
+def _spec_of_one(value: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        return tf.TensorSpec([None], value.dtype)
+    return tf.TensorSpec(value.shape[1:], value.dtype)
+
+
+def _signature(out: Any) -> Any:
+    if out.shape.rank == 1 and out.shape[0] is None:  # a list of any length
+        return tf.RaggedTensorSpec([None], out.dtype)
+    return tf.TensorSpec(out.shape, out.dtype)
+
+
 def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return what a function makes of tensors; where that is an error, what another one does."""
+    """What a function makes of tensors; if that is an error, what another one makes."""
     given = tf.data.Dataset.from_tensors(arguments)
     tried = given.map(_one_by_one(first)).ignore_errors()
     return tried.concatenate(given.map(_one_by_one(second))).take(1).get_single_element()
 
 
 class Search:
-    """Finds the examples of a batch that cannot be decoded, and what stands for them."""
+    """Finds the examples of a batch that cannot be decoded, one by one, and their replacements."""
 
     def __init__(
         self, fetcher: Fetcher, decode: Callable[..., Any] | None, augment: Callable[..., Any] | None, *, skip: bool
@@ -47,7 +105,7 @@ class Search:
         self._stand_in: int | None = None
 
     def __call__(self, ids: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return numbers and seeds of the examples to read instead, and float32 1 where they are those asked for."""
+        """Numbers and seeds of the examples to read instead, and float32 1 where they are those asked for."""
         found = tf.numpy_function(
             self._fetcher.failures.noted(self._found), [ids, seeds], [tf.int64, tf.int32, tf.float32]
         )
@@ -70,9 +128,9 @@ class Search:
         return ids, seeds, (~bad).astype(np.float32)
 
     def _problem(self, number: int, seed: Any) -> str:
-        """Return why an example cannot be decoded; empty where it can.
+        """Why an example cannot be decoded; empty where it can.
 
-        Operations are run one by one in this thread: a graph would wait for threads that wait for this one.
+        Operations run one by one in this thread: a graph would wait for threads that wait for this one.
         """
         read, _ = self._fetcher(np.array([number]))  # says itself what is corrupt
         doing = "tf.io.parse_example"
@@ -80,7 +138,7 @@ class Search:
             with tf.device("/cpu:0"):
                 columns = {name: tf.constant(values) for name, values in read.items()}
                 found = (
-                    feature_tensors.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+                    tensor_columns.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
                 )
                 row = {name: value[0] for name, value in found.items()}
                 if self._decode is not None:

@@ -1,11 +1,4 @@
-"""A `tf.data.Dataset`, in batches wherever its shapes allow it.
-
-Example:
-    >>> import tensorflow as tf
-    >>> source = open_dataset(tf.data.Dataset.range(3).map(lambda i: {"i": i}))
-    >>> source.count, source.schema["i"].dtype
-    (3, 'int64')
-"""
+"""A `tf.data.Dataset`, in batches wherever its shapes allow it."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
@@ -17,10 +10,9 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import DTYPES, TEXT, Feature, Schema
-from tfdist.data.sources.example_blocks import BLOCK_EXAMPLES, bytes_per_example, examples_per_block
-from tfdist.data.sources.memory.stream import Stream
-from tfdist.data.sources.protocol import Block
+from tfdist.data.sources.protocol import BLOCK_EXAMPLES, Block, bytes_per_example, examples_per_block
 from tfdist.data.sources.stored_columns import column, named
+from tfdist.data.sources.stream import Stream
 from tfdist.errors import ConfigError, ConfigTypeError
 
 _BATCH_OF_UNKNOWN = 128  # examples, where text or lists may have any size
@@ -28,7 +20,6 @@ _FIX = "Change it with dataset.map(...) first."
 
 
 def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Stream":
-    """Return a dataset as a source."""
     if not isinstance(dataset, tf.data.Dataset):
         raise ConfigTypeError(
             f"source is {validation.shown(dataset)} ({type(dataset).__name__}); it must be a tf.data.Dataset that is "
@@ -58,8 +49,6 @@ def open_dataset(dataset: Any, schema: Schema | None = None) -> "Batched | Strea
 
 
 class Batched:
-    """A dataset whose elements can be batched."""
-
     seekable = False
     identifies = False
     sizes: NDArray[np.int64] | None = None
@@ -69,7 +58,7 @@ class Batched:
         self.identity = _identity(dataset, count)
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield the elements from ``start`` to ``stop``; those before are computed and dropped."""
+        """Yield blocks; elements before ``start`` are computed and dropped."""
         if stop is not None and stop <= start:
             return
         specs = _specs(self._dataset.element_spec)
@@ -137,7 +126,7 @@ def _specs(element: Any) -> dict[str, Any]:
 
 
 def _is_known(spec: Any) -> bool:
-    """Whether elements can be batched: every dimension is known, or there is one."""
+    """Elements can be batched: every dimension is known, or there is one."""
     return bool(spec.shape.rank is not None and (spec.shape.is_fully_defined() or spec.shape.rank == 1))
 
 

@@ -1,1 +1,0 @@
-"""Sources in this process: arrays, streams of examples, `tf.data`."""
