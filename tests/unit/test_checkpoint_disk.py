@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint import Store, local_checkpoints
-from tfdist.checkpoint.checkpoint_manifest import step_name
+from tfdist.checkpoint import Store
+from tfdist.checkpoint.checkpoint_manifest import FOLDERS, step_name
+from tfdist.storage import local_folders
+from tfdist.storage.files import FolderKind
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 280
@@ -188,7 +190,7 @@ def test_file_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.M
     def refuse(one: Path, other: Path) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(local_checkpoints, "_exchange", refuse)
+    monkeypatch.setattr(local_folders, "_exchange", refuse)
     store = Store(tmp_path)
     for value in (1, 2):
         store.save(5, {"x": np.full(3, value)}, {})
@@ -200,15 +202,15 @@ def test_file_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, seen = Store(tmp_path), Store(tmp_path), list[list[str]]()
-    rename = local_checkpoints._rename
+    rename = local_folders.rename
 
-    def interrupted(temporary: Path, final: Path) -> None:
-        monkeypatch.setattr(local_checkpoints, "_rename", rename)
+    def interrupted(temporary: Path, final: Path, kind: FolderKind) -> None:
+        monkeypatch.setattr(local_folders, "rename", rename)
         other.save(2, {"x": np.zeros(3)}, {})
         seen.append(steps(tmp_path))
-        rename(temporary, final)
+        rename(temporary, final, kind)
 
-    monkeypatch.setattr(local_checkpoints, "_rename", interrupted)
+    monkeypatch.setattr(local_folders, "rename", interrupted)
     one.save(1, {"x": np.ones(3)}, {})
     assert len(seen[0]) == 2
     assert seen[0][0].startswith(".step-000000000001.")
@@ -221,13 +223,13 @@ def test_what_takes_the_name_of_a_folder_that_is_removed_stays(tmp_path: Path, m
     listed = os.listdir
 
     def then_replaced(folder: object) -> list[str]:
-        monkeypatch.setattr(local_checkpoints.os, "listdir", listed)
+        monkeypatch.setattr(local_folders.os, "listdir", listed)
         names = listed(folder)  # type: ignore[call-overload]
         Store(tmp_path, durable=False).save(1, {"x": np.ones(3)}, {})
         return list(names)
 
-    monkeypatch.setattr(local_checkpoints.os, "listdir", then_replaced)
-    local_checkpoints._remove_folder(tmp_path / step_name(1))
+    monkeypatch.setattr(local_folders.os, "listdir", then_replaced)
+    local_folders.remove_folder(tmp_path / step_name(1), FOLDERS)
     found = store.newest()
     assert found is not None
     assert found.arrays["x"].tolist() == [1, 1, 1]

@@ -62,7 +62,7 @@ def is_full(error: OSError) -> bool:
 
 
 def steps(store: Store) -> list[int]:
-    return sorted(int(name.split("-")[1]) for name in store._place.names())
+    return sorted(int(name.split("-")[1]) for name in store._names())
 
 
 def assert_is(found: Checkpoint | None, step: int) -> None:
@@ -79,7 +79,7 @@ def damage(store: Store, step: int, file: str = "") -> None:
     name = f"step-{step:012d}"
     for known in ("manifest.json",) if file else tuple(names_of(store, name)):
         if known != "manifest.json" or file:
-            data = bytearray(store._place.read(name, known, 1 << 30).tobytes())
+            data = bytearray(store._storage.folder(name).array(known, 1 << 30).tobytes())
             data[len(data) // 2] ^= 1
             write_file(store, name, known, bytes(data))
 
@@ -89,8 +89,8 @@ def names_of(store: Store, name: str) -> list[str]:
 
 
 def write_file(store: Store, name: str, file: str, data: bytes) -> None:
-    if hasattr(store._place, "_root"):
-        with store._place._folder(name).create(file) as remote:
+    if store._storage.local is None:
+        with store._storage.folder(name).create(file) as remote:
             remote.write(data)
     else:
         Path(store.url, name, file).write_bytes(data)
@@ -210,8 +210,8 @@ def test_no_manifest_no_checkpoint(make: Make, caplog: pytest.LogCaptureFixture)
     save(store, 1)
     save(store, 2)
     name = "step-000000000002"
-    if hasattr(store._place, "_root"):
-        store._place._folder(name).remove("manifest.json")
+    if store._storage.local is None:
+        store._storage.folder(name).remove("manifest.json")
     else:
         Path(store.url, name, "manifest.json").unlink()
     assert_is(store.newest(), 1)
@@ -226,8 +226,8 @@ def test_arrays_that_are_missing_are_damage(make: Make, caplog: pytest.LogCaptur
     save(store, 1)
     save(store, 2)
     [file] = names_of(store, "step-000000000002")
-    if hasattr(store._place, "_root"):
-        store._place._folder("step-000000000002").remove(file)
+    if store._storage.local is None:
+        store._storage.folder("step-000000000002").remove(file)
     else:
         Path(store.url, "step-000000000002", file).unlink()
     assert_is(store.newest(), 1)
@@ -271,18 +271,18 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(make: Make) 
 def test_other_files_stay(make: Make) -> None:
     store = make()
     save(store, 1)
-    write_file(store, ".", "notes.txt", b"mine") if not hasattr(store._place, "_root") else None
-    if hasattr(store._place, "_root"):
-        with store._place._root.create("notes.txt") as file:
+    write_file(store, ".", "notes.txt", b"mine") if store._storage.local is not None else None
+    if store._storage.local is None:
+        with store._storage.create("notes.txt") as file:
             file.write(b"mine")
     write_file(store, "step-000000000001", "notes.txt", b"mine")
     save(store, 2)
     save(store, 3)
     store.discard()
     assert store.newest() is None
-    if hasattr(store._place, "_root"):
-        assert store._place._root.names() == ["notes.txt"]
-        assert store._place._folder("step-000000000001").names() == ["notes.txt"]
+    if store._storage.local is None:
+        assert store._storage.names() == ["notes.txt"]
+        assert store._storage.folder("step-000000000001").names() == ["notes.txt"]
     else:
         assert sorted(os.listdir(store.url)) == ["notes.txt", "step-000000000001"]
 
@@ -408,7 +408,7 @@ def test_parts_of_several_processes_come_back(make: Make) -> None:
     assert_parts(store.newest(), 9, range(3))
     assert_parts(store.newest(lambda manifest: [1]), 9, [1])
     assert len(names_of(store, "step-000000000009")) == 4
-    folder = store._place._folder if hasattr(store._place, "_root") else None
+    folder = store._place._folder if store._storage.local is None else None
     for step in (7, 9):  # no receipt is left, and nothing of the save that was replaced
         name = f"step-{step:012d}"
         left = folder(name).names() if folder else os.listdir(Path(store.url, name))
@@ -441,8 +441,8 @@ def test_a_part_that_is_wrong_is_named_and_an_older_checkpoint_is_used(
     [file] = [file for file in names_of(store, name) if file.startswith("worker-00001")]
     others = [("step-000000000001", "worker-00001"), (name, "worker-00002")]
     if how == "missing":
-        if hasattr(store._place, "_root"):
-            store._place._folder(name).remove(file)
+        if store._storage.local is None:
+            store._storage.folder(name).remove(file)
         else:
             Path(store.url, name, file).unlink()
     elif how == "damaged":

@@ -19,7 +19,7 @@ _last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary(
 
 
 class _Job(NamedTuple):
-    """What is to be saved at a step, and what saves it."""
+    """What saves the state of a step."""
 
     step: int
     save: Callable[[], None]
@@ -208,9 +208,9 @@ class Writer:
 
 
 def finish_saves(url: str) -> None:
-    """Wait until what was submitted for a place is saved, by a writer of this process that nobody has closed.
+    """Wait until what was submitted for a place is saved, by a writer of this process that was not closed.
 
-    A training that an exception has ended leaves one; what reads there next has to find what it was given.
+    A training that an exception has ended leaves one; the next reader must find what it submitted.
     """
     writer = _last.pop(url, None)
     if writer is not None:

@@ -1,4 +1,9 @@
-"""The manifest of a checkpoint: one JSON file with exactly one spelling, so that every changed byte is noticed."""
+"""The manifest of a checkpoint, its names, and the receipts of parts that several processes write.
+
+The manifest is one JSON file with exactly one spelling, so that every changed byte is noticed. A worker that has
+written its part leaves a receipt, and one process writes the manifest that commits all parts. All know a save by the
+same mark, so that a part that a killed process left of another save is never taken for one of this.
+"""
 
 import functools
 import hashlib
@@ -10,15 +15,13 @@ from typing import Any
 
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError, fields_of
-from tfdist.storage.files import plain_name
+from tfdist.storage.files import FolderKind, plain_name
 
 PREFIX = "step-"
 SUFFIX = ".safetensors"
 ARRAYS = "arrays"
 RECEIPT = ".receipt"
-MARK_DIGITS, RUN_DIGITS = 16, 8  # a mark tells saves apart; it begins with what tells runs of a script apart
 _NAME = re.compile(PREFIX + "[0-9]{12}")
-_MARKED = re.compile(rf".*-([0-9a-f]{{{MARK_DIGITS}}})\.[a-z]+", re.DOTALL)
 NAME = "manifest.json"
 FORMAT = "tfdist checkpoint"
 # 2: with parts of workers. What has none is written as it was before there were any.
@@ -32,47 +35,29 @@ _MOST = 1 << 62
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step's folder."""
     return f"{PREFIX}{step:012d}"
 
 
 def is_step_name(name: str) -> bool:
-    """Return whether `step_name` may have made ``name``."""
+    """`step_name` may have made the name."""
     return bool(_NAME.fullmatch(name))
 
 
 def step_of(name: str) -> int:
-    """Return the step of a folder's name."""
     return int(name.removeprefix(PREFIX))
 
 
+#: the folders of a store; files of others in them stay
+FOLDERS = FolderKind(is_name=is_step_name, last=NAME, ours=(SUFFIX, RECEIPT), passing=RECEIPT)
+
+
 def part_name(index: int) -> str:
-    """Return what the files of a worker's part begin with."""
     return f"worker-{index:05d}"
-
-
-def mark_of(file: str) -> str:
-    """Return the mark in the name of a file of an object store; "" where there is none."""
-    found = _MARKED.fullmatch(file)
-    return found.group(1) if found else ""
-
-
-def is_file_of_checkpoint(file: str) -> bool:
-    """Return whether a file may be removed with its checkpoint, leaving the manifest aside."""
-    return file.endswith((SUFFIX, RECEIPT))
-
-
-def hidden_name(name: str, mark: str) -> str:
-    """Return what a folder is called until it is whole, as `tfdist.storage.files.is_temporary` knows it."""
-    return f".{name}.{mark}.tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of a checkpoint: its plain name, its bytes and their CRC-32C, and the worker whose part it is.
-
-    ``part`` is None of what is the whole job's.
-    """
+    """One file of a checkpoint: plain name, bytes, CRC-32C, and the worker whose part it is; None: of the whole job."""
 
     name: str
     bytes: int
@@ -82,14 +67,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but its arrays.
-
-    Attributes:
-        step: how many steps were done.
-        state: JSON of the caller's.
-        files: where the arrays are.
-        parts: how many workers have a part of it; 0: all of it is the whole job's.
-    """
+    """A checkpoint without its arrays: step, JSON of the caller, files, and the number of workers that have parts of it."""
 
     step: int
     state: dict[str, Any]
@@ -102,7 +80,6 @@ class Manifest:
         return hashlib.sha256(canonical(self._json())).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return the one spelling that `from_bytes` reads."""
         data = canonical({**self._json(), "digest": self.digest})
         if len(data) > LARGEST_BYTES:
             raise ConfigError(
@@ -121,7 +98,6 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        """Return the manifest that `to_bytes` wrote."""
         try:
             return _read(data)
         except (ConfigError, RecursionError) as error:
@@ -131,7 +107,7 @@ class Manifest:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the one spelling of a JSON value: keys sorted, no spaces, ASCII alone.
+    """The one spelling of a JSON value: keys sorted, no spaces, ASCII alone.
 
     NaN and infinities, which a loss can be, are spelled as Python's json does, beyond the standard.
     """
@@ -139,7 +115,7 @@ def canonical(value: Any) -> bytes:
 
 
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``state`` as it will be read back."""
+    """A copy of ``state`` as it will be read back."""
     if not isinstance(state, Mapping):
         raise ConfigTypeError(
             f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.",
@@ -230,7 +206,7 @@ def _read(data: bytes) -> Manifest:
 
 
 def file_from(value: Any) -> File:
-    """Return a file's entry from its JSON; one of the first version says nothing of parts."""
+    """A file's entry from its JSON; the first version has no parts."""
     if not isinstance(value, dict) or set(value) - {"part"} != {"name", "bytes", "crc32c"}:
         raise ConfigError(
             f"a file of it is {validation.shown(value)}; it must have name, bytes and crc32c.",
@@ -281,17 +257,17 @@ class Joint:
 
 
 def receipt(joint: Joint, *, step: int, part: int, file: File) -> bytes:
-    """Return what says that a part was written."""
+    """What says that a part was written."""
     return _sealed({**_about(joint, step, part), "file": asdict(file)})
 
 
 def failure(joint: Joint, *, step: int, part: int, reason: str) -> bytes:
-    """Return what says that a part will not come."""
+    """What says that a part will not come."""
     return _sealed({**_about(joint, step, part), "failed": reason})
 
 
 def read_receipt(data: bytes, joint: Joint, *, step: int, part: int) -> File | None:
-    """Return what `receipt` was given; None where it is not whole yet, or of something else."""
+    """What `receipt` was given; None if it is not whole yet, or of something else."""
     about = _about(joint, step, part)
     try:
         found = json.loads(data)

@@ -7,31 +7,29 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.checkpoint import checkpoint_manifest as manifests
-from tfdist.checkpoint import checkpoint_manifest as parts_of
 from tfdist.checkpoint import safetensors_file as files_of_arrays
 from tfdist.checkpoint.checkpoint_manifest import (
     ARRAYS,
+    FOLDERS,
     RECEIPT,
     SUFFIX,
     File,
     Joint,
     Manifest,
     Part,
+    is_step_name,
     part_name,
     step_name,
     step_of,
 )
-from tfdist.checkpoint.local_checkpoints import LocalPlace
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.monitor import faults
 from tfdist.storage.directory import storage
@@ -39,57 +37,6 @@ from tfdist.storage.directory import storage
 _TRIES = 3  # for what is replaced or removed while it is read
 _LOOKS_SECONDS = (0.001, 0.2)  # between two looks for the parts of others: at first, and at most
 _log = logging.getLogger(__name__)
-Files = Iterable[tuple[str, Callable[[BinaryIO], None]]]
-
-
-class Place(Protocol):
-    """A directory with a folder for each step, wherever it is.
-
-    Attributes:
-        url: as its user knows it.
-        keeps_names: whether a file may have the same name in each save, because folders appear at once.
-    """
-
-    url: str
-    keeps_names: bool
-
-    def names(self) -> list[str]:
-        """Return the names of all folders of steps, whole or not."""
-
-    def has(self, name: str, file: str) -> bool:
-        """Return whether there is such a file in a step's folder."""
-
-    def read(self, name: str, file: str, most: int) -> NDArray[np.uint8]:
-        """Return the bytes of a file, at most ``most``."""
-
-    def put(
-        self, name: str, files: Files, *, mark: str, is_joint: bool, on_ready: Callable[[Path | None], None]
-    ) -> None:
-        """Make a step's folder of these files, or nothing; the last one says what the others are."""
-
-    def put_part(self, name: str, files: Files, *, mark: str) -> None:
-        """Write files of a folder that another process makes, the receipt last."""
-
-    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
-        """Return the bytes of a file that `put_part` has written; None where there is none yet."""
-
-    def remove(self, name: str) -> None:
-        """Remove a step's folder as far as that is possible, its manifest first."""
-
-    def clean(self, *, spare: str | None = None) -> None:
-        """Remove what killed processes left, but no folder whose mark begins with ``spare``."""
-
-    def remove_if_empty(self) -> None:
-        """Remove the directory itself, unless something is in it."""
-
-    def leave_sign(self, run: str) -> None:
-        """Leave what `has_sign` finds."""
-
-    def has_sign(self, run: str) -> bool:
-        """Return whether `leave_sign` was called in the same directory."""
-
-    def remove_sign(self, run: str) -> None:
-        """Remove what `leave_sign` has left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +96,9 @@ class Store:
     ) -> None:
         self._keep = validation.integer("keep", keep, minimum=1)
         self.durable = validation.boolean("durable", durable)
-        self._place = _place(url, durable, storage_options)
+        self._storage = storage(url, storage_options=storage_options, durable=durable)
         self._damaged: set[str] = set()
-        self.url = self._place.url
+        self.url = self._storage.url if self._storage.local is None else str(self._storage.local)
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
@@ -203,10 +150,11 @@ class Store:
             yield manifests.NAME, lambda file: _write(file, manifest.to_bytes())
 
         reached("save-begin")
-        self._place.clean(spare=None if joint is None else joint.run)
-        self._place.put(
+        self._storage.clean(FOLDERS, spare=None if joint is None else joint.run)
+        self._storage.publish(
             name,
             files(),
+            FOLDERS,
             mark=mark,
             is_joint=joint is not None,
             on_ready=lambda folder: reached("save-commit", path=folder),
@@ -235,16 +183,16 @@ class Store:
                 part_name(part.index), ours, part.index, joint.mark, written, on_middle=lambda: reached("save-middle")
             )
             reached("save-commit")
-            content = parts_of.receipt(joint, step=step, part=part.index, file=written[0])
+            content = manifests.receipt(joint, step=step, part=part.index, file=written[0])
             yield receipt, lambda file: _write(file, content)
 
         reached("save-begin")
         try:
-            self._place.put_part(name, files(), mark=joint.mark)
+            self._storage.stage(name, files(), mark=joint.mark)
         except OSError as error:
-            content = parts_of.failure(joint, step=step, part=part.index, reason=str(error))
+            content = manifests.failure(joint, step=step, part=part.index, reason=str(error))
             with contextlib.suppress(OSError):  # then the other process waits for it in vain
-                self._place.put_part(name, [(receipt, lambda file: _write(file, content))], mark=joint.mark)
+                self._storage.stage(name, [(receipt, lambda file: _write(file, content))], mark=joint.mark)
             raise
 
     def _arrays(
@@ -267,15 +215,16 @@ class Store:
         return name, write
 
     def _file_name(self, stem: str, mark: str, suffix: str) -> str:
-        return f"{stem}{suffix}" if self._place.keeps_names else f"{stem}-{mark}{suffix}"
+        return f"{stem}{suffix}" if self._storage.keeps_names else f"{stem}-{mark}{suffix}"
 
     def _others(self, name: str, step: int, joint: Joint, *, missing: set[int]) -> list[File]:
         """Wait until other workers have written their parts of a step; return what they have written."""
         found, end, pause = dict[int, File](), time.monotonic() + joint.timeout_seconds, _LOOKS_SECONDS[0]
         while True:
             for index in missing - found.keys():
-                data = self._place.staged(name, self._file_name(part_name(index), joint.mark, RECEIPT), mark=joint.mark)
-                file = None if data is None else parts_of.read_receipt(data, joint, step=step, part=index)
+                receipt = self._file_name(part_name(index), joint.mark, RECEIPT)
+                data = self._storage.staged(name, receipt, mark=joint.mark)
+                file = None if data is None else manifests.read_receipt(data, joint, step=step, part=index)
                 if file is not None:
                     found[index] = file
             if len(found) == len(missing):
@@ -293,13 +242,19 @@ class Store:
 
     def _retire(self, saved: str) -> None:
         left = self._keep
-        for name in sorted(self._place.names(), reverse=True):
-            is_whole = name == saved or (name not in self._damaged and self._place.has(name, manifests.NAME))
+        for name in reversed(self._names()):
+            is_whole = name == saved or (name not in self._damaged and self._is_whole(name))
             if name <= saved and is_whole and left:
                 left -= 1
-            elif name <= saved or is_whole or self._place.keeps_names:  # else others may have begun the next save
-                self._place.remove(name)
+            elif name <= saved or is_whole or self._storage.keeps_names:  # else others may have begun the next save
+                self._storage.remove_folder(name, FOLDERS)
         self._damaged.clear()
+
+    def _names(self) -> list[str]:
+        return [name for name in self._storage.folders() if is_step_name(name)]
+
+    def _is_whole(self, name: str) -> bool:
+        return manifests.NAME in self._storage.folder(name).names()
 
     def newest(self, parts: Callable[[Manifest], Container[int]] | None = None) -> Checkpoint | None:
         """Return the newest checkpoint that is sound, every byte checked; None where there is none.
@@ -313,9 +268,9 @@ class Store:
         """
         found, wrong = None, dict[str, str]()
         for _ in range(_TRIES):
-            names = self._place.names()
+            names = self._names()
             found, wrong, has_missed = self._look(names, parts)
-            if not has_missed or set(names).issuperset(self._place.names()):
+            if not has_missed or set(names).issuperset(self._names()):
                 break  # else one was removed while it was read, which happens when there is a newer one
         for name, reason in wrong.items():
             used = f"{step_name(found.step)} is used" if found else "there is no other, so training begins anew"
@@ -327,7 +282,7 @@ class Store:
     def _look(
         self, names: list[str], parts: Callable[[Manifest], Container[int]] | None
     ) -> tuple[Checkpoint | None, dict[str, str], bool]:
-        """The newest that is sound, what is wrong with newer ones, and whether some were incomplete."""
+        """The newest that is sound, the damage of newer ones, and whether some were incomplete."""
         wrong, has_missed = dict[str, str](), False
         for name in sorted(names, reverse=True):
             for _ in range(_TRIES):
@@ -338,7 +293,7 @@ class Store:
                 except (CorruptDataError, StorageError) as error:
                     if not _is_damage(error):
                         raise
-                    if not self._place.has(name, manifests.NAME):  # it is being removed, or was never finished
+                    if not self._is_whole(name):  # it is being removed, or was never finished
                         has_missed = True
                         wrong.pop(name, None)
                         break
@@ -370,7 +325,7 @@ class Store:
         )
 
     def _read(self, name: str, file: File) -> dict[str, NDArray[Any]]:
-        data = self._place.read(name, file.name, file.bytes)
+        data = self._storage.folder(name).array(file.name, file.bytes)
         if data.size != file.bytes:
             raise CorruptDataError(f"{file.name} has {data.size} bytes; {file.bytes} were written.")
         if (checksum := files_of_arrays.crc32c(data)) != file.crc32c:
@@ -381,7 +336,8 @@ class Store:
             raise CorruptDataError(f"{file.name} cannot be used: {error}") from error
 
     def _manifest(self, name: str) -> Manifest:
-        manifest = Manifest.from_bytes(self._place.read(name, manifests.NAME, manifests.LARGEST_BYTES).tobytes())
+        data = self._storage.folder(name).array(manifests.NAME, manifests.LARGEST_BYTES)
+        manifest = Manifest.from_bytes(data.tobytes())
         if manifest.step != step_of(name):
             raise CorruptDataError(f"{manifests.NAME} is that of step {manifest.step}.")
         return manifest
@@ -392,7 +348,7 @@ class Store:
         Raises:
             StorageError: the directory or the store cannot be read.
         """
-        for name in sorted(self._place.names(), reverse=True):
+        for name in reversed(self._names()):
             try:
                 manifest = self._manifest(name)
             except (CorruptDataError, StorageError) as error:
@@ -410,39 +366,35 @@ class Store:
         Raises:
             StorageError: the directory may not be written to.
         """
-        self._place.leave_sign(run)
+        self._storage.stage(step_name(0), (), mark=_sign(run))
 
     def has_sign(self, run: str) -> bool:
         """Return whether the directory is that in which somebody has left a sign; always True of an object store."""
-        return self._place.has_sign(run)
+        return self._storage.is_staged(step_name(0), mark=_sign(run))
 
     def remove_sign(self, run: str) -> None:
         """Remove what `leave_sign` has left, and the directory if nothing else is in it."""
-        self._place.remove_sign(run)
+        self._storage.unstage(step_name(0), mark=_sign(run))
 
     def discard(self) -> None:
         """Remove all checkpoints, what killed processes left, and the directory if nothing else is in it."""
-        for name in sorted(self._place.names()):
-            self._place.remove(name)
-        self._place.clean()
-        self._place.remove_if_empty()
-
-
-def _place(url: str | os.PathLike[str], durable: bool, options: Mapping[str, Any] | None) -> Place:
-    found = storage(url, storage_options=options)
-    if found.local is not None:
-        return LocalPlace(found.local, durable=durable)
-    from tfdist.checkpoint.remote_checkpoints import RemotePlace  # fsspec takes a while to load
-
-    return RemotePlace(found.url, options or {})
+        for name in self._names():
+            self._storage.remove_folder(name, FOLDERS)
+        self._storage.clean(FOLDERS)
+        self._storage.remove_directory()
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
     file.write(data)
 
 
+def _sign(run: str) -> str:
+    """The mark of an empty folder in the making, which `clean` removes if its maker was killed."""
+    return f"{run}{0:08x}"
+
+
 def _is_damage(error: Exception) -> bool:
-    """Whether another checkpoint may be better; not so where none can be read, or none may."""
+    """Another checkpoint may be better; not so if none can be read, or none may."""
     return isinstance(error, (CorruptDataError, MissingFileError, ShortReadError)) or (
         isinstance(error, StorageError) and error.errno == errno.EIO
     )

@@ -70,7 +70,7 @@ def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
 def write(
     file: BinaryIO, arrays: Mapping[str, _Array], *, on_middle: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
-    """Write arrays, which `as_arrays` made, without copying them."""
+    """Write arrays of `as_arrays` without copying them; return the number of bytes and their CRC-32C."""
     head = _header((name, (_CODES[array.dtype], array.shape)) for name, array in arrays.items())
     if len(head) > LARGEST_HEADER:
         raise ConfigError(
@@ -96,7 +96,7 @@ def write(
 
 
 def crc32c(data: NDArray[np.uint8]) -> int:
-    """Return the CRC-32C of bytes, letting others use Python's lock in between."""
+    """The CRC-32C of bytes, releasing Python's lock in between."""
     checksum = 0
     for begin in range(0, data.size, PIECE_BYTES):
         checksum = google_crc32c.extend(checksum, data[begin : begin + PIECE_BYTES])
@@ -104,7 +104,7 @@ def crc32c(data: NDArray[np.uint8]) -> int:
 
 
 def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
-    """Return the arrays of a file, which is mapped or in memory, without copying them; nobody can write to them."""
+    """The arrays of a mapped or loaded file, read-only, without copying them."""
     kinds, begin = _kinds(data)
     arrays = {}
     for name, (code, shape) in kinds.items():
@@ -121,7 +121,7 @@ def read(data: NDArray[np.uint8]) -> dict[str, _Array]:
 
 
 def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
-    """Dtype and shape of each array, in the order in which they lie, and where the first one begins."""
+    """Dtype and shape of each array, in the order of the file, and where the first one begins."""
     length = int.from_bytes(data[:8].tobytes(), "little")
     if data.size < 8 or length > min(LARGEST_HEADER, data.size - 8):
         raise CorruptDataError(f"its header would have {length} bytes of {data.size}; at most {LARGEST_HEADER} can be.")

@@ -1,4 +1,4 @@
-"""State of which every replica or worker has its own, and what becomes of it when their number is another one."""
+"""State of which every replica or worker has its own, and its resizing to another number of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -61,7 +61,7 @@ class ShardedState:
 
 
 def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) -> _Array:
-    """Return what a shard has of what other shards had."""
+    """The new value of a shard, from the old shards."""
     if len(shards) == count:
         return shards[index]
     return _RULES[rule](shards, index, count)

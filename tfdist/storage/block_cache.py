@@ -1,7 +1,7 @@
 """A cache of aligned blocks of remote files, in memory or in a local folder that processes share.
 
-Blocks are kept until their bytes exceed a limit; then those go that were not used for the longest time. A block in a
-folder is believed only if its length and its checksum are right. Threads that want the same block fetch it once.
+Blocks stay until their bytes exceed a limit; then the least recently used go. A block in a folder is trusted only if
+its length and its checksum are right. Threads that want the same block fetch it once.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class File(NamedTuple):
-    """A remote file in one state: its name, its size in bytes, and what differs when its content does."""
+    """A remote file in one state: its name, its size in bytes, and an identity that differs when its content does."""
 
     name: str
     size: int
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """How a cache was used: blocks that it had, blocks that were fetched, blocks that it gave up."""
+    """How a cache was used: blocks that it had, blocks that were fetched, blocks that were evicted."""
 
     hits: int = 0
     misses: int = 0
@@ -161,7 +161,7 @@ class BlockCache:
     def _claim(
         self, missing: list[Block], have: dict[Block, bytes]
     ) -> tuple[list[Block], dict[Block, Future[bytes | None]]]:
-        """Take what the store has; of the rest, tell what this thread fetches from what others do already."""
+        """Take what the store has; of the rest, tell what this thread fetches from what others already do."""
         ours: list[Block] = []
         theirs: dict[Block, Future[bytes | None]] = {}
         with self._lock:
@@ -219,7 +219,7 @@ def _result(future: "Future[bytes | None]", block: Block) -> bytes | None:
 
 
 class _Memory:
-    """Blocks in memory, those used last at the end."""
+    """Blocks in memory, the last used at the end."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -233,7 +233,7 @@ class _Memory:
         return data
 
     def put(self, block: Block, data: bytes) -> int:
-        """Keep a block, and return how many had to go for it."""
+        """Keep a block, and return how many were evicted for it."""
         evicted = 0
         while self._bytes + len(data) > self._limit_bytes:
             self._bytes -= len(self._blocks.popitem(last=False)[1])
@@ -248,10 +248,10 @@ class _Memory:
 
 
 class _Folder:
-    """Blocks in files, each with its checksum at its end; a file's time of change is when it was used last.
+    """Blocks in files, each with its checksum at its end; a file's time of change is that of its last use.
 
-    A block appears by renaming, so no reader sees half of one. Nothing is brought to the disk: after a crash the
-    checksum tells. Several processes may look through the folder at once; what one has removed the others find gone.
+    A block appears by renaming, so it is never read half. Nothing is brought to the disk: after a crash the checksum
+    tells. Several processes may clean the folder at once.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -277,7 +277,7 @@ class _Folder:
         return content
 
     def put(self, block: Block, data: bytes) -> int:
-        """Keep a block, and return how many had to go for it; a folder that cannot be written keeps none."""
+        """Keep a block, and return how many were evicted for it; a folder that cannot be written keeps none."""
         path, size, evicted = self._path(block), len(data) + _CHECKSUM_BYTES, 0
         if size > self._limit_bytes:
             return 0
@@ -310,7 +310,7 @@ class _Folder:
         self._bytes, self._written = 0, self._limit_bytes
 
     def _make_room(self, size: int) -> int:
-        """Remove the blocks that were not used for the longest time until another of ``size`` fits."""
+        """Remove the least recently used blocks until another of ``size`` fits."""
         files = sorted(self._files(), key=lambda file: file[1])
         total, evicted = sum(size for _, _, size in files), 0
         for path, _, length in files:
@@ -323,7 +323,7 @@ class _Folder:
         return evicted
 
     def _files(self) -> Iterable[tuple[str, int, int]]:
-        """(path, when it was used last, size) of each block, and of what killed writers left."""
+        """(path, time of last use, size) of each block, and of what killed writers left."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(OSError):

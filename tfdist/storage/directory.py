@@ -1,4 +1,4 @@
-"""The `Storage` protocol, for local folders and for any store that fsspec reaches.
+"""The `Storage` protocol, for data and checkpoints in local folders and in any store that fsspec reaches.
 
 A storage is one flat directory. It has files with plain names (`tfdist.storage.files`), made whole or not at all.
 """
@@ -11,9 +11,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.block_cache import BlockCache
+from tfdist.storage.files import FolderKind, NewFiles
 from tfdist.storage.local_storage import LOCK_SECONDS, LocalStorage
 
 __all__ = ["LocalStorage", "Storage", "storage"]
@@ -98,14 +102,71 @@ class Storage(Protocol):
         """
 
 
+class FolderStorage(Storage, Protocol):
+    """A storage with folders that are published: complete, or not there, whenever a process is killed.
+
+    Attributes:
+        keeps_names: whether a file may have the same name in each publication, because folders appear at once. If not,
+            its name ends with the mark of its publication, and the file that is last makes the folder count.
+    """
+
+    keeps_names: bool
+
+    def folders(self) -> list[str]:
+        """Return the plain names of the folders, sorted; none where there is no directory."""
+
+    def folder(self, name: str) -> "FolderStorage":
+        """Return the storage of a folder."""
+
+    def array(self, name: str, most: int) -> NDArray[np.uint8]:
+        """Return the bytes of a file, not to be written to; CorruptDataError for more than ``most``."""
+
+    def publish(
+        self,
+        name: str,
+        files: NewFiles,
+        kind: FolderKind,
+        *,
+        mark: str,
+        is_joint: bool,
+        on_ready: Callable[[Path | None], None],
+    ) -> None:
+        """Make a folder of these files, and of those that others stage for it where it is joint, or make nothing."""
+
+    def stage(self, name: str, files: NewFiles, *, mark: str) -> None:
+        """Write files of a folder that another process publishes."""
+
+    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
+        """Return the bytes of a file that `stage` wrote; None where there is none yet."""
+
+    def is_staged(self, name: str, *, mark: str) -> bool:
+        """Return whether `stage` was called in the same directory, by any process."""
+
+    def unstage(self, name: str, *, mark: str) -> None:
+        """Remove an empty folder that `stage` left, and the directory if nothing else is in it."""
+
+    def remove_folder(self, name: str, kind: FolderKind) -> None:
+        """Remove a folder as far as that is possible, the last file first."""
+
+    def clean(self, kind: FolderKind, *, spare: str | None = None) -> None:
+        """Remove what killed processes left, but no folder whose mark begins with ``spare``."""
+
+    def remove_directory(self) -> None:
+        """Remove the directory itself, unless something is in it."""
+
+
 def storage(
     directory: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
     cache: BlockCache | None = None,
     follow_symlinks: bool = False,
-) -> Storage:
-    """Return the storage of a directory; it need not exist, and nothing is read or written yet."""
+    durable: bool = True,
+) -> FolderStorage:
+    """The storage of a directory, which need not exist; nothing is read or written yet.
+
+    What is published without ``durable`` may be lost with the power, but not with a process.
+    """
     text = _text(directory)
     found = _URL.match(text)
     if found is None or found["scheme"].lower() == "file":
@@ -119,6 +180,7 @@ def storage(
             text if found is None else _path_of(text),
             url=text,
             follow_symlinks=validation.boolean("follow_symlinks", follow_symlinks),
+            durable=durable,
         )
     from tfdist.storage.remote_storage import FsspecStorage  # fsspec takes a while to load
 
@@ -161,7 +223,7 @@ def _path_of(url: str) -> str:
 
 
 class Overlay:
-    """A `tfdist.storage.directory.Storage` that reads some files of one directory and writes into another."""
+    """A `Storage` that reads some files of one directory and writes into another."""
 
     def __init__(self, files: Storage, names: Sequence[str], notes: Storage, *, url: str) -> None:
         self.url: str = url
@@ -171,28 +233,22 @@ class Overlay:
         self._notes = notes
 
     def names(self) -> list[str]:
-        """Return the names of the files of both, sorted."""
         return sorted(self._names.union(self._notes.names()))
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
         return self._of(name).size(name)
 
     @property
     def fetched(self) -> float:
-        """When bytes of a file came last."""
         return self._files.fetched
 
     def state(self, name: str) -> Any:
-        """Return what differs when a file does, as it is now."""
         return self._of(name).state(name)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes from ``start``, or all that follow."""
         return self._of(name).read(name, start, length)
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the bytes of each (name, start, length), in the order of ``ranges``."""
         found = [b""] * len(ranges)
         for place in (self._files, self._notes):
             chosen = [number for number, (name, _, _) in enumerate(ranges) if self._of(name) is place]
@@ -201,21 +257,17 @@ class Overlay:
         return found
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Write a file beside the others in a block, whole or not at all."""
         return self._notes.create(name)
 
     def append(self, name: str, line: bytes) -> None:
-        """Add a line to a file beside the others."""
         self._notes.append(name, line)
 
     def remove(self, name: str) -> None:
-        """Remove a file beside the others."""
         self._notes.remove(name)
 
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Be the only writer beside the others for a block."""
         return self._notes.lock(timeout_seconds=timeout_seconds, on_wait=on_wait)
 
     def _of(self, name: str) -> Storage:

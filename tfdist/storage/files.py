@@ -1,4 +1,8 @@
-"""Explain failures of a local disk: the path, the space left, and the fix."""
+"""What all storages need: plain names, marks of folders in the making, durable files, and errors that name the fix.
+
+A local file or folder that is being made has a hidden name, and its maker holds a lock on it, which the system frees
+however the maker ends.
+"""
 
 import errno
 import fcntl
@@ -6,9 +10,11 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tfdist import validation
 from tfdist.errors import ConfigError, MissingFileError, ShortReadError, StorageError, TfdistError
@@ -17,9 +23,35 @@ from tfdist.errors import ConfigError, MissingFileError, ShortReadError, Storage
 LONGEST_NAME = 200
 _HINT = "Names of files are plain: no folder, no leading dot, no control character."
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
+#: hexadecimal digits of a mark, which tells publications apart, and of its beginning, which tells runs apart
+MARK_DIGITS, RUN_DIGITS = 16, 8
+_MARKED = re.compile(rf".*-([0-9a-f]{{{MARK_DIGITS}}})\.[a-z]+", re.DOTALL)
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _log = logging.getLogger(__name__)
+
+
+#: names of files, and what writes each
+NewFiles = Iterable[tuple[str, Callable[[BinaryIO], None]]]
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What folders that are published consist of.
+
+    ``is_name`` tells their names. ``last`` is the file that makes a folder count: written last, and removed first.
+    Files that end with one of ``ours`` are removed with it, those with ``passing`` when the folder is complete.
+    """
+
+    is_name: Callable[[str], bool]
+    last: str
+    ours: tuple[str, ...]
+    passing: str
+
+    def removed(self, files: Iterable[str]) -> list[str]:
+        """The files to remove with a folder, in this order; those of others stay."""
+        found = [file for file in files if file == self.last or file.endswith(self.ours)]
+        return sorted(found, key=lambda file: file != self.last)
 
 
 def is_plain(name: str) -> bool:
@@ -46,13 +78,24 @@ def _unfit(name: str) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """Return a new name for what will become the file ``name``; it is not plain, so nobody takes it for data."""
+    """A new name for what becomes the file ``name``; it is not plain, so it is never taken for data."""
     return f".{name}.{secrets.token_hex(8)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether `temporary_name` may have made ``name``."""
+    """`temporary_name` may have made the name."""
     return bool(_TEMPORARY.fullmatch(name))
+
+
+def staging_name(name: str, mark: str) -> str:
+    """The name of a folder until it is published, as `is_temporary` knows it."""
+    return f".{name}.{mark}.tmp"
+
+
+def mark_of(file: str) -> str:
+    """The mark in the name of a file, as in ``arrays-0123456789abcdef.safetensors``; "" where there is none."""
+    found = _MARKED.fullmatch(file)
+    return found.group(1) if found else ""
 
 
 @contextmanager
@@ -75,7 +118,6 @@ def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
 
 
 def advice(number: int | None) -> str:
-    """Return what to do about an error of the system."""
     if number in _FULL:
         return "Free some space, or raise the quota, or choose a directory on another disk; then run again."
     if number == errno.EFBIG:
@@ -96,7 +138,7 @@ def advice(number: int | None) -> str:
 
 
 def free_space(path: Path) -> str:
-    """Return the space that is free where ``path`` lies or would lie, for a reader."""
+    """The space that is free at ``path``, for people."""
     for place in (path, *path.parents):
         with suppress(OSError):
             found = os.statvfs(place)
@@ -105,7 +147,6 @@ def free_space(path: Path) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for a reader."""
     if size < 1024:
         return f"{size} bytes"
     unit = min((size.bit_length() - 1) // 10, 6)
@@ -113,7 +154,7 @@ def size_text(size: int) -> str:
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
-    """Make a folder and those above it; they are on the disk afterwards, if that is asked for."""
+    """Make a folder and those above it, durably by default."""
     missing = []
     for place in (path, *path.parents):
         if place.is_dir():
@@ -126,7 +167,6 @@ def make_directory(path: Path, *, durable: bool = True) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -138,7 +178,7 @@ def sync_directory(path: Path) -> None:
 
 
 def claim(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock what is being made as long as the descriptor is open; return False where somebody else has the lock."""
+    """Lock what is being made as long as the descriptor is open; False if another process has the lock."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -149,7 +189,7 @@ def claim(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
-    """Remove a file or a folder that was being made, if its maker has gone: nobody holds its lock."""
+    """Remove a file or a folder in the making if its maker has gone, which left no lock."""
     with suppress(OSError):  # its maker lives, or has finished meanwhile
         # for a lock reading is enough; a pipe without a writer does not block
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -162,9 +202,9 @@ def remove_abandoned(path: Path, remove: Callable[[Path], None]) -> None:
 
 
 def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
-    """Return ``start`` and ``length`` as plain ints, if they lie in a file of ``size`` bytes.
+    """``start`` and ``length`` as plain ints, if they are in a file of ``size`` bytes.
 
-    Nothing is allocated for a length that a stranger's index names before it was here.
+    Nothing is allocated for a length of an untrusted index before this check.
     """
     start = validation.integer(f"{where}: start", start, minimum=0)
     length = validation.integer(f"{where}: length", length, minimum=0)

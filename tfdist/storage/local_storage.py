@@ -1,4 +1,4 @@
-"""A local folder as a storage: files made whole or not at all, one writer at a time, nothing read from elsewhere."""
+"""A local directory as a storage: files and folders made whole or not at all, one writer at a time."""
 
 import errno
 import io
@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import filelock
+import numpy as np
+from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.errors import DeadlineError, StorageError
+from tfdist.errors import CorruptDataError, DeadlineError, StorageError
+from tfdist.storage import local_folders
 from tfdist.storage.files import (
+    FolderKind,
+    NewFiles,
     claim,
     explained,
     is_plain,
@@ -23,30 +28,44 @@ from tfdist.storage.files import (
     make_directory,
     plain_name,
     remove_abandoned,
+    staging_name,
     sync_directory,
     temporary_name,
     within,
 )
+from tfdist.storage.mapping import mapped
 
 LOCK_NAME = ".lock"
 LOCK_SECONDS = 600.0
 _SILENT_SECONDS = 1.0  # a wait that takes longer is talked about
 _BUFFER = 1 << 20
+_SMALL_BUFFER = 64 << 10  # for small arrays; larger pieces are written from where they are
+# no link is followed, and a pipe without a writer does not block
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST_READ = 1 << 30  # Linux reads at most 2 GiB at once
 _log = logging.getLogger(__name__)
 
 
 class LocalStorage:
-    """A folder; see `tfdist.storage.directory.Storage` for its methods.
+    """A directory; see `tfdist.storage.directory.FolderStorage` for its methods.
 
-    A file must be a regular one and lie in the folder: a symbolic link that leads out of it is refused unless links are
-    to be followed, and so are pipes and devices always, which could block a reader. Nothing is written through a link.
-    A new file is written under a hidden name, brought to the disk, renamed, and the folder is brought to the disk. What
-    a killed writer leaves is removed by the next one that takes the lock.
+    A file must be a regular one in the directory. A symbolic link that leads out of it is refused unless links are
+    followed; pipes and devices, which could block a reader, always are. Nothing is written through a link. A new file
+    or folder has a hidden name until it is on the disk; then it is renamed, and the directory is brought to the disk.
+    What a killed writer leaves is removed by the next one.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, url: str = "", follow_symlinks: bool = False) -> None:
-        self._follows = follow_symlinks
+    keeps_names = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        url: str = "",
+        follow_symlinks: bool = False,
+        durable: bool = True,
+    ) -> None:
+        self._follows, self._durable = follow_symlinks, durable
         self.local: Path = Path(os.path.abspath(os.path.expanduser(directory)))
         self.url: str = url or str(self.local)
         self.fetched: float = math.inf
@@ -55,7 +74,6 @@ class LocalStorage:
         return f"LocalStorage({str(self.local)!r})"
 
     def names(self) -> list[str]:
-        """Return the plain names of the files, sorted; none where there is no directory."""
         try:
             with explained(self.local, "read"), os.scandir(self.local) as entries:
                 return sorted(entry.name for entry in entries if is_plain(entry.name) and _is_file(entry))
@@ -63,25 +81,23 @@ class LocalStorage:
             return []
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
         with self._open(name) as descriptor:
             return os.fstat(descriptor).st_size
 
     def state(self, name: str) -> tuple[int, int, int, int]:
-        """Return device, inode, size and time of change in ns of a file."""
+        """Device, inode, size and time of change in ns of a file."""
         with explained(self.local / plain_name(name), "read"):
             about = os.stat(self.local / name)
         return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes from ``start``, or all that follow."""
         with self._open(name) as descriptor:
             if length is None:
                 length = max(os.fstat(descriptor).st_size - start, 0)
             return self._read(descriptor, name, start, length)
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the bytes of each (name, start, length), in the order of ``ranges``; each file is opened once."""
+        """Open each file once."""
         found = [b""] * len(ranges)
         by_file: dict[str, list[int]] = {}
         for i, (name, _, _) in enumerate(ranges):
@@ -94,7 +110,6 @@ class LocalStorage:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write a file in a block: visible, whole and durable when the block ends well; never otherwise."""
         path = self.local / plain_name(name)
         temporary = path.with_name(temporary_name(name))
         descriptor = -1
@@ -124,8 +139,8 @@ class LocalStorage:
     def append(self, name: str, line: bytes) -> None:
         """Add a line to a file that may not exist, durably.
 
-        If the last line has no end, because its writer was killed, it gets one first. A line that cannot be written
-        leaves the file as it was.
+        The end of a line that a killed writer left is added first. A line that cannot be written leaves the file as it
+        was.
         """
         path = self.local / plain_name(name)
         with explained(path, "written"):
@@ -151,7 +166,6 @@ class LocalStorage:
                 sync_directory(self.local)
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens where there is none."""
         path = self.local / plain_name(name)
         with explained(path, "removed"), suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
@@ -161,9 +175,9 @@ class LocalStorage:
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[None]:
-        """Be the only writer for a block; the system frees the lock when its process ends, however it ends.
+        """Be the only writer for a block; the system frees the lock when its process ends.
 
-        Whoever gets it removes what killed writers left. The lock is not for a thread that has it already.
+        The new holder removes what killed writers left. A thread that has the lock must not ask for it.
         """
         path = self.local / LOCK_NAME
         timeout_seconds = validation.number("timeout_seconds", timeout_seconds, minimum=0)
@@ -188,8 +202,113 @@ class LocalStorage:
         finally:
             guard.release()
 
+    def folders(self) -> list[str]:
+        try:
+            with explained(self.local, "read"), os.scandir(self.local) as entries:
+                return sorted(e.name for e in entries if is_plain(e.name) and e.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+
+    def folder(self, name: str) -> "LocalStorage":
+        return LocalStorage(self.local / plain_name(name), follow_symlinks=self._follows, durable=self._durable)
+
+    def array(self, name: str, most: int) -> NDArray[np.uint8]:
+        """The bytes of a file, mapped: they outlive its removal. No link is followed."""
+        path = self.local / plain_name(name)
+        with explained(path, "read"):
+            try:
+                descriptor = os.open(path, _READ)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+                    raise CorruptDataError(f"{name} is no regular file.") from error
+                raise
+            try:
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode):
+                    raise CorruptDataError(f"{name} is no regular file.")
+                if about.st_size > most:
+                    raise CorruptDataError(f"{name} has {about.st_size} bytes, more than {most}.")
+                return mapped(descriptor, about.st_size)
+            finally:
+                os.close(descriptor)
+
+    def publish(
+        self,
+        name: str,
+        files: NewFiles,
+        kind: FolderKind,
+        *,
+        mark: str,
+        is_joint: bool,
+        on_ready: Callable[[Path | None], None],
+    ) -> None:
+        """Make a folder under a hidden name, and rename it, in place of one with the same name."""
+        final = self.local / name
+        with self._making(name, mark if is_joint else None) as (temporary, descriptor):
+            try:
+                self._fill(temporary, files)
+                for passing in temporary.glob(f"*{kind.passing}") if is_joint else ():
+                    passing.unlink()
+                if self._durable:
+                    os.fsync(descriptor)
+                on_ready(temporary)
+                local_folders.rename(temporary, final, kind)
+                if self._durable:
+                    sync_directory(self.local)
+            finally:
+                local_folders.remove_folder(temporary, kind)  # it failed, or this is the one that was replaced
+
+    def stage(self, name: str, files: NewFiles, *, mark: str) -> None:
+        with self._making(name, mark) as (temporary, _):
+            self._fill(temporary, files)
+
+    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
+        with explained(self.local / name, "read"), suppress(FileNotFoundError):
+            return (self.local / staging_name(name, mark) / file).read_bytes()
+        return None
+
+    def is_staged(self, name: str, *, mark: str) -> bool:
+        return (self.local / staging_name(name, mark)).is_dir()
+
+    def unstage(self, name: str, *, mark: str) -> None:
+        with suppress(OSError):
+            (self.local / staging_name(name, mark)).rmdir()
+        self.remove_directory()
+
+    def remove_folder(self, name: str, kind: FolderKind) -> None:
+        local_folders.remove_folder(self.local / name, kind)
+
+    def clean(self, kind: FolderKind, *, spare: str | None = None) -> None:
+        with suppress(OSError), os.scandir(self.local) as entries:
+            left = [entry.path for entry in entries if local_folders.is_left(entry.name, kind, spare)]
+            for path in left:
+                remove_abandoned(Path(path), lambda path: local_folders.remove_folder(path, kind))
+
+    def remove_directory(self) -> None:
+        with suppress(OSError):
+            os.rmdir(self.local)
+
+    @contextmanager
+    def _making(self, name: str, mark: str | None) -> Iterator[tuple[Path, int]]:
+        """A hidden folder for a block, with a descriptor that holds a lock on it."""
+        with explained(self.local / name, "written"):
+            make_directory(self.local, durable=self._durable)
+            temporary, descriptor = local_folders.claimed_folder(self.local, name, mark)
+            try:
+                yield temporary, descriptor
+            finally:
+                os.close(descriptor)
+
+    def _fill(self, folder: Path, files: NewFiles) -> None:
+        for name, fill in files:
+            with (folder / name).open("xb", buffering=_SMALL_BUFFER) as file:
+                fill(file)
+                file.flush()
+                if self._durable:
+                    os.fsync(file.fileno())
+
     def _remove_leftovers(self) -> None:
-        """Remove temporary files whose writer has gone: nobody holds their lock."""
+        """Remove temporary files whose writer has gone: their lock is free."""
         with os.scandir(self.local) as entries:
             left = [
                 entry.path for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)
@@ -198,7 +317,7 @@ class LocalStorage:
             remove_abandoned(Path(path), os.unlink)
 
     def _inside(self, name: str, *, follows: bool) -> Path:
-        """The file behind a name, links followed; refused where it lies outside of the folder and may not."""
+        """The file behind a name, links followed; refused if it is outside of the directory and may not be."""
         path = self.local / plain_name(name)
         with explained(path, "read"):
             try:
@@ -218,8 +337,7 @@ class LocalStorage:
     def _open(self, name: str) -> Iterator[int]:
         path = self._inside(name, follows=self._follows)
         with explained(self.local / name, "read"):
-            # without blocking: the file could be a pipe that has no writer
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, _READ)
             try:
                 _need_regular(descriptor, path)
                 yield descriptor
@@ -239,7 +357,7 @@ class LocalStorage:
 
 
 class _Explained(io.RawIOBase):
-    """A descriptor to write to, whose errors say what to do; closing it leaves the descriptor open."""
+    """A descriptor to write to, whose errors name the fix; closing it leaves the descriptor open."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor, self._path = descriptor, path
@@ -262,7 +380,7 @@ class _Explained(io.RawIOBase):
 
 
 def _claimed(temporary: Path) -> int:
-    """A new file, locked as long as its writer lives; that is how others tell what was left from what is in work."""
+    """A new file, locked while its writer lives, which tells it from a leftover."""
     while True:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

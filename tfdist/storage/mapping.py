@@ -22,7 +22,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
-    """Return the first ``size`` bytes of an open file, to be read alone; the descriptor may be closed at once.
+    """The first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
 
     The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
     """

@@ -13,18 +13,12 @@ _Piece = tuple[int, int, int]  # number of the request, start and length in its 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to ask for, and what to make of the answers.
-
-    Attributes:
-        requests: (name, start, length), by name and start; they do not overlap.
-        pieces: for each range that was wanted, what it consists of.
-    """
+    """Requests (name, start, length) that do not overlap, by name and start, and the pieces that make up each range."""
 
     requests: tuple[Range, ...]
     pieces: tuple[tuple[_Piece, ...], ...]
 
     def results(self, answers: Sequence[bytes]) -> list[bytes]:
-        """Return the bytes of each range, in the order in which they were asked for."""
         if len(answers) != len(self.requests):
             raise ConfigError(
                 f"{len(answers)} answers were given; there must be one for each of {len(self.requests)}.",
@@ -43,7 +37,7 @@ class Plan:
 
 
 def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
-    """Return the fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order."""
+    """The fewest requests that fetch all ``ranges``, which may overlap, be empty and come in any order."""
     validation.integer("gap", gap, minimum=0)
     validation.integer("largest", largest, minimum=1)
     wanted: dict[str, list[tuple[int, int]]] = {}
@@ -66,7 +60,7 @@ def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as spans that are sorted and neither overlap nor touch."""
+    """The same bytes as sorted spans that neither overlap nor touch."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

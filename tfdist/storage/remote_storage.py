@@ -7,17 +7,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
+import numpy as np
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.registry import known_implementations
+from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.errors import ConfigError, MissingDependencyError, MissingFileError, StorageError, TfdistError
+from tfdist.errors import (
+    ConfigError,
+    CorruptDataError,
+    MissingDependencyError,
+    MissingFileError,
+    StorageError,
+    TfdistError,
+)
 from tfdist.storage.block_cache import BlockCache, File
-from tfdist.storage.files import is_plain, plain_name, temporary_name, within
+from tfdist.storage.files import RUN_DIGITS, FolderKind, NewFiles, is_plain, mark_of, plain_name, temporary_name, within
 from tfdist.storage.local_storage import LOCK_SECONDS
 from tfdist.storage.ranges import Range, coalesce
 
@@ -34,7 +44,7 @@ _BUFFER = 1 << 20
 
 
 def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tuple[Any, str]:
-    """Return the driver of a URL, and what the driver calls the place."""
+    """The driver of a URL, and its name for the directory."""
     protocol = url.split("://", 1)[0].split("::", 1)[0].lower()
     try:
         fsspec.get_filesystem_class(protocol)
@@ -71,7 +81,7 @@ def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tu
 
 @contextmanager
 def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None]:
-    """Turn what drivers raise in a block, which is anything, into `StorageError`."""
+    """Turn any error of a driver into `StorageError`."""
     try:
         yield
     except TfdistError:
@@ -93,15 +103,16 @@ def _advice(error: Exception, options: str) -> str:
 
 
 class FsspecStorage:
-    """A directory of any store of fsspec; see `tfdist.storage.directory.Storage` for its methods.
+    """A directory of any store of fsspec; see `tfdist.storage.directory.FolderStorage` for its methods.
 
     Sizes are asked for once, and again after `names`, after reading a whole file, and after writing here; a file that
-    shrinks meanwhile raises ShortReadError. Failed requests are repeated by the driver. On an object store a new object
-    appears when it is complete; elsewhere a file gets its name when it is complete. A writer of S3 that is killed
-    leaves parts that nobody sees: let a rule of the bucket remove incomplete uploads.
+    shrinks meanwhile raises ShortReadError. The driver repeats failed requests. On an object store a new object appears
+    when it is complete; elsewhere a file is renamed when it is complete. A killed writer of S3 leaves invisible parts:
+    let a rule of the bucket remove incomplete uploads. Only one process may write.
     """
 
     local = None
+    keeps_names = False
 
     def __init__(
         self,
@@ -137,7 +148,6 @@ class FsspecStorage:
         return _storage, (self.url, self._options, self._cache, self._gap, self._largest)
 
     def names(self) -> list[str]:
-        """Return the plain names of the files, sorted; none where there is no directory."""
         fs, found = self._driver(), {}
         with self._explained(self.url, "read"):
             fs.invalidate_cache(self._root)
@@ -158,7 +168,6 @@ class FsspecStorage:
         return sorted(found)
 
     def folders(self) -> list[str]:
-        """Return the plain names of the directories in this one, sorted; none where there is no directory."""
         fs = self._driver()
         with self._explained(self.url, "read"):
             fs.invalidate_cache(self._root)
@@ -171,7 +180,7 @@ class FsspecStorage:
         return sorted(name for name in names if is_plain(name))
 
     def remove_directory(self) -> None:
-        """Remove the directory itself where nothing is in it; an object store knows none."""
+        """Remove the directory if it is empty; an object store has none."""
         if not self._is_object_store:
             with suppress(Exception):  # it is not there
                 fs = self._driver()
@@ -180,23 +189,20 @@ class FsspecStorage:
                     fs.rmdir(self._root)
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
         return self._known(name).size
 
     def state(self, name: str) -> File:
-        """Return size and version of a file, which are asked for."""
+        """Size and version of a file, which are asked for."""
         self._files.pop(name, None)
         return self._known(name)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes from ``start``, or all that follow in the file as it is now."""
         if length is None:
             self._files.pop(name, None)
             length = max(self.size(name) - start, 0)
         return self.read_ranges([(name, start, length)])[0]
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the bytes of each (name, start, length), in the order of ``ranges``."""
         if len({name for name, _, _ in ranges} - self._files.keys()) > 2:
             self.names()  # one request for all sizes
         located = []
@@ -225,7 +231,6 @@ class FsspecStorage:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write a file in a block: visible and whole when the block ends well; never otherwise."""
         fs, path, where = self._driver(), self._path(name), f"{self.url}/{name}"
         target = path if self._is_object_store else self._path_of(temporary_name(name))
         self._files.pop(name, None)
@@ -265,7 +270,6 @@ class FsspecStorage:
             file.write(line + (b"" if line.endswith(b"\n") else b"\n"))
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens where there is none."""
         path = self._path(name)
         self._files.pop(name, None)
         with self._explained(f"{self.url}/{name}", "removed"), suppress(FileNotFoundError, KeyError):
@@ -274,8 +278,84 @@ class FsspecStorage:
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> "nullcontext[None]":
-        """Do nothing: stores know no locks that end with their holder. See to it that one process writes."""
+        """Do nothing: stores have no locks that end with their holder. Only one process may write."""
         return nullcontext()
+
+    def folder(self, name: str) -> "FsspecStorage":
+        return FsspecStorage(f"{self.url}/{plain_name(name)}", storage_options=self._options)
+
+    def array(self, name: str, most: int) -> NDArray[np.uint8]:
+        size = self.size(name)
+        if size > most:
+            raise CorruptDataError(f"{name} has {size} bytes, more than {most}.")
+        return np.frombuffer(self.read(name, 0, size), np.uint8)
+
+    def publish(
+        self,
+        name: str,
+        files: NewFiles,
+        kind: FolderKind,
+        *,
+        mark: str,
+        is_joint: bool,
+        on_ready: Callable[[Path | None], None],
+    ) -> None:
+        """Make a folder that counts when its last file is there.
+
+        Nothing can be renamed at once here, so files have marks: a folder of the same name stays valid until its last
+        file is replaced.
+        """
+        folder, is_whole = self.folder(name), False
+        before = set(folder.names())
+        seen = set(before)
+        try:
+            for file, fill in files:
+                if file == kind.last:
+                    on_ready(None)
+                seen.add(file)
+                with folder.create(file) as remote:
+                    fill(remote)
+            is_whole = True
+        finally:
+            if is_joint:
+                seen.update(folder.names())
+            for file in seen:
+                is_ours = mark_of(file) == mark
+                is_next = is_joint and mark_of(file)[:RUN_DIGITS] == mark[:RUN_DIGITS] and mark_of(file) > mark
+                goes = (not is_whole or file.endswith(kind.passing)) if is_ours else is_whole and file in before
+                if file.endswith(kind.ours) and goes and not is_next:
+                    with suppress(StorageError):  # no manifest names it, so it is not read
+                        folder.remove(file)
+            if not is_whole:
+                folder.remove_directory()
+
+    def stage(self, name: str, files: NewFiles, *, mark: str) -> None:
+        folder = self.folder(name)
+        for file, fill in files:
+            with folder.create(file) as remote:
+                fill(remote)
+
+    def staged(self, name: str, file: str, *, mark: str) -> bytes | None:
+        try:
+            return self.folder(name).read(file)
+        except MissingFileError:
+            return None
+
+    def is_staged(self, name: str, *, mark: str) -> bool:
+        return not self.url.startswith("memory:")  # which other processes do not see
+
+    def unstage(self, name: str, *, mark: str) -> None:
+        """Do nothing: `stage` makes no empty folder."""
+
+    def remove_folder(self, name: str, kind: FolderKind) -> None:
+        folder = self.folder(name)
+        with suppress(StorageError):  # the next save tries again
+            for file in kind.removed(folder.names()):
+                folder.remove(file)
+            folder.remove_directory()
+
+    def clean(self, kind: FolderKind, *, spare: str | None = None) -> None:
+        """Do nothing: a folder without its last file is removed like an old one."""
 
     def _driver(self) -> Any:
         if self._pid != os.getpid():  # connections and their threads do not outlive a fork
@@ -308,7 +388,7 @@ class FsspecStorage:
 
     @contextmanager
     def _explained(self, where: str, doing: str) -> Iterator[None]:
-        """Turn what drivers raise into `StorageError`; a missing bucket is told from a missing object."""
+        """Turn errors of drivers into `StorageError`, and tell a missing bucket from a missing object."""
         with explained(where, doing):
             try:
                 yield
@@ -334,7 +414,7 @@ class FsspecStorage:
 
 
 class _Upload(io.RawIOBase):
-    """A driver's file to write to, whose errors say what to do; closing it does not close the driver's file."""
+    """A driver's file to write to, whose errors name the fix; closing it does not close the driver's file."""
 
     def __init__(self, remote: Any, explained: Callable[[], Any]) -> None:
         self._remote, self._explained = remote, explained
@@ -365,7 +445,7 @@ def _rename(fs: Any, source: str, target: str) -> None:
 
 
 def _discard(fs: Any, remote: Any, target: str, *, is_named: bool) -> None:
-    """Give up a file that is not complete; it must not appear, not even when the driver's object is collected."""
+    """Give up a file that is not complete; it must never appear, even when the driver's object is collected."""
     with suppress(Exception):
         remote.discard() if is_named else remote.close()
     if is_named:

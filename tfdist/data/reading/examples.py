@@ -70,7 +70,7 @@ def open_directory(
         ...     len(examples), examples[1]["name"]
         (3, b'b')
     """
-    place = storage(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
+    place: Storage = storage(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
     if not manifests.has_manifest(place):
         from tfdist.data.writing.foreign_tfrecords import place_of  # which builds on this file
 
