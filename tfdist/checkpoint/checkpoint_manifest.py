@@ -67,7 +67,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A checkpoint without its arrays: step, JSON of the caller, files, and the number of workers that have parts of it."""
+    """A checkpoint without its arrays: step, JSON of the caller, files, and the number of workers with parts of it."""
 
     step: int
     state: dict[str, Any]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.protocol import Block
@@ -110,6 +111,41 @@ class Columns:
                 received=_shown(array, error.place),
             ) from error
         return column(name, feature, values, start, f" of {self.where}")
+
+
+class Table:
+    """A `Source` of the rows of a table, whatever yields its record batches; pickled with ``read``.
+
+    ``read`` takes start and stop, and returns record batches and the number of their first row, which may be before
+    start. ``columns`` are all that the table has.
+    """
+
+    sizes: NDArray[np.int64] | None = None
+
+    def __init__(
+        self,
+        found: Columns,
+        read: Callable[[int, int | None], tuple[int, Iterator[Any]]],
+        columns: Sequence[str],
+        identity: dict[str, Any],
+        *,
+        count: int | None = None,
+        seekable: bool = False,
+        identifies: bool = False,
+    ) -> None:
+        self._found, self._read, self.schema, self.columns = found, read, found.schema, list(columns)
+        self.count, self.seekable, self.identifies = count, seekable, identifies
+        self.identity = {**identity, **found.identity}
+
+    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
+        at, batches = self._read(start, stop)
+        for batch in batches:
+            first, last = max(start - at, 0), batch.num_rows if stop is None else min(stop - at, batch.num_rows)
+            if first < last:
+                yield self._found.block(batch.slice(first, last - first), at + first)
+            at += batch.num_rows
+            if stop is not None and at >= stop:
+                return
 
 
 class UntoldError(ConfigError):

@@ -11,17 +11,17 @@ No type loses a digit:
 """
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema, asked, fits_float32
 from tfdist.data.sources import compressed_files, source_files
-from tfdist.data.sources.protocol import BLOCK_BYTES, Block, cut
+from tfdist.data.sources.protocol import BLOCK_BYTES
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units
 from tfdist.errors import ConfigError
@@ -64,7 +64,7 @@ def number(kind: Any, texts: Any) -> Feature:
     return Feature("float32" if fits_float32(values).all() else "float64")
 
 
-def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> "Csv":
+def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
     """A CSV file (TSV where its name says so) with its columns' names in the first line as a source."""
     pyarrow = arrow_types.arrow()
     with _opened(path, None, options.delimiter) as reader:
@@ -80,7 +80,17 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
         found = Schema({name: _feature(name, types.field(name).type, texts.get(name), path) for name in columns})
     # the types that are read, not those that pyarrow has for the text
     read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
-    return Csv(path, arrow_table.columns_of(pyarrow.schema(read), found, path, options), columns, options)
+    table = arrow_table.columns_of(pyarrow.schema(read), found, path, options)
+    identity = source_files.identity("csv", [path])
+    is_stamped = source_files.are_stamped(identity)
+    if options.delimiter is not None:
+        identity["delimiter"] = options.delimiter
+    rows = functools.partial(_read, path, table.schema, list(table.paths), options.delimiter)
+    # decimal digits are read as float64, and what float32 loses of them was looked at
+    rounding = replace(table, schema=asked(table.schema) or table.schema)
+    source = arrow_table.Table(rounding, lambda start, stop: (0, rows()), columns, identity, identifies=is_stamped)
+    source.schema = table.schema
+    return source
 
 
 def _names(reader: Any, path: str) -> list[str]:
@@ -94,53 +104,30 @@ def _names(reader: Any, path: str) -> list[str]:
         ) from error
 
 
-class Csv:
-    """The rows of one file, read from its beginning."""
+def _read(path: str, schema: Schema, names: Iterable[str], delimiter: str | None) -> Iterator[Any]:
+    """Record batches from the beginning of a file; digits that float32 loses are refused unless a user asked for it."""
+    narrow = [name for name in names if schema[name].dtype == "float32" and not schema[name].may_round]
+    at = 0
+    with _opened(path, {name: _type(schema[name]) for name in names}, delimiter) as reader:
+        for batch in _batches(reader, path):
+            for name in narrow if batch.num_rows else ():
+                _check_narrow(name, batch.column(name), at, path)
+            yield batch
+            at += batch.num_rows
 
-    seekable = False
-    sizes: NDArray[np.int64] | None = None
-    count: int | None = None
 
-    def __init__(self, path: str, found: arrow_table.Columns, columns: list[str], options: Options) -> None:
-        self.schema, self.columns, self._path = found.schema, columns, path
-        # decimal digits are read as float64: what float32 loses of them is looked at here
-        self._found = replace(found, schema=asked(found.schema) or found.schema)
-        self._delimiter = options.delimiter
-        narrow = [name for name in found.paths if self.schema[name].dtype == "float32"]
-        self._narrow = [name for name in narrow if not self.schema[name].may_round]
-        self.identity: dict[str, Any] = {**source_files.identity("csv", [path]), **found.identity}
-        if options.delimiter is not None:
-            self.identity["delimiter"] = options.delimiter
-        self.identifies = source_files.are_stamped(self.identity)
-
-    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield blocks; rows before ``start`` are read and dropped."""
-        return cut(self._read(), start, stop)
-
-    def _read(self) -> Iterator[Block]:
-        at = 0
-        kinds = {name: _type(self.schema[name]) for name in self._found.paths}
-        with _opened(self._path, kinds, self._delimiter) as reader:
-            for batch in _batches(reader, self._path):
-                if batch.num_rows:
-                    for name in self._narrow:
-                        self._check_narrow(name, batch.column(name), at)
-                    yield self._found.block(batch, at)
-                at += batch.num_rows
-
-    def _check_narrow(self, name: str, array: Any, start: int) -> None:
-        """Refuse digits that a type which earlier rows told would lose."""
-        values = array.to_numpy(zero_copy_only=False)  # NaN where it is null
-        fits = fits_float32(values)
-        if not fits.all():
-            row = int(np.argmin(fits))
-            raise ConfigError(
-                f"Example {start + row} of {self._path}: column {name!r} is {float(values[row])!r}, of which float32 "
-                f"loses digits. {_TOLD}; pass a schema with float64 for this column, or with float32 to round it.",
-                name=name,
-                received=float(values[row]),
-                path=self._path,
-            )
+def _check_narrow(name: str, array: Any, start: int, path: str) -> None:
+    values = array.to_numpy(zero_copy_only=False)  # NaN where it is null
+    fits = fits_float32(values)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        raise ConfigError(
+            f"Example {start + row} of {path}: column {name!r} is {float(values[row])!r}, of which float32 loses "
+            f"digits. {_TOLD}; pass a schema with float64 for this column, or with float32 to round it.",
+            name=name,
+            received=float(values[row]),
+            path=path,
+        )
 
 
 def _check_delimiter(names: list[str], path: str, options: Options) -> None:

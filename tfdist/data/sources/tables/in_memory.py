@@ -1,14 +1,12 @@
 """Tables in memory that Arrow can read (pyarrow, pandas, polars, DuckDB and others), by the protocols they share."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.protocol import Block, examples_per_block
+from tfdist.data.sources.protocol import examples_per_block
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError
@@ -17,50 +15,28 @@ _WHERE = "the table"
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls one without a name
 
 
-def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> "Table":
+def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
     """A table as a source: its columns are features, its rows examples.
 
     An index of pandas is a column if it has a name. Names of columns that are no text become text.
     """
-    found = _arrow_table(examples)
-    found = found.drop_columns([name for name in found.column_names if _INDEX.fullmatch(name)])
-    if not found.num_columns or not found.num_rows:
+    table = _arrow_table(examples)
+    table = table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
+    if not table.num_columns or not table.num_rows:
         raise ConfigError(
-            f"{_WHERE} has {found.num_rows} rows and {found.num_columns} columns; at least one of both is needed.",
+            f"{_WHERE} has {table.num_rows} rows and {table.num_columns} columns; at least one of both is needed.",
             name="examples",
         )
-    return Table(
-        found, arrow_table.columns_of(found.schema, schema, _WHERE, options, lambda: arrow_table.first_rows(found))
-    )
+    found = arrow_table.columns_of(table.schema, schema, _WHERE, options, lambda: arrow_table.first_rows(table))
+    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+    read = functools.partial(_rows, table.select(found.read), examples_per_block(table.nbytes // table.num_rows))
+    identity = {"kind": "table", "count": table.num_rows, "columns": kinds}
+    return arrow_table.Table(found, read, table.column_names, identity, count=table.num_rows, seekable=True)
 
 
-class Table:
-    """The rows of a table in memory, a `Source` that is pickled together with it."""
-
-    seekable = True
-    identifies = False
-    sizes: NDArray[np.int64] | None = None
-
-    def __init__(self, rows: Any, found: arrow_table.Columns) -> None:
-        self._rows, self._found, self.schema = rows, found, found.schema
-        self.columns: list[str] = list(rows.column_names)
-        self.count: int | None = rows.num_rows
-        self._step = examples_per_block(rows.nbytes // rows.num_rows)
-        self.identity: dict[str, Any] = {
-            "kind": "table",
-            "count": rows.num_rows,
-            "columns": {name: str(kind) for name, kind in zip(rows.schema.names, rows.schema.types, strict=True)},
-            **found.identity,
-        }
-
-    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        end = min(self.count or 0, self.count or 0 if stop is None else stop)
-        rows = self._rows.select(self._found.read).slice(start, max(0, end - start))
-        at = start
-        for batch in rows.to_batches(max_chunksize=self._step):
-            if batch.num_rows:
-                yield self._found.block(batch, at)
-            at += batch.num_rows
+def _rows(table: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+    length = None if stop is None else max(0, stop - start)
+    return start, iter(table.slice(start, length).to_batches(max_chunksize=step))
 
 
 def _arrow_table(examples: Any) -> Any:

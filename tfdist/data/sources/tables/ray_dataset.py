@@ -9,11 +9,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.protocol import Block, cut, examples_per_block
+from tfdist.data.sources.protocol import examples_per_block
 from tfdist.data.sources.source_options import NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -27,7 +26,7 @@ def is_of_ray(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches")
 
 
-def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> "RayDataset":
+def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
     """Return a `ray.data.Dataset` as a source; it is executed as far as its first block."""
     if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
         raise ConfigTypeError(
@@ -59,55 +58,33 @@ def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE
         raise ConfigError(f"{_WHERE} has no rows; at least one is needed.", name="examples")
     found = arrow_table.columns_of(first.schema, schema, _WHERE, options, lambda: arrow_table.first_rows(first))
     count = int(dataset.count()) if is_materialized else None
+    begun = [chain([first], reading)]
     columns = None if schema is not None else frozenset(first.column_names)
-    return RayDataset(dataset, found, count, chain([first], reading), columns)
+
+    def read(start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+        return 0, _batches(begun.pop() if begun else _tables(dataset, found.schema), found.read, columns)
+
+    return arrow_table.Table(found, read, first.column_names, {"kind": "ray", "count": count}, count=count)
 
 
-class RayDataset:
-    """The rows of a `ray.data.Dataset`, a `Source` that is read from its beginning."""
-
-    seekable = False
-    identifies = False
-    sizes: NDArray[np.int64] | None = None
-
-    def __init__(
-        self,
-        dataset: Any,
-        found: arrow_table.Columns,
-        count: int | None,
-        begun: Iterator[Any],
-        columns: frozenset[str] | None = None,
-    ) -> None:
-        self._dataset, self._found, self.schema, self.count = dataset, found, found.schema, count
-        self._columns = columns
-        self._begun: Iterator[Any] | None = begun
-        self.identity: dict[str, Any] = {"kind": "ray", "count": count, **found.identity}
-
-    def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
-        """Yield blocks; rows before ``start`` are computed and dropped."""
-        reading, self._begun = self._begun or _tables(self._dataset, self.schema), None
-        yield from cut(self._read(reading), start, stop)
-
-    def _read(self, reading: Iterator[Any]) -> Iterator[Block]:
-        at = 0
-        for rows in reading:
-            missing = [name for name in self._found.read if name not in rows.column_names]
-            if missing:
-                raise ConfigError(
-                    f"Example {at} of {_WHERE} has no column {missing[0]!r}, which those before have.", name=missing[0]
-                )
-            more = set() if self._columns is None else set(rows.column_names) - self._columns
-            if more:
-                raise ConfigError(
-                    f"Example {at} of {_WHERE} has the column {min(more)!r}, which those before have not. Give all of "
-                    "them the same columns, or pass a schema.",
-                    name=min(more),
-                )
-            step = examples_per_block(rows.nbytes // rows.num_rows)
-            for batch in rows.select(self._found.read).to_batches(max_chunksize=step):
-                if batch.num_rows:
-                    yield self._found.block(batch, at)
-                    at += batch.num_rows
+def _batches(tables: Iterator[Any], wanted: list[str], columns: frozenset[str] | None) -> Iterator[Any]:
+    """Record batches of tables that have the same columns, or those of a schema."""
+    at = 0
+    for rows in tables:
+        missing = [name for name in wanted if name not in rows.column_names]
+        if missing:
+            raise ConfigError(
+                f"Example {at} of {_WHERE} has no column {missing[0]!r}, which those before have.", name=missing[0]
+            )
+        more = set() if columns is None else set(rows.column_names) - columns
+        if more:
+            raise ConfigError(
+                f"Example {at} of {_WHERE} has the column {min(more)!r}, which those before have not. Give all of "
+                "them the same columns, or pass a schema.",
+                name=min(more),
+            )
+        yield from rows.select(wanted).to_batches(max_chunksize=examples_per_block(rows.nbytes // rows.num_rows))
+        at += rows.num_rows
 
 
 def _tables(dataset: Any, wanted: Schema | None) -> Iterator[Any]:
