@@ -4,6 +4,7 @@ Blocks stay until their bytes exceed a limit; then the least recently used go. A
 its length and its checksum are right. Threads that want the same block fetch it once.
 """
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -102,7 +103,8 @@ class BlockCache:
             self._store = _Folder(self._folder, self._limit_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cache, (self._limit_bytes, self._folder, self._block_bytes)
+        sizes = {"limit_bytes": self._limit_bytes, "block_bytes": self._block_bytes}
+        return functools.partial(BlockCache, folder=self._folder, **sizes), ()
 
     def counts(self) -> Counts:
         """Return how the cache was used in this process."""
@@ -202,10 +204,6 @@ class BlockCache:
     def _count(self, *, hits: int = 0, misses: int = 0, evicted: int = 0) -> None:
         now = self._counts
         self._counts = Counts(now.hits + hits, now.misses + misses, now.evicted + evicted)
-
-
-def _cache(limit_bytes: int, folder: Path | None, block_bytes: int) -> BlockCache:
-    return BlockCache(limit_bytes=limit_bytes, folder=folder, block_bytes=block_bytes)
 
 
 def _result(future: "Future[bytes | None]", block: Block) -> bytes | None:

@@ -1,5 +1,6 @@
 """Any store that fsspec reaches, as a storage: requests joined, objects whole or absent, answers checked for length."""
 
+import functools
 import io
 import math
 import os
@@ -145,7 +146,8 @@ class FsspecStorage:
         return f"FsspecStorage({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _storage, (self.url, self._options, self._cache, self._gap, self._largest)
+        options: dict[str, Any] = {"storage_options": self._options, "cache": self._cache}
+        return functools.partial(FsspecStorage, gap=self._gap, largest=self._largest, **options), (self.url,)
 
     def names(self) -> list[str]:
         fs, found = self._driver(), {}
@@ -426,10 +428,6 @@ class _Upload(io.RawIOBase):
         with self._explained():
             self._remote.write(bytes(data))
         return len(data)
-
-
-def _storage(url: str, options: dict[str, Any], cache: BlockCache | None, gap: int, largest: int) -> FsspecStorage:
-    return FsspecStorage(url, storage_options=options, cache=cache, gap=gap, largest=largest)
 
 
 def _rename(fs: Any, source: str, target: str) -> None:

@@ -137,7 +137,8 @@ def read_manifest(place: Storage) -> Manifest:
     names = place.names()
     if NAME not in names:
         found = f"{len(names)} files but no {NAME}" if names else "no file"
-        if inner := _below(place):
+        folders = () if place.local is None else place.local.glob(f"[!.]*/{NAME}")
+        if inner := splits.ordered(path.parent.name for path in folders):  # splits that were written at once
             raise ConfigError(
                 f"{place.url} has no {NAME}, but {', '.join(inner)} in it have. Pass one: "
                 f"{place.url.rstrip('/')}/{inner[0]}",
@@ -156,13 +157,6 @@ def read_manifest(place: Storage) -> Manifest:
             f"{NAME} has {size} bytes; at most {LARGEST_BYTES} are read.", name=NAME, received=size, path=place.url
         )
     return Manifest.from_bytes(place.read(NAME, 0, size))
-
-
-def _below(place: Storage) -> list[str]:
-    """The folders in a local one that hold examples, as several splits that were written at once do."""
-    if place.local is None:
-        return []
-    return splits.ordered(path.parent.name for path in place.local.glob(f"[!.]*/{NAME}"))
 
 
 def _read(data: bytes) -> Manifest:

@@ -72,14 +72,13 @@ def content_of(feature: Feature, value: Any) -> bytes:
     array = np.ascontiguousarray(value, dtype=np.dtype(feature.dtype).newbyteorder("<"))
     if feature.encoding == "raw":
         return delimited(1, array.tobytes())
-    packed = array.tobytes() if feature.encoding == "float" else _integers(feature, array)
+    if feature.encoding == "float":
+        packed = array.tobytes()
+    elif feature.shape == ():
+        packed = _padded(np.reshape(array, (1,)), width_of(feature.dtype)).tobytes()
+    else:
+        packed = varints(array) if array.size else b""
     return delimited(1, packed) if packed else b""
-
-
-def _integers(feature: Feature, array: Any) -> bytes:
-    if feature.shape == ():
-        return _padded(np.reshape(array, (1,)), width_of(feature.dtype)).tobytes()
-    return varints(array) if array.size else b""
 
 
 def as_bytes(value: Any) -> bytes:

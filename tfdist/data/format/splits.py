@@ -35,7 +35,8 @@ def ordered(names: Iterable[str]) -> list[str]:
 def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the folder") -> dict[str, list[str]]:
     """Files by the splits that their names say; empty where they say no more than one."""
     names = {path: os.path.basename(path) for path in paths}
-    said = {path: _tfds_split(name) if of_tfds else _word(name) for path, name in names.items()}
+    tfds = {path: _TFDS_FILE.fullmatch(name) if of_tfds else None for path, name in names.items()}
+    said = {path: found["split"] if (found := tfds[path]) else _word(name) for path, name in names.items()}
     found = {split for split in said.values() if split}
     if len(found) < 2:
         return {}
@@ -65,11 +66,6 @@ def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -
             f"split is {split!r}; the files in {where} are {held}.", name="split", received=split, path=where
         )
     return several[split]
-
-
-def _tfds_split(name: str) -> str:
-    found = _TFDS_FILE.fullmatch(name)
-    return found["split"] if found else _word(name)
 
 
 def _word(name: str) -> str:

@@ -32,7 +32,9 @@ class DecodedCache:
         self, ids: tf.Tensor, decode: Callable[[tf.Tensor], tuple[dict[str, Any], tf.Tensor]]
     ) -> tuple[dict[str, Any], tf.Tensor]:
         """Decoded examples and which are sound: from the cache if it has all of them, else decoded, and kept."""
-        spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), _traced(decode))
+        function = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+        traced = function.get_concrete_function().structured_outputs
+        spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced)
         leaves = tf.nest.flatten(spec)
         self._allocate([_array_spec(leaf) for leaf in leaves[:-1]])
         present = tf.numpy_function(lambda ids: np.bool_(self._filled[ids].all()), [ids], tf.bool)
@@ -85,11 +87,6 @@ class DecodedCache:
         self._sound[ids] = sound
         self._filled[ids] = True  # last: whoever sees it set finds the rest
         return np.bool_(True)
-
-
-def _traced(decode: Callable[[tf.Tensor], Any]) -> Any:
-    function = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
-    return function.get_concrete_function().structured_outputs
 
 
 def _array_spec(leaf: tf.TensorSpec) -> tuple[tuple[int, ...], np.dtype[Any]]:

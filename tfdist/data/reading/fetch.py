@@ -54,11 +54,7 @@ class Failures:
     def behind(self, text: str) -> TfdistError | None:
         """The error that a text quotes, None where it quotes none of these."""
         with self._lock:
-            return next((error for error in reversed(self._last) if _quote(error) in text), None)
-
-
-def _quote(error: TfdistError) -> str:
-    return f"{type(error).__name__}: {error}"
+            return next((error for error in reversed(self._last) if f"{type(error).__name__}: {error}" in text), None)
 
 
 class Bytes(Protocol):
@@ -166,18 +162,16 @@ class Fetcher:
     def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
         """The columns of examples, and the weight of each: 0 where another replaces a corrupt one."""
         weight = np.ones(len(ids), np.float32)
-        found, ok = self._read(ids, self._to_check(ids))
+        check = ~self._seen[ids] if self._remembers else np.full(len(ids), not self._seen[0])
+        found, ok = self._read(ids, check)
         if not ok.all():
             self._report(ids[~ok])
             weight[~ok] = 0.0
-            ids = self._sound(ids, ok)
+            ids = np.where(ok, ids, int(ids[ok][0]) if ok.any() else self._any_sound(int(ids[0])))
             found, _ = self._read(ids, np.zeros(len(ids), bool))
         if self._remembers:
             self._seen[ids] = True
         return found, weight
-
-    def _to_check(self, ids: NDArray[np.int64]) -> _Array:
-        return ~self._seen[ids] if self._remembers else np.full(len(ids), not self._seen[0])
 
     def _read(self, ids: NDArray[np.int64], check: _Array) -> tuple[dict[str, _Array], _Array]:
         examples = self.examples
@@ -217,11 +211,6 @@ class Fetcher:
                 if number not in self._reported:
                     self._reported.add(number)
                     _logger.warning("%s It counts with weight 0.", word.split(" `tfdist")[0])
-
-    def _sound(self, ids: NDArray[np.int64], ok: _Array) -> NDArray[np.int64]:
-        """The numbers with a sound example in place of each corrupt one."""
-        good = int(ids[ok][0]) if ok.any() else self._any_sound(int(ids[0]))
-        return np.where(ok, ids, good)
 
     def _any_sound(self, near: int) -> int:
         steps = range(1, len(self.examples))

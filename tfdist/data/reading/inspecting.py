@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
@@ -163,16 +162,11 @@ def _labels(examples: Examples) -> dict[str, int] | None:
     feature = examples.schema[label]
     if feature.encoding != "int64" or feature.shape != ():
         return None
-    values, counts = _counted(examples.integers(label))
+    values, counts = np.unique(examples.integers(label), return_counts=True)
     if len(values) > _MOST_LABELS:
         return None
     names = feature.names if len(set(feature.names)) == len(feature.names) else ()
     return {
         names[value] if 0 <= value < len(names) else str(value): count
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+        for value, count in zip(values.astype(np.int64).tolist(), counts.tolist(), strict=True)
     }
-
-
-def _counted(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    found = np.unique(values, return_counts=True)
-    return found[0].astype(np.int64), found[1]

@@ -115,10 +115,11 @@ class Pipeline:
             data = self._late(found, share)
             return data if share is not None else (tf.equal(found["step"], found["steps"] - 1), data)
 
+        parallel = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
         batches = batches.map(early, num_parallel_calls=_EARLY, deterministic=True).prefetch(1).unbatch()
-        batches = batches.map(late, num_parallel_calls=_parallel_calls(), deterministic=True).prefetch(_PREFETCHED)
+        batches = batches.map(late, num_parallel_calls=parallel, deterministic=True).prefetch(_PREFETCHED)
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
@@ -224,10 +225,6 @@ def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any
     done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
     with tf.control_dependencies([done]):
         return tf.nest.map_structure(tf.identity, data)
-
-
-def _parallel_calls() -> int:
-    return max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
 
 
 class Reading(tf_data.Failing):

@@ -40,7 +40,10 @@ def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
     """The features of whole payloads, string ``[n]``; a list of any length is ragged."""
     specs: dict[str, Any] = {name: _parse_spec(name, feature) for name, feature in schema.items()}
     found = tf.io.parse_example(payloads, specs)
-    return {name: _decoded(feature, found[name]) for name, feature in schema.items()}
+    return {
+        name: from_raw(feature, found[name]) if feature.encoding == "raw" else _cast(feature, found[name])
+        for name, feature in schema.items()
+    }
 
 
 def _parse_spec(name: str, feature: Feature) -> Any:
@@ -48,12 +51,6 @@ def _parse_spec(name: str, feature: Feature) -> Any:
     if feature.size is None and feature.encoding != "raw":
         return tf.io.RaggedFeature(stored, value_key=name, row_splits_dtype=tf.int64)
     return tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), stored)
-
-
-def _decoded(feature: Feature, values: Any) -> Any:
-    if feature.encoding == "raw":
-        return from_raw(feature, values)
-    return _cast(feature, values)
 
 
 def _cast(feature: Feature, values: Any) -> Any:
@@ -165,7 +162,9 @@ class ByNumpy:
             *(self._specs[name] for name in fetcher.names if not _is_empty(self._specs[name])),
             (tf.float32, []),
         ]
-        self.examples = _examples_at_once(fetcher)
+        manifest = fetcher.examples.manifest
+        mean = max(1, manifest.total_bytes // max(1, manifest.examples))
+        self.examples = min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // mean))
 
     def early(self, ids: Ids) -> list[NDArray[Any]]:
         columns, sound = self._fetcher(ids)
@@ -296,23 +295,14 @@ def _either(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]
     return columns, sound
 
 
-def _examples_at_once(fetcher: Fetcher) -> int:
-    manifest = fetcher.examples.manifest
-    mean = max(1, manifest.total_bytes // max(1, manifest.examples))
-    return min(_EARLY_EXAMPLES, max(1, _EARLY_BYTES // mean))
-
-
 def _parsed(fetcher: Fetcher, columns: Columns) -> Columns:
     return parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
 
 
 def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:
-    return {PAYLOAD: (tf.string, [])} if PAYLOAD in fetcher.names else _specs_of(fetcher)
-
-
-def _specs_of(fetcher: Fetcher) -> dict[str, Spec]:
-    schema = fetcher.examples.schema
-    return {name: (dtype_of(schema[name]), shape_of(schema[name])[1:]) for name in schema}
+    if PAYLOAD in fetcher.names:
+        return {PAYLOAD: (tf.string, [])}
+    return {name: (dtype_of(feature), shape_of(feature)[1:]) for name, feature in fetcher.examples.schema.items()}
 
 
 def _is_empty(spec: Spec) -> bool:

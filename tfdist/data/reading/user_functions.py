@@ -152,7 +152,11 @@ class Search:
         return ""
 
     def _report(self, problems: dict[int, str]) -> None:
-        said = {number: self._said(number, problem) for number, problem in problems.items()}
+        said = {}
+        for number, problem in problems.items():
+            shard, offset, _ = self._examples.locate(np.array([number]))
+            file = self._examples.manifest.shards[int(shard[0])].file
+            said[number] = f"example {number} cannot be decoded: {file}, byte {int(offset[0])}: {problem}"
         if not self._skip:
             more = f" (and {len(said) - 1} more in this batch)" if len(said) > 1 else ""
             url = self._examples.storage.url
@@ -165,11 +169,6 @@ class Search:
             if number not in self._reported:
                 self._reported.add(number)
                 _logger.warning("%s. It counts with weight 0.", word)
-
-    def _said(self, number: int, problem: str) -> str:
-        shard, offset, _ = self._examples.locate(np.array([number]))
-        file = self._examples.manifest.shards[int(shard[0])].file
-        return f"example {number} cannot be decoded: {file}, byte {int(offset[0])}: {problem}"
 
     def _any_good(self, near: int, seed: Any) -> int:
         count = len(self._examples)

@@ -49,7 +49,9 @@ class Arrays:
             "kind": "arrays",
             "columns": {name: [str(a.dtype), list(a.shape), _digest(a)] for name, a in sorted(arrays.items())},
         }
-        self.identifies = identity is not None or all(map(_is_digested_whole, arrays.values()))
+        self.identifies = identity is not None or all(
+            array.dtype.kind != "O" and array.nbytes <= _DIGEST_BYTES for array in arrays.values()
+        )
 
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         """Yield blocks; what needs no other dtype is not copied."""
@@ -70,17 +72,13 @@ class Arrays:
 
 
 def _sizes(schema: Schema, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.int64] | None:
-    differing = [array for name, array in arrays.items() if not _is_regular(schema[name])]
+    differing = [arrays[name] for name, feature in schema.items() if feature.dtype == TEXT or feature.size is None]
     if not differing:
         return None
     sizes = np.full(count, bytes_per_example(schema), np.int64)
     for array in differing:
         sizes += np.fromiter((weight(value) for value in array), np.int64, count)
     return sizes
-
-
-def _is_regular(feature: Feature) -> bool:
-    return feature.dtype != TEXT and feature.size is not None
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
@@ -197,10 +195,6 @@ def _digest(array: NDArray[Any]) -> str:
     for first in np.linspace(0, max(0, len(array) - rows), _DIGEST_PIECES).astype(int):
         digest.update(np.ascontiguousarray(array[first : first + rows]).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _is_digested_whole(array: NDArray[Any]) -> bool:
-    return array.dtype.kind != "O" and array.nbytes <= _DIGEST_BYTES
 
 
 def _content(value: Any) -> bytes:

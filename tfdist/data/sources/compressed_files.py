@@ -29,7 +29,8 @@ def kind_of(head: bytes) -> str:
     """
     if _begins(head):
         return PLAIN
-    kind = GZIP if head.startswith(b"\x1f\x8b") else ZLIB if _is_zlib(head) else ""
+    is_zlib = len(head) > 1 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and not int.from_bytes(head[:2], "big") % 31
+    kind = GZIP if head.startswith(b"\x1f\x8b") else ZLIB if is_zlib else ""
     if not kind:
         return ""
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which takes both
@@ -53,10 +54,6 @@ def _begins(head: bytes) -> bool:
     if len(head) < HEADER_BYTES:
         return False
     return head[:HEADER_BYTES] == header(int.from_bytes(head[:8], "little"))
-
-
-def _is_zlib(head: bytes) -> bool:
-    return len(head) > 1 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
 class _Inflated(io.RawIOBase):

@@ -68,7 +68,8 @@ class Batched:
         rows = examples_per_block(bytes_per_example(self.schema), BLOCK_EXAMPLES)
         rows = rows if has_fixed_size else min(rows, _BATCH_OF_UNKNOWN)
         at = start
-        for element in _in_batches(dataset, rows, specs):
+        is_dense = all(spec.shape.is_fully_defined() for spec in specs.values())
+        for element in dataset.batch(rows) if is_dense else dataset.ragged_batch(rows):
             batch = {name: _values(tensor) for name, tensor in _named(element).items()}
             yield {name: column(name, feature, batch[name], at) for name, feature in self.schema.items()}
             at += len(next(iter(batch.values())))
@@ -80,12 +81,6 @@ def _named(element: Any) -> dict[str, Any]:
     """An element with names; those of tensorflow-io's Parquet datasets are bytes."""
     names: Mapping[Any, Any] = named(element)
     return {name.decode() if isinstance(name, bytes) else name: value for name, value in names.items()}
-
-
-def _in_batches(dataset: Any, rows: int, specs: Mapping[str, Any]) -> Any:
-    if all(spec.shape.is_fully_defined() for spec in specs.values()):
-        return dataset.batch(rows)
-    return dataset.ragged_batch(rows)
 
 
 def _values(tensor: Any) -> Any:

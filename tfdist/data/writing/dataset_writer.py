@@ -340,10 +340,12 @@ class _Job:
 
     def _planned(self, plan: list[tuple[int, int]], processes: int) -> list[Shard]:
         """Write shards that are read independently."""
+        encode = Encoder(self._schema, self._layout)
         if not self._source.identifies:
             for number, shard in self._journal.shards.items():
                 start, stop = plan[number] if number < len(plan) else plan[-1]
-                self._need_same(shard, start, self._encoded(*self._part(start, stop)))
+                source, first, last = self._part(start, stop)
+                self._need_same(shard, start, map(encode, source.blocks(first, last)))
         open_ = [number for number in range(len(plan)) if number not in self._journal.shards]
         tasks = [(number, self._name(number), *self._part(*plan[number])) for number in open_]
         if processes > 1 and len(open_) > 1:
@@ -353,15 +355,12 @@ class _Job:
                 _write_shard, [(self._place.url, *self._options, self._schema, *task) for task in tasks], processes
             )
         else:
-            done = (self._here(*task) for task in tasks)
+            done = ((task[0], _one_shard(self._place, self._schema, *task[1:], self._report)) for task in tasks)
         self._report()
         for number, shard in done:
             self._journal.add(number, shard)
             self._report()
         return [self._journal.shards[number] for number in range(len(plan))]
-
-    def _here(self, number: int, name: str, source: Source, start: int, stop: int) -> tuple[int, Shard]:
-        return number, _one_shard(self._place, self._schema, name, source, start, stop, self._report)
 
     def _name(self, number: int) -> str:
         return shard_name(number, self._journal.revision)
@@ -404,9 +403,6 @@ class _Job:
                 "Pass shard_bytes instead of num_shards, or a source whose length is right."
             )
         return finished
-
-    def _encoded(self, source: Source, start: int, stop: int) -> Iterator[Encoded]:
-        return map(Encoder(self._schema, self._layout), source.blocks(start, stop))
 
     def _need_same(self, shard: Shard, start: int, records: Iterator[Encoded]) -> None:
         """Refuse to resume if the examples given now would make another shard."""

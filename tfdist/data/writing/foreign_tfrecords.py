@@ -172,7 +172,9 @@ def _selected(place: Storage, asked: Asked, *, to_index: bool = False) -> _Files
 def _of_folder(url: str, folder: str, split: str | None, *, to_index: bool) -> _Files | None:
     entries = [entry for entry in source_files.entries(folder) if not entry.is_folder]
     names = {entry.name for entry in entries}
-    if journal.NAME in names or (not to_index and any(map(_is_ours, names))):
+    if journal.NAME in names or (
+        not to_index and any(name.endswith(".tfrecord") and written_in(name) for name in names)
+    ):
         return None
     entries = [entry for entry in entries if entry.name not in (manifests.NAME, journal.NAME)]
     named = [entry for entry in entries if paths.kind_of(entry.name) == paths.TFRECORDS]
@@ -189,10 +191,6 @@ def _of_folder(url: str, folder: str, split: str | None, *, to_index: bool) -> _
         _need_one_set(folder, chosen, several)
     taken = tuple(entry for entry in entries if entry.name in chosen)
     return _Files(url, folder, folder, taken, True) if taken else None
-
-
-def _is_ours(name: str) -> bool:
-    return name.endswith(".tfrecord") and written_in(name) is not None
 
 
 def _need_one_set(folder: str, names: Sequence[str], several: Mapping[str, list[str]]) -> None:

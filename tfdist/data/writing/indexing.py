@@ -103,7 +103,9 @@ def files(place: Storage, split: str | None = None) -> list[str]:
     found = [name for name in names if paths.alike(name) in groups or foreign_tfrecords.NAMED.search(name)]
     for name in found:
         source_files.refuse(name, heads[name])
-    found = _of_split(place, found, split, of_tfds=not splits.OF_TFDS.isdisjoint(names))
+    several = splits.by_word(found, of_tfds=not splits.OF_TFDS.isdisjoint(names), where=place.url)
+    if several or split is not None:
+        found = splits.chosen(several, split, where=place.url)
     for name in found:
         if kinds[name] in (GZIP, ZLIB):
             raise ConfigError(
@@ -118,11 +120,6 @@ def files(place: Storage, split: str | None = None) -> list[str]:
             path=place.url,
         )
     return found
-
-
-def _of_split(place: Storage, found: list[str], split: str | None, *, of_tfds: bool) -> list[str]:
-    several = splits.by_word(found, of_tfds=of_tfds, where=place.url)
-    return found if split is None and not several else splits.chosen(several, split, where=place.url)
 
 
 def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:

@@ -132,8 +132,9 @@ class Table:
         count: int | None = None,
         seekable: bool = False,
         identifies: bool = False,
+        schema: Schema | None = None,
     ) -> None:
-        self._found, self._read, self.schema, self.columns = found, read, found.schema, list(columns)
+        self._found, self._read, self.schema, self.columns = found, read, schema or found.schema, list(columns)
         self.count, self.seekable, self.identifies = count, seekable, identifies
         self.identity = {**identity, **found.identity}
 
@@ -173,8 +174,11 @@ def columns_of(
         masks = {mask: name for mask, name in masked.items() if name in schema}
         wanted = Schema({name: feature for name, feature in schema.items() if name not in masks})
     else:
-        shapes = {".".join(path): _matrix(path, kind, first) for path, kind in flat}
-        found = {name: feature_of_type(name, kind, where, shapes[name]) for name, kind in kinds.items()}
+        found = {}
+        for path, kind in flat:  # the first value tells the shape of lists in lists that their type does not say
+            is_untold = first is not None and arrow_types.is_matrix(kind)
+            shape = arrow_types.first_shape(_at(first(), path)) if first is not None and is_untold else None
+            found[".".join(path)] = feature_of_type(".".join(path), kind, where, shape)
         masks, wanted = masked, Schema(found)
     same_columns(wanted, names, where)
     wanted = Schema({name: _with_unit(feature, kinds[name]) for name, feature in wanted.items()})
@@ -216,11 +220,6 @@ def feature_of_type(name: str, kind: Any, where: str, matrix: tuple[int, ...] | 
         name=name,
         received=str(kind),
     )
-
-
-def _matrix(path: Sequence[str], kind: Any, first: Callable[[], Any] | None) -> tuple[int, ...] | None:
-    """The shape of the first lists in lists of a column; None where the type says it, or nothing does."""
-    return arrow_types.first_shape(_at(first(), path)) if first is not None and arrow_types.is_matrix(kind) else None
 
 
 def _at(batch: Any, path: Sequence[str]) -> Any:

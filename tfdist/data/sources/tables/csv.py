@@ -34,12 +34,6 @@ _NULLS = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "null", "n/a"]
 _TOLD = f"Types follow from the first {BLOCK_BYTES >> 20} MiB of the file"
 
 
-def is_number(kind: Any) -> bool:
-    """pyarrow took the text of a column for numbers, so the text has to be looked at."""
-    types = arrow_types.arrow().types
-    return bool(types.is_integer(kind) or types.is_floating(kind))
-
-
 def number(kind: Any, texts: Any) -> Feature:
     """The feature that a column of numbers is."""
     import pyarrow.compute as compute
@@ -76,8 +70,11 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
     found = schema
     if found is None:
         arrow_table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
-        texts = _texts(path, [name for name in columns if is_number(types.field(name).type)], options)
-        found = Schema({name: _feature(name, types.field(name).type, texts.get(name), path) for name in columns})
+        kinds = {name: types.field(name).type for name in columns}
+        is_number = (pyarrow.types.is_integer, pyarrow.types.is_floating)
+        numbers = [name for name, kind in kinds.items() if any(check(kind) for check in is_number)]
+        texts = _texts(path, numbers, options)  # a number does not keep its spelling
+        found = Schema({name: _feature(name, kind, texts.get(name), path) for name, kind in kinds.items()})
     # the types that are read, not those that pyarrow has for the text
     read = [(name, _type(found[name]) if name in found else pyarrow.string()) for name in columns]
     table = arrow_table.columns_of(pyarrow.schema(read), found, path, options)
@@ -88,9 +85,9 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
     rows = functools.partial(_read, path, table.schema, list(table.paths), options.delimiter)
     # decimal digits are read as float64, and what float32 loses of them was looked at
     rounding = replace(table, schema=asked(table.schema) or table.schema)
-    source = arrow_table.Table(rounding, lambda start, stop: (0, rows()), columns, identity, identifies=is_stamped)
-    source.schema = table.schema
-    return source
+    return arrow_table.Table(
+        rounding, lambda start, stop: (0, rows()), columns, identity, identifies=is_stamped, schema=table.schema
+    )
 
 
 def _names(reader: Any, path: str) -> list[str]:

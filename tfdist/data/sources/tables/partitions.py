@@ -92,10 +92,11 @@ class Partitioned:
     def blocks(self, start: int, stop: int | None) -> Iterator[Block]:
         for block in self._source.blocks(start, stop):
             count = length(block)
-            yield {
-                name: _repeated(self._values[name], feature, count) if name in self._values else block[name]
-                for name, feature in self.schema.items()
-            }
+            found = {**block}
+            for name, value in self._values.items():
+                is_text = self.schema[name].dtype == TEXT
+                found[name] = [value] * count if is_text else np.full(count, value, self.schema[name].dtype)
+            yield {name: found[name] for name in self.schema}
 
 
 def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, where: str) -> Source:
@@ -107,10 +108,6 @@ def partitioned(source: Source, schema: Schema, keys: Keys, options: Options, wh
             name=twice[0],
         )
     return Partitioned(source, schema, constants(keys, schema, options, where), keys)
-
-
-def _repeated(value: Any, feature: Feature, count: int) -> Any:
-    return [value] * count if feature.dtype == TEXT else np.full(count, value, feature.dtype)
 
 
 def _shown(keys: Iterable[tuple[str, str]]) -> str:

@@ -71,9 +71,9 @@ def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
             if len(alike) == 1
             else "Where a step ends would be lost: write its values and their numbers as two features."
         )
+        shown = ", ".join(map(str, sorted(alike)[:5])) + (", ..." if len(alike) > 5 else "")
         raise ConfigError(
-            f"the feature list {name!r} has steps of {_listed(sorted(alike))} values, and a list has one per step. "
-            + way,
+            f"the feature list {name!r} has steps of {shown} values, and a list has one per step. " + way,
             name=name,
             received=sorted(alike),
         )
@@ -84,10 +84,6 @@ def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
             name=name,
             received=(len(sizes), sizes[0]),
         )
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes[:5])) + (", ..." if len(sizes) > 5 else "")
 
 
 def looked_at(place: Storage, shards: list[str], *, most: int | None = None, context_alone: bool = False) -> "Seen":
@@ -158,7 +154,11 @@ class Seen:
             if len(sizes) < 2:
                 sizes.add(len(values))
             self._present[name] = self._present.get(name, 0) + 1
-            if known == "bytes" and name not in self._no_pictures and not _are_pictures(values):
+            if (
+                known == "bytes"
+                and name not in self._no_pictures
+                and any(format_of(value) not in _PICTURES for value in values)
+            ):
                 self._no_pictures.add(name)
         if len(self._kinds) > MOST_FEATURES:
             raise ConfigError(f"the records of {file} have more than {MOST_FEATURES} features; they are no examples.")
@@ -195,7 +195,3 @@ class Seen:
                 name=name,
             )
         return next(iter(shapes))
-
-
-def _are_pictures(values: list[bytes]) -> bool:
-    return all(format_of(value) in _PICTURES for value in values)
