@@ -36,7 +36,7 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
     """Files by the splits that their names say; empty where they say no more than one."""
     names = {path: os.path.basename(path) for path in paths}
     tfds = {path: _TFDS_FILE.fullmatch(name) if of_tfds else None for path, name in names.items()}
-    said = {path: found["split"] if (found := tfds[path]) else _word(name) for path, name in names.items()}
+    said = {path: match["split"] if (match := tfds[path]) else _word(name) for path, name in names.items()}
     found = {split for split in said.values() if split}
     if len(found) < 2:
         return {}
