@@ -1,7 +1,7 @@
 """Choose the saved state to restore: the newest sound one, the same on all workers.
 
-The chief decides, unless another host holds a newer state. Workers that can read what is chosen do so; else who has it
-hands out the bytes.
+The chief decides, unless another host holds a newer state. Workers read the chosen state if they can; else a worker
+that has it sends the bytes.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tfdist.callbacks.backup import array_broadcast
+from tfdist.callbacks.backup import joint_saving
 from tfdist.checkpoint.checkpoint_manifest import Manifest
 from tfdist.checkpoint.checkpoint_store import Checkpoint, Store
 from tfdist.collectives.workers.worker_processes import Workers
@@ -24,14 +24,7 @@ _Needed = Callable[[Manifest], Container[int]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A state to go on from.
-
-    Attributes:
-        state: JSON.
-        arrays: by name.
-        shards: what was asked for of the parts of workers, by name.
-        source: where it came from, for messages.
-    """
+    """A state to resume from: JSON, arrays, the requested parts of workers (`shards`), and its source for messages."""
 
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
@@ -47,10 +40,10 @@ def newest(
     needed: Callable[[Manifest], Container[int]],
     is_ours: Callable[[Mapping[str, Any]], bool],
 ) -> Found | None:
-    """Return the newest sound state, on every worker; all must call it.
+    """The newest sound state, on every worker; all must call it.
 
-    It is the newest that the chief can read, unless another worker's host holds a newer one in memory: that of a chief
-    whose host was lost.
+    It is the newest that the chief can read, unless another worker's host holds a newer one in memory, as it does of a
+    chief whose host was lost.
     """
     places = _Places(own=held[:1], copies=held[1:], backup=backup, is_ours=is_ours)
     mine = places.newest(needed)
@@ -73,7 +66,7 @@ def newest(
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where one worker looks; None for `needed` stands for the parts of all workers."""
+    """Where one worker looks; None for `needed` means the parts of all workers."""
 
     own: Sequence[_Place]
     copies: Sequence[_Place]
@@ -81,20 +74,20 @@ class _Places:
     is_ours: Callable[[Mapping[str, Any]], bool]
 
     def newest(self, needed: _Needed) -> _Sound | None:
-        """Return what this worker can go on from by itself."""
+        """What this worker can resume from by itself."""
         return _newer(_newest_of([*self.own, self.backup], needed), _newest_of(self.copies, needed, self.is_ours))
 
     def held(self, needed: _Needed) -> _Sound | None:
-        """Return the newest of these that is in memory, and of this training."""
+        """The newest of these that is in memory, and of this training."""
         return _newer(*(_newest_of(some, needed, self.is_ours) for some in (self.own, self.copies)))
 
     def offered(self, mine: _Sound | None, needed: _Needed) -> _Sound | None:
-        """Return what this worker could give to others, whatever it has found itself: what the chief cannot see."""
+        """What this worker can give to others: what the chief cannot see."""
         return mine if mine is not None and mine[0] != self.backup[0] else self.held(needed)
 
 
 def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound | None]) -> Found | None:
-    """Return what one worker has, on every worker; None where not all parts of it are sound; all must call it."""
+    """What one worker has, on every worker; None if a part of it is not sound; all must call it."""
     sound = newest_of(None) if workers.index == giver else None
     if not int(workers.gather([sound is not None])[giver, 0]):
         return None
@@ -102,7 +95,7 @@ def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound |
 
 
 def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
-    """Return the newer of two; of equally new ones the first."""
+    """The newer of two; of equally new ones the first."""
     if one is None or other is None:
         return one or other
     return other if other[1].step > one[1].step else one
@@ -111,7 +104,7 @@ def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
 def _newest_of(
     stores: Sequence[_Place], needed: _Needed, is_ours: Callable[[Mapping[str, Any]], bool] = lambda state: True
 ) -> _Sound | None:
-    """Look into the stores in the order of what they say they have; the first that is sound is the newest."""
+    """Look into the stores from the newest step on; the first sound state is the newest."""
     known = [(peeked[0], -place, name, store) for place, (name, store) in enumerate(stores) if (peeked := store.peek())]
     best: _Sound | None = None
     for step, _, name, store in sorted(known, key=lambda entry: entry[:2], reverse=True):
@@ -131,13 +124,12 @@ def _found(source: str, checkpoint: Checkpoint) -> Found:
 
 
 def _handed_out(found: Found | None, workers: Workers, giver: int) -> Found:
-    """Return what one worker has found, on every worker."""
     arrays, note = dict[str, NDArray[Any]](), []
     if found is not None:
         arrays = {f"{_ARRAYS}{name}": array for name, array in found.arrays.items()}
         arrays |= {f"{_SHARDS}{name}": array for name, array in found.shards.items()}
         note = [found.state, found.source]
-    arrays, (state, source) = array_broadcast.from_worker(giver, workers, arrays, note)
+    arrays, (state, source) = joint_saving.from_worker(giver, workers, arrays, note)
 
     def of(kind: str) -> dict[str, NDArray[Any]]:
         return {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}

@@ -12,7 +12,7 @@ _ARRAY, _TUPLE, _SCALAR, _PAIRS = "__array__", "__tuple__", "__scalar__", "__pai
 
 
 def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
-    """Return a value as JSON; the arrays in it are put into ``arrays``."""
+    """A value as JSON; the arrays in it are put into ``arrays``."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, np.generic):
@@ -40,7 +40,6 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
 
 
 def decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return what `encode` was given."""
     if isinstance(value, list):
         return [decode(item, arrays) for item in value]
     if not isinstance(value, dict):

@@ -1,8 +1,7 @@
 """The position of a `fit` in its data, and how another process restores it.
 
-Of what `tfdist.data.read` returned, the position is a few numbers. Any other input is replayed: the same program makes
-the same input again, and what was trained on is taken from it once more, or only the iterators are made where that
-gives the same order.
+For `tfdist.data.read` it is a few numbers. Any other input is replayed: the same program makes the same input again,
+and the consumed batches are taken from it once more; or only iterators are made, if that gives the same order.
 """
 
 import logging
@@ -24,12 +23,8 @@ _logger = logging.getLogger(__name__)
 class Place:
     """A place between two steps.
 
-    Attributes:
-        epoch: that is trained, or is to be trained next.
-        step: number of its steps that have been done.
-        taken: batches of the present iteration over the data that have been trained on. Differs from ``step`` where
-            `fit` was given ``steps_per_epoch``.
-        since: those of them that this process has trained on.
+    `taken` counts the batches of the current iteration over the data, which differs from `step` if `fit` has
+    ``steps_per_epoch``; this process has trained on the last `since` of them.
     """
 
     epoch: int
@@ -39,8 +34,6 @@ class Place:
 
 
 class Input:
-    """The data of a running `fit`."""
-
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         dataset = fit.dataset
@@ -49,22 +42,21 @@ class Input:
 
     @property
     def global_batch(self) -> int | None:
-        """Examples of a whole batch over all replicas, where that is known."""
+        """Examples of a whole batch over all replicas, if that is known."""
         return self._reading.global_batch_size if self._reading is not None else self._fit.batch_size
 
     def place(self, *, epoch: int, step: int, ahead: int = 0) -> Place:
-        """Return where `fit` is now."""
         taken = self._fit.batches_taken(ahead)
         return Place(epoch=epoch, step=step, taken=taken, since=max(0, taken - self._fit.batches_taken_before))
 
     def end_of_epoch(self, epoch: int) -> Place:
-        """Return the place before an epoch, when the one before has ended."""
+        """The place before an epoch, when the one before has ended."""
         if self._fit.epoch_iterator.steps_per_epoch:
             return self.place(epoch=epoch, step=0)
         return Place(epoch=epoch, step=0, taken=0, since=0)
 
     def state(self, place: Place) -> dict[str, Any]:
-        """Return a place as JSON."""
+        """A place as JSON."""
         found: dict[str, Any] = {"epoch": place.epoch, "step": place.step, "taken": place.taken, "reading": None}
         found["steps_per_execution"] = self._fit.epoch_iterator.steps_per_execution  # older backups have none
         if self._reading is not None:
@@ -74,7 +66,7 @@ class Input:
         return found
 
     def move_to(self, state: dict[str, Any]) -> None:
-        """Let the next epoch, which is ``state["epoch"]``, begin behind its first ``state["step"]`` steps."""
+        """Let the next epoch, which is ``state["epoch"]``, begin after its first ``state["step"]`` steps."""
         if self._validation is not None and state.get("validation") is not None:
             self._validation.seek(state["validation"])
         epoch, step, taken = state["epoch"], state["step"], state["taken"]
@@ -114,7 +106,7 @@ class Input:
 
 
 def _reading_of(dataset: tf.data.Dataset) -> tuple[CountedDataset | None, bool]:
-    """Return the tfdist dataset of which each batch is one of these; and whether there is another one deeper inside."""
+    """The tfdist dataset of which each batch is one of these, and whether there is another one deeper inside."""
     found = tf_data.one_to_one_source(dataset)
     if isinstance(found, CountedDataset):
         return found, False

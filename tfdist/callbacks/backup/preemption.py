@@ -1,7 +1,7 @@
 """A process that is asked to end (SIGTERM), as before a machine is taken away: training saves, and ends or shrinks.
 
-Under an agent SIGINT and SIGHUP are the same request: they are meant for the agent, and whoever sends them to every
-process of a job wants it to end as the agent's signal lets it end. Elsewhere they are the user's, as ever.
+Under an agent SIGINT and SIGHUP mean the same: sent to every process of a job, they ask the agent to end it. Elsewhere
+they are the user's.
 """
 
 import os
@@ -22,7 +22,7 @@ _ASK_EVERY = 10
 
 
 class PreemptionHandler:
-    """Whether to end, and where."""
+    """Decides whether to end, and at which step."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -32,7 +32,7 @@ class PreemptionHandler:
         self.is_watched = False
 
     def begin(self, model: keras.Model) -> None:
-        """Listen, unless somebody else does."""
+        """Listen, unless another handler is set."""
         self._model = model
         if threading.current_thread() is not threading.main_thread():
             return
@@ -48,7 +48,6 @@ class PreemptionHandler:
         self.is_watched = signal.SIGTERM in self._before
 
     def stop(self) -> None:
-        """Listen no more."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
@@ -65,7 +64,7 @@ class PreemptionHandler:
             os.kill(os.getpid(), number)
 
     def is_due(self, steps: int) -> bool:
-        """Return whether to end before the next step; the same on all workers."""
+        """Training ends before the next step; the same on all workers."""
         if _agent() is not None:
             return False  # it decides
         if self._workers.count == 1:
@@ -78,6 +77,6 @@ class PreemptionHandler:
 
 
 def _agent() -> StatusReporter | None:
-    """Return the way to an agent that brings all workers to the same step; none does so for a chief."""
+    """The connection to an agent that brings all workers to the same step; a chief has none."""
     reporter = step_clock().reporter
     return None if reporter is None or reporter.is_chief else reporter

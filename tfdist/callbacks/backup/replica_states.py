@@ -1,7 +1,7 @@
-"""The part of a training's state that every replica or worker has by itself: taken, and put back on any number of them.
+"""The state that every replica or worker has by itself: taken, and put back on any number of them.
 
-An array of it is named after its shard and its variable, as in ``replica/3/variable/dense/kernel/sum``, so that names
-are different in all parts.
+An array is named after its shard and its variable, as in ``replica/3/variable/dense/kernel/sum``, so that names are
+different in all parts.
 """
 
 import logging
@@ -27,7 +27,7 @@ COUNTS = "shards"  # the key of a state that says how many replicas and workers 
 
 
 class Shards:
-    """What this worker has of the state that is in shards."""
+    """This worker's part of the state that is in shards."""
 
     def __init__(self, model: keras.Model, workers: Workers) -> None:
         self._model = model
@@ -38,7 +38,7 @@ class Shards:
 
     @property
     def exist(self) -> bool:
-        """Whether anything of this training is in shards; the same on all workers, also before it has variables."""
+        """This training has state in shards; the same on all workers, also before it has variables."""
         return bool(variables_of(self._model).sharded)
 
     @property
@@ -47,7 +47,7 @@ class Shards:
         return {name for _, name, _ in self._variables()}
 
     def counts(self) -> dict[str, int]:
-        """Return the number of shards by axis, to be saved with the state."""
+        """The number of shards by axis, which is saved with the state."""
         if not self._counts:
             found = [len(self._indices(state, one)) for state, _, one in self._variables() if state.axis == "replica"]
             local = max(found, default=_local_replicas(self._model, self._workers))
@@ -55,7 +55,6 @@ class Shards:
         return self._counts
 
     def capture(self) -> dict[str, _Array]:
-        """Return the arrays of this worker's part."""
         if self._hold is None:
             copies = []
             for state, name, variable in self._variables():
@@ -66,14 +65,13 @@ class Shards:
         return dict(zip(self._keys, self._hold(), strict=True))
 
     def needed(self, manifest: Manifest) -> Collection[int]:
-        """Return which workers' parts of a checkpoint this one needs."""
+        """The workers whose parts of a checkpoint this one needs."""
         counts = {"replica": self._workers.count * _local_replicas(self._model, self._workers)}
         same = manifest.parts == self._workers.count and not manifest.state.get(CUT)
         same = same and manifest.state.get(COUNTS, {}).get("replica") == counts["replica"]
         return (self._workers.index,) if same else range(manifest.parts)
 
     def restore(self, counts: Mapping[str, int], arrays: Mapping[str, _Array], *, source: str) -> None:
-        """Give this worker's shards their values."""
         _require_same(self.names, {key.split("/", 2)[2] for key in arrays}, source)
         told = set()
         for state, name, variable in self._variables():
@@ -113,7 +111,7 @@ class Shards:
                 )
 
     def tell_of_the_first(self, *, source: str) -> None:
-        """Say so where an earlier version kept the shards of the first replica alone, and they count."""
+        """Warn of a backup of an earlier version that kept only the shards of the first replica, if they matter."""
         variables = [variable for _, _, variable in self._variables()]
         if (
             self._workers.is_chief
@@ -131,7 +129,7 @@ class Shards:
         return variables_of(self._model).in_shards
 
     def _indices(self, state: ShardedState, variable: keras.Variable) -> range:
-        """The numbers, among all shards, of this worker's."""
+        """This worker's numbers among all shards."""
         count = 1 if state.axis == "worker" else len(tf_strategies.copies(variable.value))
         return range(self._workers.index * count, (self._workers.index + 1) * count)
 
@@ -180,7 +178,7 @@ def _first(variable: keras.Variable) -> _Array:
 
 
 def _lie_on_a_mesh(strategy: Any) -> bool:
-    """Return whether what a process has by itself may be of its part of a weight, which is another on another mesh."""
+    """What a process has by itself may belong to its part of a weight, which is another on another mesh."""
     return bool(getattr(strategy, "cuts_weights", False)) and hasattr(strategy, "mesh")
 
 

@@ -1,8 +1,8 @@
-"""Identify the training of a backup where several calls of `fit`, or several jobs, share one directory.
+"""Identify the training of a backup if several calls of `fit`, or several jobs, share one directory.
 
-This process counts the trainings that have come to their end and have removed their backup. A script that is started
-again counts anew: its first `fit` would take for its own what a later one has saved. Another job at the same time is
-seen by a lock on the directory, which the system frees however a process ends.
+This process counts the trainings that have ended and removed their backup. A restarted script counts from zero, so its
+first `fit` would otherwise take what a later one has saved. A lock on the directory reveals another job at the same
+time; the system frees it however a process ends.
 """
 
 import contextlib
@@ -21,10 +21,9 @@ _claims: "dict[str, Claim]" = {}  # of this process, by the place
 
 
 class Claim:
-    """Says to other processes that a training of this one uses a backup directory, until `close`.
+    """Tells other processes, until `close`, that a training of this one uses a backup directory.
 
-    Attributes:
-        is_alone: whether no other process uses it. Where that cannot be told, as in an object store, it is True.
+    `is_alone`: no other process uses it. In an object store this cannot be told, and it is True.
     """
 
     def __init__(self, backup_dir: str) -> None:
@@ -47,7 +46,7 @@ class Claim:
                 self.is_alone = False
 
     def close(self) -> None:
-        """Give the directory back, and remove it where it is empty; a second call does nothing."""
+        """Give the directory back, and remove it if it is empty; a second call does nothing."""
         if self._descriptor is None:
             return
         self.let_go()
@@ -56,7 +55,6 @@ class Claim:
             os.rmdir(self._folder)
 
     def let_go(self) -> None:
-        """Close the descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -64,7 +62,7 @@ class Claim:
 
 @functools.cache
 def _keep_from_children() -> None:
-    """Let processes that this one forks hold no lock, which would outlive this one."""
+    """Let forked processes hold no lock, which would outlive this one."""
     os.register_at_fork(after_in_child=_let_go)
 
 
@@ -74,24 +72,24 @@ def _let_go() -> None:
 
 
 def place_of(backup_dir: str) -> str:
-    """Return what names a backup directory, the same from any working directory."""
+    """The name of a backup directory, the same from any working directory."""
     place = backup_dir if "://" in backup_dir else os.path.abspath(backup_dir)
     return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def mark(backup_dir: str) -> dict[str, Any]:
-    """Return, as JSON, which training a state that is saved now is of."""
+    """The training of a state that is saved now, as JSON."""
     place = place_of(backup_dir)
     return {"place": place, "before": _over[place]}
 
 
 def is_over(backup_dir: str) -> None:
-    """Note that a training has come to its end, and that its backup is removed."""
+    """Note that a training has ended, and that its backup is removed."""
     _over[place_of(backup_dir)] += 1
 
 
 def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
-    """Return whether a whole state is, for certain, of the training that begins now."""
+    """A state is, for certain, of the training that begins now."""
     return bool(state.get("training") == mark(backup_dir))
 
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks.backup import candidates, replica_states, rescaling, run_identity, sharded_weights
+from tfdist.callbacks.backup import candidates, replica_states, run_identity, sharded_weights, train_state
 from tfdist.callbacks.backup.fit_position import Input, Place
-from tfdist.callbacks.backup.joint_saving import Together
-from tfdist.callbacks.backup.memory_backup import Memory
+from tfdist.callbacks.backup.joint_saving import Memory, Together
 from tfdist.callbacks.backup.preemption import PreemptionHandler
 from tfdist.callbacks.backup.replica_states import Shards
 from tfdist.callbacks.backup.sharded_weights import Cuts
@@ -36,7 +35,7 @@ VERSION = 1
 
 
 class _Taken(NamedTuple):
-    """A state that was taken, and how long that took."""
+    """A state, and how long it took to take."""
 
     number: int
     arrays: dict[str, Any]
@@ -46,7 +45,7 @@ class _Taken(NamedTuple):
 
 
 class BackupSession(keras.callbacks.Callback):
-    """Keeps the state of one `fit`; behind all other callbacks in the list."""
+    """Keeps the state of one `fit`; after all other callbacks in the list."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class BackupSession(keras.callbacks.Callback):
         else:
             self._shards.restore(counts, self._found.shards, source=self._found.source)
         self._state.restore_callbacks(state, self._found.arrays)
-        rescaling.apply(
+        train_state.scale_learning_rates(
             self._rule,
             self.model,
             before=state["global_batch"],
@@ -181,7 +180,7 @@ class BackupSession(keras.callbacks.Callback):
             )
 
     def settle(self) -> None:
-        """Let random numbers go on where they were: the input has been replayed by now."""
+        """Restore random numbers: the input has been replayed by now."""
         if self._found is not None:
             self._state.restore_random(self._found.arrays)
             self._found = None
@@ -189,7 +188,7 @@ class BackupSession(keras.callbacks.Callback):
     # Saving
 
     def before_batch(self, step: int) -> None:
-        """Look whether all shall end here; before any other callback has seen the step."""
+        """End here if all workers do; before any other callback has seen the step."""
         self.settle()
         self._at = self._input.place(epoch=self._epoch, step=step, ahead=self.model.steps_per_execution)
         step_clock().begin(Kind.TRAIN)
@@ -199,7 +198,6 @@ class BackupSession(keras.callbacks.Callback):
         step_clock().pause()  # the other callbacks come now
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, if it is time to."""
         before = self._steps
         self._steps += self.model.steps_per_execution
         self._undo()
@@ -219,7 +217,7 @@ class BackupSession(keras.callbacks.Callback):
             self._submit(self._capture(), on_disk=on_disk)
 
     def before_validation(self) -> None:
-        """Take the state that a process goes on from which is to end during validation: that sets metrics to zero."""
+        """Take the state for a process that ends during validation, which sets metrics to zero."""
         found = self._found  # where no step of the epoch was left
         self.settle()
         faults.at("validation", self._steps)
@@ -227,7 +225,6 @@ class BackupSession(keras.callbacks.Callback):
             self._in_validation = self._capture() if found is None else self._again(found)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, if it is time to."""
         self.settle()
         self._undo()
         self._undo = lambda: None
@@ -240,7 +237,7 @@ class BackupSession(keras.callbacks.Callback):
             self._submit(self._capture(), on_disk=self._save_freq == "epoch")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Wait for what is being written; remove what nobody needs any more."""
+        """Wait for the last save; remove what is not needed any more."""
         self.settle()  # where nothing was left to train
         keras_model.set_initial_epoch(self.model, 0)
         step_clock().before_halt = None
@@ -286,7 +283,7 @@ class BackupSession(keras.callbacks.Callback):
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
 
     def _submit(self, taken: _Taken, *, on_disk: bool, is_last: bool = False) -> None:
-        """Hand a state over to be saved; where workers have parts of it, all must call it."""
+        """Save a state; all workers that have parts of it must call it."""
         if self._memory is not None:
             self._memory.submit(taken.number, taken.arrays, taken.state, taken.part, seconds=taken.seconds)
         if not on_disk:
@@ -301,7 +298,7 @@ class BackupSession(keras.callbacks.Callback):
                 self._writer.wait()
 
     def _save_now(self) -> None:
-        """Save as things stand, and wait until it is done: all workers stop here."""
+        """Save the current state, and wait until it is done: all workers stop here."""
         if not self._together.takes_part:
             return
         self._submit(
@@ -313,7 +310,7 @@ class BackupSession(keras.callbacks.Callback):
             self._memory.wait()
 
     def _again(self, found: candidates.Found) -> _Taken:
-        """Return the state that was found, to go on from once more: nothing has been trained since."""
+        """The state that was found, to resume from once more: nothing was trained since."""
         state = {
             **found.state,
             replica_states.COUNTS: self._shards.counts(),
@@ -357,18 +354,14 @@ class _First(keras.callbacks.Callback):
         self._session = session
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Look whether all shall end here."""
         self._session.before_batch(batch)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Take the state before validation."""
         self._session.before_validation()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count the step."""
         step_clock().begin(Kind.TEST)
         step_clock().pause()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the step."""
         step_clock().end_paused()

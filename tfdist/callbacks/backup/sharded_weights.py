@@ -1,9 +1,9 @@
-"""Weights that are cut over a mesh: each worker saves its part under a name that says where it was cut.
+"""Weights that are cut over a mesh: each worker saves its part under a name that has its bounds.
 
 An array is named after the whole's shape, the part's bounds and the variable, as in
-``cut/4,6/0:4,3:6/variable/dense/kernel``; one pair of bounds is of the flattened whole, and a pair behind an @, as in
-``0:4,3:6@0:6``, of the flattened part. So parts make a whole wherever they were cut, and a training goes on with
-another mesh, with other layouts, with another number of workers, or on one device.
+``cut/4,6/0:4,3:6/variable/dense/kernel``. One pair of bounds is of the flattened whole; a pair after an @, as in
+``0:4,3:6@0:6``, of the flattened part. So parts make a whole wherever they were cut, and a training resumes with
+another mesh, other layouts, another number of workers, or on one device.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Cuts:
 
     @property
     def exist(self) -> bool:
-        """Whether variables may be cut; the same on all workers, also before there are any."""
+        """Variables may be cut; the same on all workers, also before there are any."""
         return bool(getattr(self._model.distribute_strategy, "cuts_weights", False))
 
     @property
@@ -41,7 +41,7 @@ class Cuts:
         return set(variables_of(self._model).cut)
 
     def capture(self) -> dict[str, _Array]:
-        """Return the parts that no worker before this one has."""
+        """The parts that no worker before this one has."""
         if not self.exist:
             return {}
         if self._hold is None:
@@ -61,14 +61,14 @@ def key(
     bounds: tuple[tuple[int, int], ...],
     elements: tuple[int, int] | None = None,
 ) -> str:
-    """Return the name of a part."""
+    """The name of a part, as in ``cut/4,6/0:4,3:6@6:12/slot``."""
     edges = ",".join(f"{begin}:{end}" for begin, end in bounds)
     edges += "" if elements is None else f"@{elements[0]}:{elements[1]}"
     return f"{_KIND}/{','.join(map(str, shape))}/{edges}/{name}"
 
 
 def joined(arrays: Mapping[str, _Array], *, source: str) -> tuple[dict[str, _Array], dict[str, _Array]]:
-    """Return the wholes of all parts of variables by name, and what else there is."""
+    """The whole variables by name, and all other arrays."""
     parts: dict[str, list[tuple[str, str, _Array]]] = {}
     rest = {}
     for full, array in arrays.items():
@@ -98,7 +98,7 @@ def _joined(name: str, parts: list[tuple[str, str, _Array]], source: str) -> _Ar
 
 
 def _put(part: _Array, whole: _Array, edges: str) -> bool:
-    """Put a part to its place in a whole; return whether it fits."""
+    """Put a part in its place in a whole; False if it does not fit."""
     bounds, _, elements = edges.partition("@")
     place, stretch = _slices(bounds), _slices(elements)
     into = whole if stretch or len(place) > 1 else whole.reshape(-1)

@@ -1,4 +1,4 @@
-"""Names for the state of a training that are unique and do not depend on other models of the process."""
+"""Unique names for the state of a training, which do not depend on other models of the process."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,11 +21,9 @@ VARIABLE, METRIC = "variable", "metric"
 class Variables:
     """The variables of a model, its optimizers and its strategy.
 
-    Attributes:
-        whole: those that are the same everywhere, by name, and the metrics of the running epoch.
-        cut: those of which each process has a part of one whole, by name.
-        in_shards: those of which every replica or worker has its own, with the state that they are of, and their names.
-        sharded: the states that they are of, those without any included.
+    `whole`: those that are the same everywhere, and the metrics of the running epoch, by name. `cut`: those of which
+    each process has a part, by name. `in_shards`: those that every replica or worker has by itself, with their state
+    and name. `sharded`: all such states, also those without variables.
     """
 
     whole: dict[str, keras.Variable]
@@ -35,17 +33,16 @@ class Variables:
 
     @property
     def common(self) -> dict[str, keras.Variable]:
-        """Return those that have one value, wherever it lies, by name."""
+        """Those that have one value, wherever it is, by name."""
         return {**self.whole, **self.cut}
 
     @property
     def all(self) -> dict[str, keras.Variable]:
-        """Return them all by name."""
         return {**self.common, **{name: variable for _, name, variable in self.in_shards}}
 
 
 def variables_of(model: keras.Model) -> Variables:
-    """Return what a model and its optimizers go on from, and the metrics of the running epoch."""
+    """What a model and its optimizers resume from, and the metrics of the running epoch."""
     states = [state for owner in _owners(model) for state in owner.sharded_state()]
     state_of = {id(variable): state for state in states for variable in state.variables}
     others = {id(variable): variable for state in states for variable in state.variables}
@@ -63,20 +60,19 @@ def variables_of(model: keras.Model) -> Variables:
 
 
 def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the variables of a model's metrics by name."""
     found = {id(v): v for metric in keras_model.metrics(model) for v in metric.variables}
     return named(METRIC, list(found.values()), [])
 
 
 def _owners(model: keras.Model) -> list[Any]:
-    """Return who may have state in shards, and has it."""
+    """Objects that have state in shards."""
     optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
     found = [model, *optimizers.values(), model.distribute_strategy]
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 
 
 def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]) -> dict[str, keras.Variable]:
-    """Return variables by paths that do not depend on what else the process has made, and that differ."""
+    """Variables by distinct paths that do not depend on what else the process has made."""
     # Keras counts layers over the whole process, and has their numbers in the names of slots too.
     slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
     paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])
@@ -90,7 +86,7 @@ def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]
 
 
 def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:
-    """Return the path of a slot with that of its weight in it."""
+    """The path of a slot with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
     owner, _, last = path.rpartition("/")
     for flat, weight in slots:
         if last.startswith(f"{flat}_"):

@@ -1,7 +1,7 @@
-"""Everything that training goes on from: taken in a moment between two steps, and put back.
+"""Everything that training resumes from: taken between two steps, and put back.
 
-Tensors are not copied when they are taken: TensorFlow writes into a copy of its own where somebody still holds the
-value. So the training thread pays for holding them, not for writing them.
+Tensors are not copied when they are taken: TensorFlow copies a value that is still held when it writes. So the training
+thread pays for holding tensors, not for saving them.
 """
 
 import logging
@@ -17,19 +17,19 @@ from tfdist.callbacks.backup.encoding import decode, encode
 from tfdist.callbacks.backup.state_names import METRIC, VARIABLE, metrics_of, variables_of
 from tfdist.compat import random_states
 from tfdist.compat.keras import callback_fields as keras_callbacks
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tensor_arrays as tf_arrays
 from tfdist.errors import ConfigError, ConfigTypeError
-
-_logger = logging.getLogger(__name__)
+from tfdist.optimizers.learning_rates import factor
 
 _RANDOM, _CALLBACK = "random", "callback"
 Arrays = dict[str, Any]
+_logger = logging.getLogger("tfdist")
 
 
 class TrainState:
-    """The state of a running `fit`."""
-
     def __init__(self, model: keras.Model, others: Sequence[keras.callbacks.Callback]) -> None:
         self._model = model
         self._others = list(others)
@@ -37,7 +37,7 @@ class TrainState:
         self._hold: Callable[[], list[NDArray[Any]]] = list
 
     def capture(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the arrays, and the rest as JSON."""
+        """The arrays, and the rest as JSON."""
         if not self._names:
             variables = variables_of(self._model).whole
             self._names = list(variables)
@@ -84,7 +84,7 @@ class TrainState:
             self._assign(variable, arrays[name])
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the metrics their values again: an epoch that begins sets them to zero."""
+        """Give the metrics their values again: the beginning of an epoch sets them to zero."""
         ours = metrics_of(self._model)
         _require_same(ours, {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
         for name, variable in ours.items():
@@ -95,17 +95,17 @@ class TrainState:
         tf_strategies.assign_locally(variable.value, tensor)
 
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Let random numbers go on where they were."""
+        """Restore the states of random numbers."""
         random_states.restore({name: np.array(arrays[f"{_RANDOM}/{name}"]) for name in _with_prefix(arrays, _RANDOM)})
 
     def prepare_callbacks(self, state: Mapping[str, Any]) -> None:
-        """Tell the loggers that write files to go on with them, before training begins."""
+        """Let loggers append to their files; before training begins."""
         for callback, found in self._matched(state["callbacks"], {}, warn=False):
             if isinstance(callback, keras.callbacks.CSVLogger):
                 keras_callbacks.go_on_writing(callback, found)
 
     def restore_callbacks(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Let the other callbacks know what they knew; after their `on_train_begin`, which forgets."""
+        """Restore the other callbacks; after their `on_train_begin`, which resets them."""
         for callback, found in self._matched(state["callbacks"], arrays, warn=True):
             setter = getattr(callback, "set_state", None)
             if callable(setter):
@@ -116,7 +116,7 @@ class TrainState:
     def _matched(
         self, saved: Sequence[Mapping[str, Any]], arrays: Mapping[str, NDArray[Any]], *, warn: bool
     ) -> list[tuple[keras.callbacks.Callback, Any]]:
-        """Pair callbacks with what was saved of them: the first of a class with the first, and so on."""
+        """Pair callbacks with their saved states: the first of a class with the first, and so on."""
         left = [(_class_of(callback), callback) for callback in self._others]
         pairs = []
         for entry in saved:
@@ -143,7 +143,7 @@ def _state_of(callback: keras.callbacks.Callback) -> Any:
 
 
 def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:
-    """Return the names of a kind; of random states without the kind."""
+    """The names of a kind; of random states without the kind."""
     names = [name for name in arrays if name.startswith(f"{kind}/")]
     return [name.partition("/")[2] for name in names] if kind == _RANDOM else names
 
@@ -175,8 +175,35 @@ def _are_metrics(names: Sequence[str]) -> bool:
 
 
 def scalars(logs: Any) -> dict[str, float]:
-    """Return the logs of a step as numbers, where they are numbers."""
+    """The logs of a step as numbers, if they are numbers."""
     if not isinstance(logs, Mapping):
         return {}
     flat = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in logs.items() if not isinstance(value, str)}
     return {name: float(value) for name, value in flat.items() if value.shape == ()}
+
+
+def scale_learning_rates(
+    rule: str, model: keras.Model, *, before: int | None, now: int | None, tell: bool = True
+) -> None:
+    """Multiply the learning rates of a model's optimizers by the rule, if the global batch has changed."""
+    if rule == "none" or before == now is not None:
+        return
+    if before is None or now is None:
+        raise ConfigError(
+            f"learning_rate_rule is {rule!r}, and the global batch is not known (before {before}, now {now}). Read "
+            "with tfdist.data.read, or pass arrays or batches of a fixed size; or set the rule to 'none'."
+        )
+    for optimizer in keras_model.optimizers(model):
+        if keras_optimizer.has_other_learning_rates(optimizer):
+            raise ConfigError(
+                f"learning_rate_rule is {rule!r}, and the learning rate of {optimizer.name} follows a schedule; scale "
+                "the schedule where it is made, and set the rule to 'none'.",
+                name="learning_rate_rule",
+                received=rule,
+            )
+        for rate in keras_optimizer.learning_rate_variables(optimizer):
+            old = float(rate.numpy())
+            rate.assign(old * factor(rule, now / before))
+            if tell:
+                words = "The global batch was %d and is %d: the learning rate of %s was %g and is %g (rule %r)."
+                _logger.warning(words, before, now, optimizer.name, old, float(rate.numpy()), rule)
