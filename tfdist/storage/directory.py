@@ -29,13 +29,8 @@ _BROKEN_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/[^/]")
 class Storage(Protocol):
     """A flat directory of files.
 
-    Every method takes plain names alone, and raises ConfigError for others; what the system or a service refuses is
-    raised as StorageError, with the file's name and what to do.
-
-    Attributes:
-        url: the directory as its user knows it.
-        local: the folder, where it is one.
-        fetched: when bytes of a file came last, as `time.monotonic` has it; infinite where nobody knows.
+    Every method takes plain names only, and raises ConfigError for others. StorageError has the file's name and the fix
+    for what the system or a service refuses; a missing file raises MissingFileError, which is also a FileNotFoundError.
     """
 
     @property
@@ -48,40 +43,22 @@ class Storage(Protocol):
 
     @property
     def fetched(self) -> float:
-        """When bytes of a file came last."""
+        """When bytes of a file came last, by `time.monotonic`; infinite where that is not known."""
 
     def names(self) -> list[str]:
         """Return the plain names of the files, sorted; none where there is no directory."""
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes.
-
-        Raises:
-            MissingFileError: there is none; also a FileNotFoundError.
-        """
+        """Return the size of a file in bytes."""
 
     def state(self, name: str) -> Any:
-        """Return what differs when a file does, as it is now.
-
-        Raises:
-            MissingFileError: there is none.
-        """
+        """Return what differs when a file does, as it is now."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes from ``start``, or all that follow.
-
-        Raises:
-            MissingFileError: there is no such file.
-            ShortReadError: the file ends before that.
-        """
+        """Return ``length`` bytes from ``start``, or all that follow; ShortReadError if the file ends before that."""
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the bytes of each (name, start, length), in the order of ``ranges``, with few requests.
-
-        Raises:
-            MissingFileError: a file is not there.
-            ShortReadError: a file ends before that.
-        """
+        """Return the bytes of each (name, start, length), in the order of ``ranges``, with few requests; see `read`."""
 
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Write a file in a block: visible, whole and durable when the block ends well; never otherwise."""
@@ -95,7 +72,7 @@ class Storage(Protocol):
     def lock(
         self, *, timeout_seconds: float = LOCK_SECONDS, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[None]:
-        """Be the only writer for a block, where the storage can see to it; an object store cannot.
+        """Be the only writer for a block, if the storage can; an object store cannot.
 
         Raises:
             DeadlineError: another writer had it all the time.
@@ -105,9 +82,8 @@ class Storage(Protocol):
 class FolderStorage(Storage, Protocol):
     """A storage with folders that are published: complete, or not there, whenever a process is killed.
 
-    Attributes:
-        keeps_names: whether a file may have the same name in each publication, because folders appear at once. If not,
-            its name ends with the mark of its publication, and the file that is last makes the folder count.
+    `keeps_names`: a file may have the same name in each publication, because folders appear at once. If not, its name ends
+    with the mark of its publication, and the file that is last makes the folder count.
     """
 
     keeps_names: bool

@@ -150,26 +150,19 @@ class FsspecStorage:
         return functools.partial(FsspecStorage, gap=self._gap, largest=self._largest, **options), (self.url,)
 
     def names(self) -> list[str]:
-        fs, found = self._driver(), {}
-        with self._explained(self.url, "read"):
-            fs.invalidate_cache(self._root)
-            try:
-                entries = fs.ls(self._root, detail=True)
-            except FileNotFoundError:
-                self._need_bucket("read")
-                entries = []
-            for entry in entries:
-                name = entry["name"].rsplit("/", 1)[-1]
-                if (
-                    entry["type"] == "file"
-                    and is_plain(name)
-                    and self._path(name).strip("/") == entry["name"].strip("/")
-                ):
-                    found[name] = self._file(name, entry)
-        self._files = dict(found)
-        return sorted(found)
+        files = {
+            name: entry
+            for name, entry in self._listed("file")
+            if self._path(name).strip("/") == entry["name"].strip("/")
+        }
+        self._files = {name: self._file(name, entry) for name, entry in files.items()}
+        return sorted(files)
 
     def folders(self) -> list[str]:
+        return sorted(name for name, _ in self._listed("directory"))
+
+    def _listed(self, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """Plain names and the driver's entries of what is in the directory; nothing where there is none."""
         fs = self._driver()
         with self._explained(self.url, "read"):
             fs.invalidate_cache(self._root)
@@ -178,8 +171,11 @@ class FsspecStorage:
             except FileNotFoundError:
                 self._need_bucket("read")
                 entries = []
-            names = [entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory"]
-        return sorted(name for name in names if is_plain(name))
+            found = [(entry["name"], entry) for entry in entries if entry["type"] == kind]
+        if kind == "directory":
+            found = [(name.rstrip("/"), entry) for name, entry in found]
+        named = [(name.rsplit("/", 1)[-1], entry) for name, entry in found]
+        return [(name, entry) for name, entry in named if is_plain(name)]
 
     def remove_directory(self) -> None:
         """Remove the directory if it is empty; an object store has none."""

@@ -18,25 +18,19 @@ Ids = NDArray[np.int64]
 
 
 class Order(Protocol):
-    """Which example stands at which position.
-
-    Attributes:
-        examples: how many there are; an epoch has as many positions.
-        is_permutation: whether an epoch has each exactly once.
-        name: what tells it from other orders, also of other arguments.
-    """
+    """The example at each position of an epoch."""
 
     @property
     def examples(self) -> int:
-        """Positions in an epoch."""
+        """How many there are; an epoch has as many positions."""
 
     @property
     def is_permutation(self) -> bool:
-        """Whether an epoch has each exactly once."""
+        """An epoch has each example exactly once."""
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """What tells it from other orders, also of other arguments."""
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         """Return the examples at these positions, each from 0 to ``examples - 1``, int64."""

@@ -58,7 +58,7 @@ class Failures:
 
 
 class Bytes(Protocol):
-    """Bytes of records of several files; `tfdist.data.reading.numpy_reader` says what each argument is."""
+    """Bytes of records of several files; `tfdist.data.reading.numpy_reader` explains the arguments."""
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
         """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""
@@ -66,7 +66,7 @@ class Bytes(Protocol):
     def records(
         self, file: _Array, offset: _Array, length: _Array, start: _Array, size: _Array, check: _Array
     ) -> tuple[list[bytes], _Array]:
-        """Return a stretch of each payload, and which are sound."""
+        """Return a part of each payload, and which are sound."""
 
 
 class MappedBytes:

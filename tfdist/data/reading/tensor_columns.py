@@ -135,12 +135,7 @@ def with_shapes(schema: Schema, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ColumnReader(Protocol):
-    """Reads columns of examples by their numbers.
-
-    Attributes:
-        specs: what `early` returns.
-        examples: about how many examples `early` is to be given.
-    """
+    """Reads columns by the numbers of examples; `specs` is what `early` returns for about `examples` of them."""
 
     specs: list[Spec]
     examples: int

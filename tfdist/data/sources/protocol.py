@@ -21,13 +21,12 @@ class Source(Protocol):
 
     Attributes:
         schema: what each consists of; reading it may read the first example.
-        count: how many there are, None if that is known at the end alone.
-        sizes: int64, ``[count]``: about how many bytes each takes, where they differ and it is known; else None.
-        seekable: whether `blocks` may start anywhere at no cost, several times, and in another process (the source
-            can be pickled). A source that is not is read once, from its beginning.
+        count: how many there are, None if that is known only at the end.
+        sizes: int64, ``[count]``: about how many bytes each takes, if they differ and it is known; else None.
+        seekable: whether `blocks` may start anywhere at no cost, several times, and in another process (the source is
+            pickled). Other sources are read once, from the beginning.
         identity: JSON that differs when the examples do, as far as that can be told without reading them all.
-        identifies: whether that is always so. Where it is not, the examples of finished shards are compared before an
-            interrupted run goes on.
+        identifies: whether that is certain. If not, finished shards are compared before an interrupted run resumes.
     """
 
     schema: Schema
