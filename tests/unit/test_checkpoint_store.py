@@ -20,6 +20,7 @@ from tfdist.checkpoint import Checkpoint, Joint, Part, Store
 from tfdist.checkpoint import checkpoint_store as stores
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, StorageError
 from tfdist.monitor import faults
+from tfdist.storage.remote_storage import FsspecStorage
 
 BUCKET = "backups"
 FOLDERS = ["plain", "größe mit Leerzeichen 数据", "a/b c/d+e%20f"]
@@ -312,7 +313,7 @@ def test_a_store_that_does_not_answer_is_no_damage(monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> bytes:
         raise StorageError("the network is down")
 
-    monkeypatch.setattr(store._place, "read", refuse)
+    monkeypatch.setattr(FsspecStorage, "array", refuse)
     for look in (store.newest, store.peek):
         with pytest.raises(StorageError, match="the network is down"):
             look()
@@ -408,7 +409,7 @@ def test_parts_of_several_processes_come_back(make: Make) -> None:
     assert_parts(store.newest(), 9, range(3))
     assert_parts(store.newest(lambda manifest: [1]), 9, [1])
     assert len(names_of(store, "step-000000000009")) == 4
-    folder = store._place._folder if store._storage.local is None else None
+    folder = store._storage.folder if store._storage.local is None else None
     for step in (7, 9):  # no receipt is left, and nothing of the save that was replaced
         name = f"step-{step:012d}"
         left = folder(name).names() if folder else os.listdir(Path(store.url, name))
@@ -446,13 +447,13 @@ def test_a_part_that_is_wrong_is_named_and_an_older_checkpoint_is_used(
         else:
             Path(store.url, name, file).unlink()
     elif how == "damaged":
-        data = bytearray(store._place.read(name, file, 1 << 30).tobytes())
+        data = bytearray(store._storage.folder(name).array(file, 1 << 30).tobytes())
         data[-1] ^= 1
         write_file(store, name, file, bytes(data))
     else:
         step, begin = others[how == "of another worker"]
         [other] = [one for one in names_of(store, step) if one.startswith(begin)]
-        write_file(store, name, file, store._place.read(step, other, 1 << 30).tobytes())
+        write_file(store, name, file, store._storage.folder(step).array(other, 1 << 30).tobytes())
     assert_parts(make().newest(lambda manifest: [0, 2]), 2, [0, 2])  # who needs none of it does not look at it
     assert not caplog.records
     assert_parts(store.newest(), 1, range(3))

@@ -82,8 +82,8 @@ class Storage(Protocol):
 class FolderStorage(Storage, Protocol):
     """A storage with folders that are published: complete, or not there, whenever a process is killed.
 
-    `keeps_names`: a file may have the same name in each publication, because folders appear at once. If not, its name ends
-    with the mark of its publication, and the file that is last makes the folder count.
+    `keeps_names`: a file may have the same name in each publication, because folders appear at once. If not, its name
+    ends with the mark of its publication, and the file that is last makes the folder count.
     """
 
     keeps_names: bool
