@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROUNDS = """
 import resource
-from tfdist.data.reading import numpy_reader
+from tfdist.data.reading.fetch import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -17,7 +17,7 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20
 
 first = faults()
-numpy_reader.keep_freed_memory()
+keep_freed_memory()
 faults()
 print(first, faults())
 """

@@ -25,21 +25,10 @@ from tfdist.storage.mapping import mapped
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
 _HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])
-_FREED_BYTES = 31 << 20  # glibc's thresholds follow pieces below 32 MiB
 _LARGE = 4096  # bytes of a part, in the mean
 _Identity = tuple[int, int, int, int]
 _Shards = Mapping[int, NDArray[np.uint8]]
 _header = lru_cache(maxsize=4096)(header)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory of a batch for the next one: up to 64 MiB of each thread that makes batches.
-
-    glibc returns all but 128 KiB to the system at once, and for each batch the system maps and clears other pages: half
-    of the time that reading pictures takes. It keeps twice as much as the largest piece that was ever freed; an
-    untouched one will do. Other allocators are not concerned.
-    """
-    np.empty(_FREED_BYTES, np.uint8)
 
 
 class Maps:

@@ -14,10 +14,10 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
-from tfdist.data.reading import numpy_reader, tensor_columns, user_functions
+from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.examples import Examples
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes
+from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
 from tfdist.data.reading.user_functions import mapped
 from tfdist.errors import ConfigError, TfdistError
 
@@ -65,7 +65,7 @@ class Pipeline:
         self._asked = tensor_columns.WhenAsked(fetcher)
         self._finish = finish
         self._weighs = weighs
-        numpy_reader.keep_freed_memory()
+        keep_freed_memory()
         if cache is not None:
             self._reader: tensor_columns.ColumnReader = tensor_columns.WhenAsked(fetcher)
         elif native is not None and isinstance(fetcher.source, MappedBytes):
