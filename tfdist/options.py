@@ -1,6 +1,6 @@
 """Options as fields of a dataclass: default, help, range and flag are given once, for Python and for the command line.
 
-`option` makes a field, `check` validates the fields of an instance, and `tfdist.cli.common.field_options` makes options
+`option` makes a field, `check` validates the fields of an instance, and `tfdist.cli.common.option_parts` makes options
 of a command from them.
 
 Example:

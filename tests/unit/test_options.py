@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.refusals import refused
-from tfdist.cli.common.field_options import field_options
+from tfdist.cli.common.option_parts import field_options
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.jobs import LaunchConfig
 from tfdist.options import check, flags_of, option, options_of

@@ -62,7 +62,7 @@ class StepBench(Suite):
     collectives: str | None = None
     workers: int = option(2, "Workers, except under mirrored.")
     model: str = option("perceptron", "Model to train.", choices=MODELS)
-    global_batch_size: int = option(32, "Examples per step, over all replicas.", flags=["--batch-size"])
+    global_batch_size: int = option(32, "Global batch size.", flags=["--batch-size"])
     warm_up_steps: int = option(3, "Warm-up steps.")
     steps: int = option(10, "Steps per measurement.")
     steps_per_execution: int = option(1, "Also measure `fit` with this.")

@@ -5,9 +5,8 @@ import os
 import click
 
 from tfdist import cache, validation
-from tfdist.cli.common import completion
-from tfdist.cli.common.command import Command
-from tfdist.cli.common.group import Group
+from tfdist.cli.common.command import Command, Group
+from tfdist.cli.common.option_parts import beginning
 
 _WHAT = {
     "digits": "the data of the recipes",
@@ -21,7 +20,7 @@ _WHAT = {
 
 
 def _names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return completion.beginning([one.name for one in cache.kept(cache.folder(os.environ))], incomplete)
+    return beginning([one.name for one in cache.kept(cache.folder(os.environ))], incomplete)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

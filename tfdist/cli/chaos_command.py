@@ -85,7 +85,7 @@ def command(
 
 
 def arguments_of_run(job: Sequence[str]) -> list[str]:
-    """Return what follows ``tfdist run`` in a command.
+    """The words behind ``tfdist run`` in a command.
 
     Example:
         >>> arguments_of_run(["python", "-m", "tfdist", "run", "-n", "2", "train.py"])
@@ -100,7 +100,7 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
-    """Return the numbers of workers and servers, and whether the command says how often they may be started again."""
+    """The numbers of workers and servers, and True if the command limits restarts."""
     from tfdist.cli.common.host_options import remote_of, worker_count
     from tfdist.cli.run_command import command as run
 
@@ -116,7 +116,7 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
 
 
 def _run(argv: list[str], environment: dict[str, str]) -> int:
-    """Run the job to its end, and pass signals on; return its exit code, as a shell has it."""
+    """Run the job to its end, pass signals on, and return its exit code as a shell would."""
     jobs: list[subprocess.Popen[bytes]] = []
     early: list[int] = []  # signals that have come before the job was started
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from tfdist import resources, validation
-from tfdist.cli.common import completion
 from tfdist.cli.common.command import Command
+from tfdist.cli.common.option_parts import complete_pages
 
 
 @click.command(
@@ -19,7 +19,7 @@ from tfdist.cli.common.command import Command
         "tfdist docs large-batch > large-batch.md": "elsewhere than on a terminal: as it was written",
     },
 )
-@click.argument("page", required=False, shell_complete=completion.pages)
+@click.argument("page", required=False, shell_complete=complete_pages)
 @click.option("--path", "show_path", is_flag=True, help="Print where the page is, or the folder of all.")
 def command(page: str | None, show_path: bool) -> None:
     """Show a page of documentation; without PAGE, say which there are."""

@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 import tfdist
-from tfdist.cli.common.command import write_examples
-from tfdist.cli.common.group import LazyGroup
+from tfdist.cli.common.command import SETTINGS, LazyGroup, write_examples
 from tfdist.errors import ConfigError, TfdistError
 
 # name -> what the overview says; the command is `command` in tfdist/cli/<name>_command.py, or in the sub-package <name>
@@ -41,21 +40,17 @@ EXAMPLES = {
 
 
 class Main(LazyGroup):
-    """A group of subcommands, with examples, that says how it ends when one fails."""
+    """The command itself: subcommands, examples, and the exit codes of errors."""
 
     def __init__(self, *args: Any, examples: Mapping[str, str], **options: Any) -> None:
         super().__init__(*args, **options)
         self._examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write where to begin."""
         write_examples(formatter, self._examples)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; an error of tfdist ends as its message, with exit code 2 when the request was wrong.
-
-        Ctrl-C ends with 130, as in a shell.
-        """
+        """Run the subcommand. A wrong request exits with 2, another error with 1, Ctrl-C with 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -74,7 +69,7 @@ class _Refused(click.ClickException):
     package="tfdist.cli",
     modules="{}_command",
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 @click.version_option(tfdist.__version__, prog_name="tfdist", message="%(prog)s %(version)s")
 def main() -> None:

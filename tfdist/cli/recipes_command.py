@@ -6,9 +6,8 @@ from pathlib import Path
 import click
 
 from tfdist import resources, validation
-from tfdist.cli.common import completion
-from tfdist.cli.common.command import Command
-from tfdist.cli.common.group import Group
+from tfdist.cli.common.command import Command, Group
+from tfdist.cli.common.option_parts import complete_recipes
 from tfdist.errors import ConfigError
 
 _RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # taken for one version more
@@ -40,7 +39,7 @@ def list_recipes() -> None:
         "python digits/train.py": "runs it",
     },
 )
-@click.argument("name", shell_complete=completion.recipes)
+@click.argument("name", shell_complete=complete_recipes)
 @click.argument("to", required=False, type=click.Path(file_okay=False, path_type=Path))
 def copy(name: str, to: Path | None) -> None:
     """Copy a recipe, to start from it.

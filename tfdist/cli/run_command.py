@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from tfdist import variables
-from tfdist.cli.common import completion, kubernetes_options
+from tfdist.cli.common import kubernetes_options
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
-from tfdist.cli.common.field_options import field_options
 from tfdist.cli.common.host_options import (
     Submission,
     commands_of_hosts,
@@ -25,7 +24,7 @@ from tfdist.cli.common.host_options import (
     submit_batch,
     worker_count,
 )
-from tfdist.cli.common.written_files import OutputFile
+from tfdist.cli.common.option_parts import OutputFile, complete_strategies, field_options
 from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
@@ -81,7 +80,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
 @field_options(
     LaunchConfig,
     {
-        "strategy": {"shell_complete": completion.strategies},
+        "strategy": {"shell_complete": complete_strategies},
         "event_file": {"type": click.Path(dir_okay=False)},
         "trace": {"type": OutputFile()},
         "gpus_per_worker": {"type": float},  # Ray shares a GPU
@@ -213,7 +212,6 @@ def _config(
     collectives: str | None,
     script: Sequence[str],
 ) -> LaunchConfig:
-    """Return the request."""
     strategy = asked["strategy"]
     servers = server_count(strategy, parameter_servers=asked["parameter_servers"])
     workers = worker_count(asked["workers"], remote, servers)
@@ -242,17 +240,16 @@ def _config(
 
 
 def _rate(text: str) -> int:
-    """Return bytes a second; 0 is one of them."""
+    """Bytes a second; 0 is allowed."""
     return 0 if text.strip() == "0" else as_bytes(text)
 
 
 def _whole(count: float | None) -> Any:
-    """Return a number as an integer, if it is one; if not, whoever wants an integer says so."""
+    """A whole number as an int; other numbers are refused where an integer is required."""
     return int(count) if count is not None and count.is_integer() else count
 
 
 def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:
-    """Check that the strategy takes what was asked for beside it."""
     if collectives and strategy and collectives not in strategy_table.get(strategy).collectives:
         takers = [name for name in strategy_table.names() if collectives in strategy_table.get(name).collectives]
         raise click.UsageError(

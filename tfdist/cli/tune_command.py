@@ -9,11 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.cli.common import completion
-from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
-from tfdist.cli.common.group import Group
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command, Group
+from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option
+from tfdist.cli.common.progress import unwinding
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.strategy_checks import check_strategy
@@ -55,7 +53,7 @@ def command() -> None:
     "--strategy",
     metavar="NAME",
     envvar=STRATEGY.name,
-    shell_complete=completion.strategies,
+    shell_complete=complete_strategies,
     help="As for `tfdist run`.",
 )
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")

@@ -7,8 +7,7 @@ import click
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Watch
+from tfdist.cli.common.progress import Watch, unwinding
 from tfdist_horovod import Options, Outcome, gpu, install, mpi_for_build
 
 _STEP_PERCENT = 10  # of the compilation, for a line where there is no terminal

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfdist_horovod as build
-from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import unwinding
 from tfdist.cli.main import main
 from tfdist.errors import TfdistError
 from tfdist_horovod import mpi_for_build

@@ -44,7 +44,7 @@ class CodecBench(Suite):
     modules: Sequence[str] = ()
     model: str = option("perceptron", "Model to train.", choices=MODELS)
     workers: int = option(2, "Worker processes.", minimum=2)
-    global_batch_size: int = option(64, "Examples per step, over all workers.", flags=["--batch-size"])
+    global_batch_size: int = option(64, "Global batch size.", flags=["--batch-size"])
     steps: int = option(10, "Steps per measurement.")
     rounds: int = option(5, "Measurements of each.")
 

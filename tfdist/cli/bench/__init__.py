@@ -2,8 +2,7 @@
 
 import click
 
-from tfdist.cli.common.command import PASSES_ARGUMENTS
-from tfdist.cli.common.group import LazyGroup
+from tfdist.cli.common.command import PASSES_ARGUMENTS, SETTINGS, LazyGroup
 
 COMMANDS = {
     "step": "Steps per second of `fit` and of hand-written loops.",
@@ -50,7 +49,7 @@ def moved(name: str) -> click.Command:
     package="tfdist.cli.bench",
     modules="{}_command",
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 def command() -> None:
     """Compare the speed of tfdist with its peers, in alternating rounds of one run.

@@ -9,10 +9,8 @@ from tfdist.bench.all_reduce.reduced_message import sizes
 from tfdist.bench.suite import MODELS
 from tfdist.cli.bench.suite_command import link_of, link_options
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.field_options import field_options
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Line
-from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.cli.common.option_parts import field_options, json_option, plot_option
+from tfdist.cli.common.progress import Line, unwinding
 from tfdist.native.engine import ALGORITHMS
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.validation import as_bytes
@@ -33,7 +31,7 @@ from tfdist.validation import as_bytes
     "chosen",
     type=click.Choice(list(ENGINES)),
     multiple=True,
-    help="Measure only this one; repeatable. Default: all.",
+    help="Only this one; repeatable. Default: all.",
 )
 @click.option(
     "--algorithm",
@@ -41,7 +39,7 @@ from tfdist.validation import as_bytes
     type=click.Choice(ALGORITHMS),
     metavar="NAME",
     multiple=True,
-    help="With --link: also native with this algorithm; repeatable.",
+    help="With --link: native by this algorithm, too.",
 )
 @click.option("--min-bytes", metavar="SIZE", default="4K", show_default=True, help="Smallest tensor.")
 @click.option("--max-bytes", metavar="SIZE", default="256M", show_default=True, help="Largest tensor.")
@@ -72,7 +70,7 @@ def command(
     plot: Path | None,
     **options: int,
 ) -> None:
-    """Time and bandwidth of an all-reduce by backend, in the columns of nccl-tests.
+    """Time and bandwidth of an all-reduce by backend, as nccl-tests print them.
 
     Workers on this machine's CPU sum float32 tensors, then the gradients of a model. The backends take turns:
 

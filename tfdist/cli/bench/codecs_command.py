@@ -10,7 +10,7 @@ from tfdist.bench.codecs.codec_race import CodecRace
 from tfdist.bench.suite import MODELS, Suite
 from tfdist.cli.bench.suite_command import leave, link_of, link_options, measured
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.cli.common.option_parts import json_option, plot_option
 from tfdist.planner.plot_style import require_matplotlib
 
 
@@ -25,32 +25,28 @@ from tfdist.planner.plot_style import require_matplotlib
     page="benchmarks",
 )
 @click.option("--codec", "codecs", metavar="NAME", multiple=True, help="Codec, such as powersgd:rank=4; repeatable.")
-@click.option(
-    "--import", "modules", metavar="MODULE", multiple=True, help="Module that registers your codecs; repeatable."
-)
+@click.option("--import", "modules", metavar="MODULE", multiple=True, help="Registers your codecs; repeatable.")
 @click.option("--model", type=click.Choice(MODELS), help=f"Model to train; default: {CodecBench.model}.")
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="Worker processes.")
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples per step, over all workers."
-)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Global batch size.")
 @link_options
 @click.option(
     "--steps",
     type=click.IntRange(1),
-    help=f"Steps per measurement, {CodecBench.steps}; with --train {CodecRace.steps}.",
+    help=f"Default: {CodecBench.steps}; with --train {CodecRace.steps}.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    help=f"Measurements of each, {CodecBench.rounds}; with --train {CodecRace.rounds}.",
+    help=f"Default: {CodecBench.rounds}; with --train {CodecRace.rounds}.",
 )
-@click.option("--train", is_flag=True, help="Train to an accuracy instead of measuring steps.")
+@click.option("--train", is_flag=True, help="Train to an accuracy, not for steps.")
 @click.option(
     "--target",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.95,
     show_default=True,
-    help="Accuracy for --train.",
+    help="Target accuracy.",
 )
 @json_option
 @plot_option
@@ -86,7 +82,7 @@ def command(
     vs         the other's time / this time in the same round; above 1, this one is faster
     error      |total - exact| / |exact| over all gradients of one batch, in a first step
 
-    --train: digits, by a perceptron of 2.2 M parameters; seconds exclude tracing and evaluation.
+    With --train: digits, by a perceptron of 2.2 M parameters; seconds exclude tracing and evaluation.
     """
     between = link_of(link, delay_ms)
     if plot is not None and not train:

@@ -8,10 +8,8 @@ import click
 from tfdist.bench.step_bench import STRATEGIES, StepBench, StepReport, shown
 from tfdist.cli.bench.suite_command import show
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.field_options import field_options
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Line
-from tfdist.cli.common.written_files import json_option
+from tfdist.cli.common.option_parts import field_options, json_option
+from tfdist.cli.common.progress import Line, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import MissingDependencyError
 
@@ -27,7 +25,7 @@ from tfdist.errors import MissingDependencyError
     page="benchmarks",
 )
 @click.option(
-    "--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Measure only this one; repeatable. Default: all."
+    "--strategy", type=click.Choice(STRATEGIES), multiple=True, help="Only this one; repeatable. Default: all."
 )
 @click.option(
     "--collectives",
@@ -46,9 +44,9 @@ def command(
     json_path: str | None,
     **options: Any,
 ) -> None:
-    """Steps per second of tfdist with `fit`, and of hand-written loops of its peers.
+    """Steps per second: tfdist's `fit` and hand-written loops of its peers.
 
-    All train the same model on the same data and number of CPU replicas, and take turns:
+    All train the same model and data on as many CPU replicas, in turns:
 
     \b
     tensorflow loop   peer: TensorFlow's own strategy, in the loop of its guide

@@ -14,10 +14,8 @@ from rich.text import Text
 from tfdist.bench.suite import Report, Suite, Table
 from tfdist.bench.workers.slow_network import RATES, EmulatedLink
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.field_options import field_options
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Line
-from tfdist.cli.common.written_files import json_option, plot_option
+from tfdist.cli.common.option_parts import field_options, json_option, plot_option
+from tfdist.cli.common.progress import Line, unwinding
 from tfdist.planner.plot_style import require_matplotlib
 
 __all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command"]
@@ -28,9 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def link_options(function: _Function) -> _Function:
     delay = click.option("--delay", "delay_ms", metavar="MS", type=click.FloatRange(0), help="Delay of each packet.")
-    link = click.option(
-        "--link", type=click.Choice(list(RATES)), help="Emulate this network between the workers (needs root)."
-    )
+    link = click.option("--link", type=click.Choice(list(RATES)), help="Emulated network of workers; needs root.")
     return link(delay(function))
 
 

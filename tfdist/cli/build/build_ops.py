@@ -6,7 +6,7 @@ import time
 import click
 
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import unwinding
 from tfdist.native import build_target, library
 
 

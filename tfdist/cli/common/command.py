@@ -1,9 +1,12 @@
-"""A command whose help fits on a screen: usage, what it does, options in groups, examples, and where the rest is."""
+"""Commands whose help fits on a screen, and groups that import a command when it is called."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+from tfdist.validation import nearest
 
 WIDTH = 100
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
@@ -15,13 +18,13 @@ _ARGUMENTS = f"{__name__}.arguments"
 
 
 def arguments_of(context: click.Context) -> tuple[str, ...]:
-    """Return the arguments that a `Command` was given, as they were."""
+    """The arguments of a `Command`, as they were given."""
     found: tuple[str, ...] = context.meta[_ARGUMENTS]
     return found
 
 
 def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Return options for a command that is submitted, without those that its submission has taken, and their values.
+    """The options for a submitted command: without those that the submission took, and their values.
 
     Example:
         >>> without_options(["--engine", "slurm", "--sbatch", "-N 2", "--dry-run", "--sbatch=-p a"], ["--sbatch"])
@@ -39,13 +42,7 @@ def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 class Command(click.Command):
-    """A command with a short help.
-
-    Example:
-        >>> fly = Command("fly", examples={"tfdist fly home": "the shortest way"})
-        >>> "tfdist fly home  the shortest way" in fly.get_help(click.Context(fly))
-        True
-    """
+    """A command whose help has options in groups, examples, exit codes, and the page with the rest."""
 
     def __init__(
         self,
@@ -64,12 +61,12 @@ class Command(click.Command):
                 option.metavar = _METAVARS.get(option.type.name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments as they were given, for `arguments_of`."""
+        """Keep the arguments for `arguments_of`."""
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below the headings of their groups; those of no group end the last one."""
+        """Write the options below their groups' headings; options of no group follow the last one."""
         found: dict[str, list[tuple[str, str]]] = {}  # flags that exclude each other have one name
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
@@ -82,7 +79,6 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write examples, then the epilog (exit codes), then where the rest is."""
         write_examples(formatter, self.examples)
         more = [self.epilog] if self.epilog else []
         if self.page is not None:
@@ -95,7 +91,7 @@ class Command(click.Command):
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) -> None:
-    """Write lines for a shell, and what each does: beside them, below one where the terminal is too narrow."""
+    """Write command lines with their effects beside them, or below where the terminal is too narrow."""
     if not examples:
         return
     width = max((len(line) for line, told in examples.items() if told), default=0)
@@ -104,3 +100,49 @@ def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) 
             beside = f"  {line:<{width}}  {told}".rstrip()
             fits = len(beside) <= formatter.width or not told
             formatter.write(f"{beside}\n" if fits else f"  {line}\n      {told}\n")
+
+
+class Group(click.Group):
+    """A group that suggests the nearest name for an unknown command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}.{nearest(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """A group that imports a subcommand when it is called; the overview imports none."""
+
+    def __init__(self, *args: Any, package: str, table: Mapping[str, str], modules: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._package = package
+        self._table = table
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._table:
+            return None
+        name = cmd_name.replace("-", "_")
+        module = f"{self._package}.{name}"
+        if importlib.util.find_spec(module) is None:
+            module = f"{self._package}.{self._modules.format(name)}"
+        command = importlib.import_module(module).command
+        assert isinstance(command, click.Command), f"{module}.command is no click command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._table.items()))
+
+
+def lazy_group(package: str, table: Mapping[str, str], text: str) -> LazyGroup:
+    """The group of a sub-package; its command NAME is in the module GROUP_NAME."""
+    name = package.rpartition(".")[2]
+    return LazyGroup(name, package=package, modules=name + "_{}", table=table, help=text, context_settings=SETTINGS)

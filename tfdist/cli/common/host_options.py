@@ -54,21 +54,19 @@ class Submission:
     search: tuple[str, ...]
 
     def require_no_sbatch(self) -> None:
-        """Refuse options that only Slurm's queue takes."""
         if self.search or self.sbatch_servers is not None:
             given = "--search" if self.search else "--sbatch-servers"
             raise click.UsageError(f"{given} is for a job that --engine slurm submits. Leave it out.")
 
 
 def show_launchers(context: click.Context, _option: click.Parameter, value: bool) -> None:
-    """Print what each launcher can do, and end."""
     if value and not context.resilient_parsing:
         click.echo(table())
         context.exit()
 
 
 def launcher_of(name: str | None, hosts: str | None) -> Launcher:
-    """The launcher that is asked for; ssh if only hosts are named."""
+    """The requested launcher; ssh if only hosts are named."""
     return LAUNCHERS[name or ("local" if hosts is None else "ssh")]
 
 
@@ -83,7 +81,7 @@ def remote_of(
     key_file: str | None = None,
     demand: Mapping[str, Any] = MappingProxyType({}),
 ) -> Remote | None:
-    """Return how other hosts are reached; None for this one, and for a job that is yet to be submitted."""
+    """How other hosts are reached; None for this host, and for a job that is yet to be submitted."""
     given = {name: value for name, value in demand.items() if value is not None}
     _check_demand(launcher, given)
     if hosts is not None and launcher.without_hosts:
@@ -121,7 +119,6 @@ def remote_of(
 
 
 def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
-    """Check that the launcher can give a worker what is requested."""
     refused = [name for name in given if name not in launcher.accepts]
     if not refused:
         return
@@ -146,24 +143,23 @@ def worker_count(workers: int | None, remote: Remote | None, servers: int) -> in
 
 
 def require_places(config: LaunchConfig) -> None:
-    """Check that the hosts, if any are named, take as many processes as the job may have."""
+    """Check that the named hosts take as many processes as the job may have."""
     if config.remote is not None and config.remote.demand is None:
         places(config.remote.hosts, most_processes(config), servers=config.parameter_servers)
 
 
 def most_processes(config: LaunchConfig) -> int:
-    """Return how many processes the job may have at most, chief and parameter servers included."""
+    """The most processes that the job may have, chief and parameter servers included."""
     return len(tasks(replace(config, workers=config.range[1])))
 
 
 def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
-    """Yield the commands that start agents on the hosts."""
     if config.remote is not None:
         yield from LAUNCHERS[config.remote.launcher].shown(config.remote, len(tasks(config)), os.environ)
 
 
 def submit_batch(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
-    """Print the batch script of the same command, or submit it and wait for its end; return the exit code."""
+    """Print the batch script, or submit it and wait for its end; return the exit code."""
     searched = sbatch.searches(submission.search)
     text = _batch_script(context, config, submission, searched)
     if submission.dry_run:
@@ -206,5 +202,4 @@ def _batch_script(
 
 
 def say(text: str) -> None:
-    """Print a message of the command to standard error."""
     click.echo(f"tfdist run: {text}", err=True)

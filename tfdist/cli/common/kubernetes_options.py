@@ -36,7 +36,7 @@ _WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places 
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a job for Kubernetes, which `request_of` reads; what few need is in the page."""
+    """Add the options of a job for Kubernetes, which `request_of` reads."""
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
         context.meta.setdefault(_KEY, {})[option.name] = value
@@ -62,7 +62,6 @@ def check_options(context: click.Context, launcher: Launcher) -> None:
 
 
 def request_of(context: click.Context, config: LaunchConfig, submission: Submission) -> Request:
-    """Return the job that is asked for."""
     asked, passed = context.meta[_KEY], submission.passed
     processes = most_processes(config)
     if not asked["image"]:
@@ -112,7 +111,6 @@ def submit(context: click.Context, config: LaunchConfig, submission: Submission)
 
 
 def print_manifests(request: Request) -> None:
-    """Print what would be submitted; with a TrainJob also the runtime that it names."""
     runtime = [manifests.runtime()] if request.kind == "trainjob" else []
     click.echo(manifests.how_to_make_the_secret(request))
     for number, output in enumerate(request.outputs):
@@ -124,7 +122,7 @@ def print_manifests(request: Request) -> None:
 
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
-    """Return what the first pod writes as its options, and where it belongs here."""
+    """The options of files that the first pod writes, and their places here."""
     from tfdist.monitor.exporters.exporter_names import KINDS, parse_all  # which few ask for
 
     words: list[str] = []
@@ -158,7 +156,7 @@ def _given(name: str, passed: Sequence[str]) -> str:
 
 
 def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
-    """Return what a pod runs, and the script that goes along: one that is here; a path that is not is the image's."""
+    """The command of a pod and the script to send along; a path that does not exist here is in the image."""
     path = Path(config.target)
     if config.is_module or (path.is_absolute() and not path.exists()):
         return config.target, None
@@ -170,7 +168,7 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
 
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:
-    """Return the variables of this process that pods get: those that are named, and those of tfdist for all hosts."""
+    """The variables that pods get: the named ones, and those of tfdist that hold on all hosts."""
     own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) or name in passed}
     kept = passed_on(own, tuple(passed))
     return {name: value for name, value in kept.items() if not name.startswith(POD_PREFIX)}

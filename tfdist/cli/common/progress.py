@@ -1,15 +1,20 @@
-"""Progress of a command on standard error: bars on a terminal, the command's own lines elsewhere."""
+"""What happens while a command runs: progress on standard error, and signals that unwind the stack."""
 
-from typing import Self
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any, NoReturn, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
+from tfdist.waiting import handled
+
 
 class Watch:
-    """Bars that stand while a ``with`` block runs."""
+    """Progress bars in a ``with`` block."""
 
     def __init__(self, *columns: ProgressColumn, transient: bool = True) -> None:
         console = Console(stderr=True)
@@ -25,9 +30,9 @@ class Watch:
 
 
 class Line:
-    """What is done now, on a terminal, in a line that is written when that changes.
+    """A line on the terminal that is rewritten when its text changes.
 
-    Nothing moves in between: a spinner is a thread, and takes its time from what is measured in the same process.
+    It has no spinner: that is a thread, and takes time from what the same process measures.
     """
 
     def __init__(self) -> None:
@@ -35,7 +40,6 @@ class Line:
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def update(self, text: str) -> None:
-        """Say what is done now."""
         if self._live is not None:
             self._live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
 
@@ -47,3 +51,17 @@ class Line:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+_LIKE_INTERRUPT = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, with exit code 128 + signal; ignored signals stay ignored."""
+
+    def leave(number: int, _frame: Any) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    with handled(leave, _LIKE_INTERRUPT):
+        yield

@@ -1,8 +1,6 @@
 """`tfdist data`: one file per subcommand: parse, call `tfdist.data`, show how far it is, print what was done."""
 
-import click
-
-from tfdist.cli.common.group import LazyGroup
+from tfdist.cli.common.command import lazy_group
 
 COMMANDS = {
     "write": "Write examples as TFRecord shards, with an index and a manifest.",
@@ -12,13 +10,8 @@ COMMANDS = {
     "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
 }
 
-
-@click.group(
-    cls=LazyGroup,
-    package="tfdist.cli.data",
-    modules="data_{}",
-    table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+command = lazy_group(
+    __name__,
+    COMMANDS,
+    "Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage.",
 )
-def command() -> None:
-    """Write examples as TFRecord files that are read shuffled, divided and resumed exactly; find and repair damage."""

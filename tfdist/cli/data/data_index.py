@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import unwinding
 from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
 from tfdist.data.writing.foreign_tfrecords import told
 

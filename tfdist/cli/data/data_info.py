@@ -11,8 +11,7 @@ from rich.table import Table
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.data.data_options import follow_option, storage_option
-from tfdist.cli.data.schema_table import readable, schema_table
+from tfdist.cli.data.data_options import follow_option, readable, schema_table, storage_option
 from tfdist.errors import CorruptDataError
 
 _BAR = 40

@@ -1,19 +1,24 @@
-"""Options that several commands of `tfdist data` take, and what their values mean."""
+"""Parts that commands of `tfdist data` share: options, the report of damage, and the table of a schema."""
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
 
 from tfdist import data
+from tfdist.cli.common.progress import Watch
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
-    """Return the bytes that a number with an optional unit says.
+    """Bytes from a number with an optional unit.
 
     Example:
         >>> size(None, None, "256MiB"), size(None, None, "1.5 GB")
@@ -29,12 +34,7 @@ def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
 
 
 def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] | None:
-    """Return what a driver of fsspec takes, which is given as JSON.
-
-    Example:
-        >>> driver_options(None, None, '{"anon": true}')
-        {'anon': True}
-    """
+    """Options of an fsspec driver, from JSON."""
     if value is None:
         return None
     try:
@@ -47,12 +47,7 @@ def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] 
 
 
 def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
-    """Return what stands for null in which column.
-
-    Example:
-        >>> nulls_of(None, None, ("age=-1", "*=nan"))
-        {'age': '-1', '*': 'nan'}
-    """
+    """The value for null in each column."""
     found = {}
     for value in values:
         name, equals, given = value.partition("=")
@@ -87,9 +82,73 @@ schema_option = click.option(
 
 
 def schema_of(path: Path) -> Any:
-    """Return the schema that a file says as JSON, or the one of a manifest."""
+    """The schema in a JSON file or a manifest."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise click.UsageError(f"--schema {path} is no JSON: {error}") from error
     return data.Schema.from_json(found.get("schema", found) if isinstance(found, dict) else found)
+
+
+_MOST_LINES = 50
+
+
+def echo_some(lines: list[str], *, last: int) -> None:
+    """Print lines; of very many the first ones, and the last ones, which sum up."""
+    details, summary = lines[: len(lines) - last], lines[len(lines) - last :]
+    for line in details[:_MOST_LINES]:
+        click.echo(line)
+    if len(details) > _MOST_LINES:
+        click.echo(f"... and {len(details) - _MOST_LINES} more; --json lists all.")
+    for line in summary:
+        click.echo(line)
+
+
+class Reading(Watch):
+    """Shows how many bytes were read, on a terminal only."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = self.progress.add_task(what, total=None)
+
+    def show(self, read: int, total: int) -> None:
+        # called from several threads, which rich allows
+        self.progress.update(self._task, total=total, completed=read)
+
+
+_MOST_NAMES = 6
+
+
+def schema_table(schema: Mapping[str, Mapping[str, Any]], label: str | None) -> Table:
+    table = Table("feature", "dtype", "shape", "stored as", "", box=None)
+    for name, feature in schema.items():
+        shape = str(tuple("any" if dim is None else dim for dim in feature["shape"])).replace("'", "")
+        notes = escape(", ".join(_notes(feature, is_label=name == label)))
+        table.add_row(escape(name), feature["dtype"], shape, feature["encoding"], notes)
+    return table
+
+
+def _notes(feature: Mapping[str, Any], *, is_label: bool) -> list[str]:
+    found = ["label"] if is_label else []
+    if feature.get("is_image"):
+        found.append("picture")
+    if unit := feature.get("unit"):
+        found.append(unit)
+    if names := feature.get("names"):
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        found.append(f"{len(names)} classes: {shown}")
+    return found
+
+
+def readable(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

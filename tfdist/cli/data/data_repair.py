@@ -8,9 +8,8 @@ import click
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.data.damage_report import Reading, echo_some
-from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
+from tfdist.cli.common.progress import unwinding
+from tfdist.cli.data.data_options import Reading, echo_some, follow_option, schema_of, schema_option, storage_option
 
 
 @click.command(

@@ -11,10 +11,16 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.progress import Watch
-from tfdist.cli.data.data_options import driver_options, nulls_of, schema_of, size, storage_option
-from tfdist.cli.data.schema_table import readable, schema_table
+from tfdist.cli.common.progress import Watch, unwinding
+from tfdist.cli.data.data_options import (
+    driver_options,
+    nulls_of,
+    readable,
+    schema_of,
+    schema_table,
+    size,
+    storage_option,
+)
 
 _STEP_PERCENT = 10  # for a line where there is no terminal
 _STEP_BYTES = 1 << 30  # the same where nobody knows how much there will be
@@ -148,7 +154,6 @@ def command(
 
 
 def described(manifest: Any, directory: str, *, seconds: float) -> str:
-    """Return what a directory holds after it was written, in a line."""
     shards = len(manifest.shards)
     return (
         f"{directory} has {manifest.examples} examples in {shards} shard{'s' * (shards != 1)}, "
@@ -157,7 +162,7 @@ def described(manifest: Any, directory: str, *, seconds: float) -> str:
 
 
 class _Watch(Watch):
-    """Shows on standard error how far it is: a bar on a terminal, a line now and then elsewhere."""
+    """Progress on standard error: a bar on a terminal, now and then a line elsewhere."""
 
     def __init__(self) -> None:
         super().__init__(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -165,7 +170,6 @@ class _Watch(Watch):
         self._step = 0
 
     def show(self, examples: int, total: int | None, written: int) -> None:
-        """Show the examples and bytes that are written, and the part of them where it is known."""
         said = f"{examples} examples, {readable(written)}"
         self.progress.update(self._task, description=said, total=total, completed=examples)
         step = 100 * examples // total // _STEP_PERCENT if total else written // _STEP_BYTES

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.written_files import OutputFile, json_option
+from tfdist.cli.common.option_parts import OutputFile, json_option
+from tfdist.cli.common.progress import unwinding
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
@@ -176,7 +176,6 @@ def _processes(number: int) -> str:
 
 
 def _words(script: str | None, arguments: tuple[str, ...], is_module: bool, profile: str | None) -> list[str]:
-    """Return the script as a command has it, once it is clear that it can be read."""
     if script is None:
         if profile is None:
             raise click.UsageError("Give the SCRIPT whose model is measured, or --profile FILE.")

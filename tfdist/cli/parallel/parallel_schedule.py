@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.written_files import plot_option
+from tfdist.cli.common.option_parts import plot_option
 from tfdist.planner import schedules
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.schedules import schedule_picture

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from tfdist import verify
-from tfdist.cli.common import completion
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.interrupts import unwinding
-from tfdist.cli.common.written_files import json_option
+from tfdist.cli.common.option_parts import complete_columns, complete_features, json_option
+from tfdist.cli.common.progress import unwinding
 from tfdist.cli.verify import proof_table
 from tfdist.cli.verify.matrix_table import MatrixWatch, print_list, print_report
 from tfdist.cluster import strategy_table
@@ -46,7 +45,7 @@ _OF_A_SCRIPT = (
     "strategies",
     multiple=True,
     metavar="NAME",
-    shell_complete=completion.columns,
+    shell_complete=complete_columns,
     help="This strategy, or this column of the matrix, or glob; several.",
 )
 @click.option("-n", "--workers", type=click.IntRange(min=1), help="Workers, as for `tfdist run`.  [default: 2]")
@@ -64,7 +63,7 @@ _OF_A_SCRIPT = (
     "features",
     multiple=True,
     metavar="NAME",
-    shell_complete=completion.features,
+    shell_complete=complete_features,
     help="Only this feature, group or glob.",
 )
 @click.option("--pairs", "in_pairs", is_flag=True, help="Rows in which every two choices meet.")
@@ -156,7 +155,7 @@ def command(
 
 
 def _require_sense(context: click.Context, *, has_script: bool) -> None:
-    """Check that no option is given that says nothing of what is asked for."""
+    """Refuse options that have no meaning for the requested kind of verification."""
     for option in context.command.params:
         given = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
         if given and option.name in (_OF_THE_MATRIX if has_script else _OF_A_SCRIPT):
@@ -171,7 +170,7 @@ def _pairs() -> Mapping[str, Feature]:
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:
-    """Return the columns whose strategy has all that it needs, and say which have not; an error if they were named."""
+    """The columns whose packages are installed; name the others, or refuse them if they were requested."""
     missing = [column for column in columns if not strategy_table.get(column.strategy).is_installed]
     for needs in dict.fromkeys(strategy_table.get(column.strategy).needs for column in missing):
         assert needs is not None

@@ -21,7 +21,6 @@ _DETAIL_LINES = 6
 
 
 def print_list(rows: Sequence[Feature], columns: Sequence[Column]) -> None:
-    """Print the features and columns."""
     table = Table("feature", "group", "what it trains", box=None)
     for entry in rows:
         table.add_row(entry.name, entry.group, escape(entry.summary))
@@ -31,7 +30,6 @@ def print_list(rows: Sequence[Feature], columns: Sequence[Column]) -> None:
 
 
 def print_report(report: Report, rows: Sequence[Feature]) -> None:
-    """Print the table, what is wrong in it, and a summary."""
     # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
     console = Console() if sys.stdout.isatty() else Console(width=max(100, 30 + 34 * len(report.lanes())))
     lanes = report.lanes()
@@ -65,7 +63,7 @@ def _versions(report: Report) -> str:
 
 
 class MatrixWatch(Watch):
-    """Shows on standard error how far the run is: bars on a terminal, a line per cell elsewhere."""
+    """Progress on standard error: bars on a terminal, a line per cell elsewhere."""
 
     def __init__(self, rows: Sequence[Feature], columns: Sequence[Column], *, baseline: bool) -> None:
         super().__init__(
@@ -83,7 +81,7 @@ class MatrixWatch(Watch):
                 self._tasks[column.name, plain] = self.progress.add_task(title, total=len(rows), last="", start=False)
 
     def show(self, cell: Cell) -> None:
-        """Show a cell that is there; called from several threads, which rich allows."""
+        # called from several threads, which rich allows
         task = self._tasks[cell.column, cell.baseline]
         self.progress.start_task(task)
         self.progress.update(task, advance=1, last=f"{cell.feature} {_styled(cell)}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.cli.common.interrupts import unwinding
+from tfdist.cli.common.progress import unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
@@ -40,7 +40,7 @@ def jobs(
     tolerance: float,
     timeout_seconds: float,
 ) -> list[Job]:
-    """Return a job for each strategy and column that is named; two mirrored replicas if none is."""
+    """A job for each named strategy and column; two mirrored replicas by default."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
@@ -73,7 +73,7 @@ def _shown(name: str, given: Mapping[str, str]) -> str:
 
 
 def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bool) -> tuple[str, ...]:
-    """Return the options of `tfdist run` for a strategy, of two replicas where nothing else is said."""
+    """Options of `tfdist run` for a strategy; two replicas by default."""
     several = "--replicas-per-worker" if strategy_table.get(name).processes == "one" else "-n"
     options = {**given} if several in given or "--mesh" in given else {several: str(_REPLICAS), **given}
     servers = options.get("--parameter-servers")
@@ -93,7 +93,7 @@ def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bo
 
 
 def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the options of `tfdist run` and the variables that make a column of the matrix."""
+    """Options of `tfdist run` and the variables that make a column of the matrix."""
     if strategy_table.get(one.strategy).processes == "chief":  # whose replicas are workers
         given = {"-n": str(one.replicas_per_worker), "--parameter-servers": "2"}
     else:
@@ -102,7 +102,7 @@ def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ..
 
 
 def run(wanted: Sequence[Job], json_path: str | None) -> int:
-    """Prove each job, print what came of it, and return the exit code: the worst one, 1 before the others."""
+    """Prove each job, print the results, and return the worst exit code; 1 comes before the others."""
     proofs: list[Proof] = []
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
     with unwinding(), Console(stderr=True).status("starting") as status:
@@ -145,7 +145,6 @@ def _size(size: float) -> str:
 
 
 def _verdict(proof: Proof) -> str:
-    """Return what came of it, in a sentence."""
     steps = f"{proof.steps} step{'s' if proof.steps != 1 else ''}"
     on = f"{proof.replicas} replica{'s' if proof.replicas != 1 else ''} in {proof.workers} process"
     on += "es" if proof.workers != 1 else ""

@@ -1,0 +1,97 @@
+"""Parts that options of several commands share: fields as options, files that are written, and completion."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import click
+
+from tfdist import resources
+from tfdist.cluster import strategy_table
+from tfdist.options import Option, flags_of, options_of
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def field_options(
+    kind: type, overrides: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> Callable[[_Function], _Function]:
+    """A decorator that adds an option for each field of `tfdist.options.option`."""
+
+    def decorated(function: _Function) -> _Function:
+        for one, known in reversed(options_of(kind)):
+            given = {**_arguments(one.default, known), **overrides.get(one.name, {})}
+            function = click.option(*flags_of(one.name, known), one.name, **given)(function)
+        return function
+
+    return decorated
+
+
+def _arguments(default: Any, known: Option) -> dict[str, Any]:
+    """The arguments of `click.option`; the dataclass checks ranges, with its own messages."""
+    given: dict[str, Any] = {"help": known.help or None, "envvar": known.variable, "hidden": known.is_hidden}
+    if known.kind is bool:
+        return {**given, "is_flag": True}
+    kind = click.Choice(list(known.choices)) if known.choices else known.kind
+    is_shown = not known.may_be_unset and default != ()
+    shown = {"default": default, "show_default": not known.is_hidden} if is_shown else {}
+    return {**given, "type": kind, "metavar": known.metavar, "multiple": known.is_several, **shown}
+
+
+class OutputFile(click.Path):
+    """The type of an option that names a file to write; an unwritable one is refused before the work begins."""
+
+    def __init__(self, *, allow_dash: bool = False, path_type: type[Any] = str) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=path_type)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        folder = Path(str(found)).parent
+        if not (self.allow_dash and str(found) == "-"):
+            if not folder.is_dir():
+                self.fail(f"{str(found)!r}: there is no folder {str(folder)!r}. Make it, or name another.", param, ctx)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                self.fail(f"{str(found)!r}: nothing can be written into {str(folder)!r}. Name another.", param, ctx)
+        return found
+
+
+json_option = click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=OutputFile(allow_dash=True),
+    help="Write the report as JSON; - for standard output.",
+)
+plot_option = click.option("--plot", metavar="FILE", type=OutputFile(path_type=Path), help="Draw it, as a PNG.")
+
+
+def beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    """The names that begin with a text, each once."""
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return beginning(strategy_table.names(), incomplete)
+
+
+def complete_columns(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from tfdist.verify.column import COLUMNS
+
+    return beginning([*strategy_table.names(), *(one.name for one in COLUMNS)], incomplete)
+
+
+def complete_features(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from tfdist.verify.feature import features
+
+    found = features().values()
+    return beginning([*(one.group for one in found), *(one.name for one in found)], incomplete)
+
+
+def complete_recipes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return beginning(resources.recipes(), incomplete)
+
+
+def complete_pages(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return beginning(resources.pages(), incomplete)
