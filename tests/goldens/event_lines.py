@@ -9,10 +9,9 @@ from typing import Any, cast
 from tests.simulated_steps import simulated
 from tfdist.cluster import TaskId
 from tfdist.cluster.job_files import steps_folder
-from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.controller import ProcessReport as Standing
 from tfdist.jobs.agent.monitoring import Monitoring
-from tfdist.jobs.agent.process_report import Standing
-from tfdist.jobs.agent.restart_reporter import RestartReporter, cause_of
+from tfdist.jobs.agent.restart_reporter import EventFile, RestartReporter, cause_of
 from tfdist.jobs.agent.run_job import parameters_of
 from tfdist.jobs.agent.shared_job import Job
 from tfdist.jobs.agent.worker_group import WorkerGroup

@@ -36,7 +36,8 @@ from tfdist.doctor.machine_check import Memory
 from tfdist.errors import TfdistError
 from tfdist.jobs.plan.host_plan import parse_hosts, places
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.plan.visible_gpus import VISIBLE, visible
+from tfdist.jobs.plan.worker_spec import VISIBLE
+from tfdist.jobs.plan.worker_spec import visible_gpus as visible
 from tfdist.monitor import faults
 from tfdist.monitor.exporters import exporter_names as exporters
 from tfdist.monitor.verdict.job_bound import judge as judged

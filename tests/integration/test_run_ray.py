@@ -21,7 +21,7 @@ from tests.ray_nodes import files_of, ray_nodes
 from tests.refusals import refused
 from tfdist.engines.ray import FailureConfig, RunConfig, ScalingConfig, Trainer
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.jobs.plan.resource_request import NoRoomError
+from tfdist.jobs.plan.host_plan import NoRoomError
 
 pytest.importorskip("ray")
 

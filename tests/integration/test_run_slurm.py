@@ -20,7 +20,7 @@ from tests.integration.agents import (
     wait_until,
 )
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
-from tfdist.jobs.launchers.sbatch import run_in_allocation, tell_why_it_waits
+from tfdist.jobs.launchers.slurm import run_in_allocation, tell_why_it_waits
 from tfdist.variables import SLURM_REQUEUE
 
 pytestmark = pytest.mark.quick

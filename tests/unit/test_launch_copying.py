@@ -17,9 +17,8 @@ from tfdist.checkpoint.checkpoint_store import Checkpoint
 from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.errors import ConfigError
 from tfdist.jobs.connecting.tcp_joining import Ticket, join
-from tfdist.jobs.remote.copying import copies, state_folders, state_sender
-from tfdist.jobs.remote.copying.copies import Copies
-from tfdist.jobs.remote.copying.state_sender import Sender
+from tfdist.jobs.remote import state_copies, state_folders
+from tfdist.jobs.remote.state_copies import Copies, Sender
 
 SECONDS = 120.0
 KEY, OTHER = "01" * 32, "02" * 32
@@ -233,11 +232,11 @@ def test_states_that_are_left_out_are_told_once_where_copies_take_long(
                 one.save(meanwhile.pop(0))
             return 0.0
 
-    monkeypatch.setattr(state_sender, "Pace", Saving)
+    monkeypatch.setattr(state_copies, "Pace", Saving)
     joined(one, two)
     one.save(1)
     until(lambda: two.has_copy(1))
-    monkeypatch.setattr(state_sender, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(state_copies, "_SLOW_SECONDS", 0.0)
     one.save(2)
     until(lambda: two.has_copy(2))
     assert not one.told, "nothing was left out"
@@ -249,4 +248,4 @@ def test_states_that_are_left_out_are_told_once_where_copies_take_long(
 
 
 def _ticket(port: int) -> Ticket:
-    return Ticket(addresses=(f"{HERE}:{port}",), name="one", key=copies._key(KEY), wait_seconds=SECONDS)
+    return Ticket(addresses=(f"{HERE}:{port}",), name="one", key=state_copies._key(KEY), wait_seconds=SECONDS)

@@ -15,8 +15,7 @@ from tfdist.jobs.plan.host_plan import Remote, parse_hosts
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import roles_of
 from tfdist.jobs.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
-from tfdist.jobs.supervision.restarts import next_size
-from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervise import decide, next_size
 from tfdist.jobs.supervision.supervisor_state import Evict, Exited, Looked, Next, Purpose, Rules, Stop, first_state
 from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline

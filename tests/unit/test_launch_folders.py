@@ -11,12 +11,12 @@ import pytest
 from tfdist.cluster.job_files import PREFIX
 from tfdist.jobs.process import script_worker
 from tfdist.processes import guardian
-from tfdist.processes.job_folders import claimed, clear
+from tfdist.processes.job_resources import claimed, clear
 
 ROOT = Path(__file__).parents[2]
 MAKER = """
 import os, pathlib, signal, sys
-from tfdist.processes.job_folders import claimed
+from tfdist.processes.job_resources import claimed
 with claimed("dead", pathlib.Path(sys.argv[1])) as folder:
     files = [pathlib.Path(sys.argv[1], name) for name in ("__autograph_generated_file1.py", "mine.py")]
     for path in files:

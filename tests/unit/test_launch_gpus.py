@@ -8,7 +8,8 @@ from tests.refusals import refused
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.plan.visible_gpus import VISIBLE, visible
+from tfdist.jobs.plan.worker_spec import VISIBLE
+from tfdist.jobs.plan.worker_spec import visible_gpus as visible
 
 
 def test_workers_of_a_host_share_its_gpus_and_who_computes_nothing_has_none() -> None:

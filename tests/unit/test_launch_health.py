@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.refusals import absent
 from tfdist.cli import main as cli
 from tfdist.cluster.job_files import progress_file
-from tfdist.jobs.agent import job_health
+from tfdist.jobs.agent import running_jobs
 from tfdist.monitor.phases import Activity, Kind
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
@@ -30,10 +30,10 @@ def test_a_worker_that_stands_still_is_named_and_no_other(table: StatusTable, tm
     reporters[0].on_activity(Activity.ENDED, time.monotonic_ns())
     reporters[1].on_begin(0, Kind.TRAIN, time.monotonic_ns())
     reporters[1].on_activity(Activity.SAVING, time.monotonic_ns())
-    pages, now = job_health.observe([tmp_path]), time.monotonic()
+    pages, now = running_jobs.worker_pages([tmp_path]), time.monotonic()
     assert list(pages) == [str(table.path)]
-    assert job_health.complaints(pages, now=now, stall_seconds=60.0) == ()
-    (said,) = job_health.complaints(pages, now=now + 90.0, stall_seconds=60.0)
+    assert running_jobs.stalled_workers(pages, now=now, stall_seconds=60.0) == ()
+    (said,) = running_jobs.stalled_workers(pages, now=now + 90.0, stall_seconds=60.0)
     assert not absent(said, "worker 1 ", str(table.path), "saving", "90 s")
     for reporter in reporters:
         reporter.close()
@@ -42,12 +42,12 @@ def test_a_worker_that_stands_still_is_named_and_no_other(table: StatusTable, tm
 def test_what_is_no_table_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "tfdist-other").mkdir()
     (tmp_path / "tfdist-other" / "progress-0").write_bytes(b"something else")
-    assert job_health.observe([tmp_path, tmp_path / "missing"]) == {}
+    assert running_jobs.worker_pages([tmp_path, tmp_path / "missing"]) == {}
 
 
 def test_the_command(table: StatusTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_health, "MEMORY", tmp_path)
-    monkeypatch.setattr(job_health.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(running_jobs, "MEMORY", tmp_path)
+    monkeypatch.setattr(running_jobs.tempfile, "gettempdir", lambda: str(tmp_path))
     reporter = StatusReporter(table.path, 1)
     reporter.on_begin(0, Kind.TRAIN, time.monotonic_ns())
     fine = CliRunner().invoke(cli.main, ["health"])

@@ -14,8 +14,8 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
+from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import pod_of
 from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
-from tfdist.jobs.launchers.kubernetes.pod import pod_of
 from tfdist.jobs.launchers.kubernetes.pod_states import how_it_ended, is_running
 from tfdist.jobs.launchers.kubernetes.pods import merged
 from tfdist.jobs.launchers.kubernetes.request import KINDS, Request, job_name

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.jobs.output.lines import LONGEST_LINE, LineBuffer, visible
+from tfdist.jobs.output.output_forwarder import LONGEST_LINE, LineBuffer, visible
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

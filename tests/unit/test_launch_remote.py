@@ -24,11 +24,10 @@ from tfdist.jobs.launchers.ssh import SshLauncher
 from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.remote import clock_offset
-from tfdist.jobs.remote.host.forward import Forward
-from tfdist.jobs.remote.host.host_steps import Steps
+from tfdist.jobs.remote import host_link
 from tfdist.jobs.remote.host_link import HostLink
-from tfdist.jobs.remote.remote_steps import Recorded
+from tfdist.jobs.remote.host_link import RemoteSteps as Recorded
+from tfdist.jobs.remote.host_reports import Forward, Steps
 from tfdist.monitor.halt import StepState
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
@@ -150,14 +149,14 @@ def test_variables_of_a_host_and_secrets_stay_here() -> None:
 def test_what_a_worker_has_said_is_not_known_while_a_request_is_on_its_way() -> None:
     words = [0] * RECORD
     words[Word.POSITION] = 4 * 6 + StepState.RUNNING
-    known = clock_offset.status(words, 0, is_settled=True, clock_offset=0.0)
-    unknown = clock_offset.status(words, 0, is_settled=False, clock_offset=0.0)
+    known = host_link.status_on_our_clock(words, 0, is_settled=True, clock_offset=0.0)
+    unknown = host_link.status_on_our_clock(words, 0, is_settled=False, clock_offset=0.0)
     assert (known.position.step, known.position.state) == (5, StepState.RUNNING)
     assert (unknown.position.step, unknown.position.state) == (5, StepState.DONE)
     words[Word.POSITION], words[Word.HELD_FOR] = 4 * 7 + StepState.HELD, 1
-    assert clock_offset.status(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
+    assert host_link.status_on_our_clock(words, 1, is_settled=True, clock_offset=0.0).position.state is StepState.HELD
     assert (
-        clock_offset.status(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE
+        host_link.status_on_our_clock(words, 2, is_settled=True, clock_offset=0.0).position.state is StepState.DONE
     )  # of before
 
 

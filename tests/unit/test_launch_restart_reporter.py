@@ -14,8 +14,7 @@ import pytest
 from tests.refusals import absent, refused
 from tfdist.errors import ConfigError, DeadlineError, StorageError, TfdistError
 from tfdist.jobs.agent import running_jobs
-from tfdist.jobs.agent.events import EventFile
-from tfdist.jobs.agent.restart_reporter import RestartReporter, cause_of
+from tfdist.jobs.agent.restart_reporter import EventFile, RestartReporter, cause_of
 from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervisor_state import Asked
 from tfdist.monitor.halt import StepPosition, StepState

@@ -19,8 +19,7 @@ from tfdist.jobs.plan.roles import (
     roles_of,
 )
 from tfdist.jobs.supervision.hangs import Hang, Hung
-from tfdist.jobs.supervision.restarts import Decision, History, decide_restart
-from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervise import Decision, History, decide, decide_restart
 from tfdist.jobs.supervision.supervisor_state import (
     Exited,
     Phase,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import roles_of
-from tfdist.jobs.supervision.ending import KILL_SECONDS
+from tfdist.jobs.supervision.halting import KILL_SECONDS
 from tfdist.jobs.supervision.supervise import decide
 from tfdist.jobs.supervision.supervisor_state import (
     Event,

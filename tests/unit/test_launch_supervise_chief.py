@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.refusals import absent
-from tfdist.jobs.agent.outcome import failures_of, outcome_of
+from tfdist.jobs.agent.restart_reporter import failures_of, outcome_of
 from tfdist.jobs.agent.worker_group import Attempt
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import BLAME_SECONDS, roles_of
-from tfdist.jobs.supervision.ending import KILL_SECONDS
+from tfdist.jobs.supervision.halting import KILL_SECONDS
 from tfdist.jobs.supervision.hangs import Hang, Hung
-from tfdist.jobs.supervision.restarts import Decision
-from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervise import Decision, decide
 from tfdist.jobs.supervision.supervisor_state import (
     Action,
     Event,

@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import SAME_FAILURES, roles_of
-from tfdist.jobs.supervision.ending import KILL_SECONDS
-from tfdist.jobs.supervision.halting import ENDED_SECONDS, HALT_SECONDS
+from tfdist.jobs.supervision.halting import ENDED_SECONDS, HALT_SECONDS, KILL_SECONDS
 from tfdist.jobs.supervision.hangs import Hang, Hung
-from tfdist.jobs.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
-from tfdist.jobs.supervision.supervise import RECORDED_SECONDS, decide
+from tfdist.jobs.supervision.supervise import (
+    RECORDED_SECONDS,
+    Decision,
+    History,
+    after_failure,
+    decide,
+    decide_restart,
+    next_size,
+)
 from tfdist.jobs.supervision.supervisor_state import (
     Action,
     Asked,

@@ -19,7 +19,7 @@ READ_IN = {
     "monitor/exporters/feed.py": "a moment that is shown",
     "monitor/exporters/mlflow_exporter.py": "a moment that is shown",
     "monitor/exporters/tensorboard_exporter.py": "a moment that is shown",
-    "jobs/agent/events.py": "a moment that is shown, beside the monotonic one",
+    "jobs/agent/restart_reporter.py": "a moment that is shown, beside the monotonic one",
     "jobs/process/script_worker.py": "a moment that is shown, beside the monotonic one",
     "jobs/reporting/run_folder.py": "a moment that is shown",
     "planner/machine.py": "a moment that is shown",

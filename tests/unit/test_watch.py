@@ -27,7 +27,7 @@ from tfdist import resources
 from tfdist.cli.main import main
 from tfdist.cluster.job_files import event_copy, progress_file, steps_folder
 from tfdist.errors import ConfigError
-from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.restart_reporter import EventFile
 from tfdist.monitor.phases import Kind
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.reporter import StatusReporter

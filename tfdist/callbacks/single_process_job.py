@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.cluster.job_files import MEMORY, event_copy, job_of, progress_file, steps_folder
-from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.restart_reporter import EventFile
 from tfdist.monitor.recording.recorder import Recorder
 from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.verdict.alerts import Alarm, Alert, sizes
 from tfdist.monitor.verdict.row_collection import recent
-from tfdist.processes import job_folders
+from tfdist.processes import job_resources
 from tfdist.variables import MONITOR_DIR, PROGRESS_FILE
 
 
@@ -80,8 +80,8 @@ def _beside(status: Path) -> Path:
 @contextlib.contextmanager
 def _of_its_own(clock: StepClock) -> Iterator[Path]:
     parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    job_folders.clear([parent])
-    with job_folders.claimed(secrets.token_hex(8), parent) as memory:
+    job_resources.clear([parent])
+    with job_resources.claimed(secrets.token_hex(8), parent) as memory:
         table = StatusTable(progress_file(memory, 0), 1)
         reporter = StatusReporter(table.path, 0)
         clock.attach(reporter)

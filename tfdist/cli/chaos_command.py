@@ -14,7 +14,7 @@ import click
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.strategy_checks import server_count
+from tfdist.jobs.plan.launch_config import server_count
 from tfdist.variables import FAULTS_LOG
 from tfdist.waiting import handled, wait_heeding_signals
 

@@ -5,7 +5,7 @@ import time
 import click
 
 from tfdist.cli.common.command import Command
-from tfdist.jobs.agent import job_health
+from tfdist.jobs.agent import running_jobs
 from tfdist.validation import number
 
 
@@ -34,8 +34,8 @@ def command(*, stall_seconds: float) -> None:
     longer than --stall-seconds is named. It takes a fraction of a second, and loads no TensorFlow.
     """
     number("--stall-seconds", stall_seconds, above=0)
-    pages = job_health.observe()
-    found = job_health.complaints(pages, now=time.monotonic(), stall_seconds=stall_seconds)
+    pages = running_jobs.worker_pages()
+    found = running_jobs.stalled_workers(pages, now=time.monotonic(), stall_seconds=stall_seconds)
     for sentence in found:
         click.echo(sentence)
     if found:

@@ -33,8 +33,9 @@ from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.plan.host_plan import Remote
-from tfdist.jobs.plan.launch_config import COPY_BANDWIDTH, DEFAULT_RESTARTS
-from tfdist.jobs.plan.strategy_checks import (
+from tfdist.jobs.plan.launch_config import (
+    COPY_BANDWIDTH,
+    DEFAULT_RESTARTS,
     check_strategy,
     require_installed,
     server_count,

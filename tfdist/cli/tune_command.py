@@ -13,8 +13,7 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command, Group
 from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option
 from tfdist.cli.common.progress import unwinding
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
-from tfdist.jobs.plan.strategy_checks import check_strategy
+from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_script
 from tfdist.planner import machine
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.tune.batch_search import Outcome

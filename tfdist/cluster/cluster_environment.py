@@ -20,7 +20,6 @@ from collections.abc import Mapping
 
 from tfdist.cluster.cluster_values import Cluster
 from tfdist.cluster.environments import (
-    horovodrun,
     kubernetes_environment,
     mpi_environment,
     sagemaker,
@@ -35,7 +34,7 @@ from tfdist.variables import WORKERS
 READERS = (
     tfdist_run.read,
     tf_config.read,
-    horovodrun.read,
+    mpi_environment.read_horovodrun,
     mpi_environment.read_open_mpi,
     mpi_environment.read_pmi,
     sagemaker.read,

@@ -120,7 +120,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes files and shows progress: who coordinates, or else worker 0.
+        """Whether this process is the one that writes files and shows progress: the coordinator, or else worker 0.
 
         Example:
             >>> Cluster(num_workers=2, worker_index=1).is_chief
@@ -150,7 +150,7 @@ class Cluster:
 
 
 def split_address(name: str, address: object) -> tuple[str, int]:
-    """Return host and port of "host:port"; an IPv6 host stands in brackets, "[::1]:2222", and is returned without.
+    """Return host and port of "host:port"; an IPv6 host is in brackets, "[::1]:2222", and is returned without.
 
     Example:
         >>> split_address("TFDIST_COORDINATOR", "node1:2222")

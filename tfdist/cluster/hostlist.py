@@ -21,7 +21,7 @@ _COUNT = re.compile(r"(?P<count>\d{1,9})(?:\(x(?P<times>\d{1,9})\))?", re.ASCII)
 
 
 def expand(nodes: str, *, name: str = "node list") -> list[str]:
-    """Return the node names that ``nodes`` stands for, in its order, repetitions kept.
+    """The node names, in order, with repetitions.
 
     Example:
         >>> expand("r[1-2]n[3,5]")
@@ -36,7 +36,7 @@ def expand(nodes: str, *, name: str = "node list") -> list[str]:
 
 
 def expand_counts(counts: str, *, name: str = "tasks per node") -> list[int]:
-    """Return one count per node from Slurm's short form.
+    """One count per node from Slurm's short form.
 
     Example:
         >>> expand_counts("2(x3),1")
@@ -78,7 +78,7 @@ def _entries(nodes: str, name: str) -> list[str]:
 
 
 def _parts(entry: str, nodes: str, name: str) -> list[list[str]]:
-    """Return the choices at each place of one entry: a plain text has one, a bracket has its numbers."""
+    """The choices at each place of an entry: one for plain text, the numbers for a bracket."""
     parts: list[list[str]] = []
     position = 0
     while position < len(entry):
@@ -107,7 +107,7 @@ def _numbers(ranges: str, nodes: str, name: str) -> list[str]:
 def _check_size(size: int, text: str, name: str) -> None:
     if size > MAX_NODES:
         raise ConfigError(
-            f"{name} is {shown(text)}, which stands for over {MAX_NODES} nodes; check its ranges.",
+            f"{name} is {shown(text)}, which means over {MAX_NODES} nodes; check its ranges.",
             name=name,
             received=text,
         )

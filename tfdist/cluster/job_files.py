@@ -15,55 +15,50 @@ PREFIX = "tfdist-job-"
 
 
 def job_of(folder: Path) -> str:
-    """Return the id of the job whose folder this is.
-
-    Example:
-        >>> job_of(MEMORY / "tfdist-job-3f9ac1d2aa-x7k2")
-        '3f9ac1d2aa'
-    """
+    """The id of the job whose folder this is."""
     return folder.name.removeprefix(PREFIX).partition("-")[0]
 
 
 def state_folder(memory: Path) -> Path:
-    """Return where workers hold the newest states of their trainings."""
+    """Where workers hold the newest states of their trainings."""
     return memory / "state"
 
 
 def copies_folder(memory: Path) -> Path:
-    """Return where copies of the states are that workers on another host hold."""
+    """Copies of the states that workers on another host hold."""
     return memory / "copies"
 
 
 def progress_file(memory: Path, restarts: int) -> Path:
-    """Return where the workers of a start say how far they are."""
+    """The status table of the workers of a start."""
     return memory / f"progress-{restarts}"
 
 
 def steps_folder(memory: Path, restarts: int) -> Path:
-    """Return where the workers of a start record their steps."""
+    """Where the workers of a start record their steps."""
     return memory / f"steps-{restarts}"
 
 
 def stacks_file(memory: Path, restarts: int, task: TaskId) -> Path:
-    """Return where a process of a start writes where it stands, when it is asked."""
+    """Where a process writes its stacks on request."""
     return memory / f"stacks-{restarts}-{task.type}-{task.index}"
 
 
 def processes_file(memory: Path) -> Path:
-    """Return the file that says which process each task of a job is now, for who looks from outside."""
+    """Which process each task of a job is now, for programs outside."""
     return memory / "processes"
 
 
 def event_copy(memory: Path) -> Path:
-    """Return where a job that is monitored keeps its events for who watches it."""
+    """The events of a monitored job, for programs that watch it."""
     return memory / "events"
 
 
 def environment_file(directory: Path) -> Path:
-    """Return where a worker writes which variables it has set for TensorFlow and the like."""
+    """The variables that a worker has set for TensorFlow and the like."""
     return directory / "environment.json"
 
 
 def tasks_file(directory: Path) -> Path:
-    """Return the file that says which process is which task."""
+    """Which process is which task."""
     return directory / "tasks"

@@ -1,10 +1,10 @@
-"""The secret key of a job, which only its workers know and strangers cannot join without.
+"""The secret key of a job, without which no process can join it.
 
-A launcher of tfdist draws it and hands it to the workers in their environment, which other users cannot read. It is
-never on a command line, in a log, or in what `tfdist run --dry-run` prints.
+A launcher of tfdist draws it and passes it in the workers' environment, which other users cannot read. It is in no
+command line, log, or output of `tfdist run --dry-run`.
 
-Source: J.-P. Aumasson, S. Neves, Z. Wilcox-O'Hearn, C. Winnerlein, "BLAKE2: simpler, smaller, fast as MD5", 2013, of
-which keys are derived in its keyed mode.
+Source: J.-P. Aumasson, S. Neves, Z. Wilcox-O'Hearn, C. Winnerlein, "BLAKE2: simpler, smaller, fast as MD5", 2013; keys
+are derived in its keyed mode.
 """
 
 import contextlib
@@ -21,22 +21,12 @@ _BYTES = 32
 
 
 def drawn() -> str:
-    """Return a new key, in hexadecimal digits.
-
-    Example:
-        >>> len(drawn()), drawn() == drawn()
-        (64, False)
-    """
+    """A new key, in hexadecimal digits."""
     return secrets.token_hex(_BYTES)
 
 
 def from_environment(environ: Mapping[str, str]) -> bytes | None:
-    """Return the job's key, or None where no launcher has handed out one.
-
-    Example:
-        >>> from_environment({}) is None, len(from_environment({"TFDIST_JOB_KEY": drawn()}))
-        (True, 32)
-    """
+    """The job's key; None if no launcher has set one."""
     text = JOB_KEY.read(environ)
     if not text:
         return None
@@ -54,7 +44,7 @@ def from_environment(environ: Mapping[str, str]) -> bytes | None:
 
 
 def from_file(path: Path, *, make: bool = False) -> bytes:
-    """Return the key in a file, which nobody else may read.
+    """The key in a private file.
 
     Example:
         >>> import tempfile
@@ -89,14 +79,9 @@ def _private(path: str, flags: int) -> int:
 
 
 def derived(key: bytes, purpose: str, told: Sequence[str]) -> bytes:
-    """Return a key for one purpose, which follows from the job's and from what the workers have told each other.
+    """A key for one purpose, from the job's key and what the workers have exchanged.
 
-    Who knows only what they told cannot make it, and workers that tell something new have another.
-
-    Example:
-        >>> one, other = (derived(bytes(32), "engine", ["a", last]) for last in ("b", "c"))
-        >>> len(one), one == other
-        (32, False)
+    Knowing the exchanged values alone is not enough, and new values give another key.
     """
     digest = hashlib.blake2b(key=key, digest_size=_BYTES)
     for part in (purpose, *told):

@@ -1,7 +1,7 @@
 """A mesh: the devices of a job in a grid of named axes, such as ``batch=2,model=2``.
 
-Ranks count along the last axis first, so its members are neighbours: put the axis that talks most there. A process has
-one device, or the same number of neighbours as every other.
+Ranks count along the last axis first, so its members are neighbours: put the axis with most communication there. A
+process has one device, or the same number of neighbours as every other.
 """
 
 import itertools
@@ -19,9 +19,6 @@ _WRITE = "Write one as batch=2,model=2"
 @dataclass(frozen=True)
 class Mesh:
     """Named axes and how many devices lie along each.
-
-    Attributes:
-        axes: name and size of each axis, the last one counted first.
 
     Example:
         >>> mesh = Mesh((("batch", 2), ("model", 2)))
@@ -60,24 +57,14 @@ class Mesh:
 
     @classmethod
     def of(cls, names: Sequence[str], shape: Sequence[int]) -> "Mesh":
-        """Return the mesh of as many names as sizes.
-
-        Example:
-            >>> str(Mesh.of(["batch", "model"], (2, 4)))
-            'batch=2,model=4'
-        """
+        """The mesh of these names and sizes."""
         if len(names) != len(shape):
             raise ConfigError(f"the mesh has the names {list(names)} and the sizes {list(shape)}; give one for each.")
         return cls(tuple((name, int(size)) for name, size in zip(names, shape, strict=True)))
 
     @classmethod
     def parse(cls, text: str, *, name: str = "mesh") -> "Mesh":
-        """Return the mesh that a text describes.
-
-        Example:
-            >>> Mesh.parse("batch=2, model=3").shape
-            (2, 3)
-        """
+        """The mesh that a text describes."""
         axes = []
         for entry in validation.text(name, text, hint=f"{_WRITE}.").split(","):
             axis, equals, size = (part.strip() for part in entry.partition("="))
@@ -92,34 +79,31 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes' names, in order."""
         return tuple(name for name, _ in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The axes' sizes, in order."""
         return tuple(size for _, size in self.axes)
 
     @property
     def size(self) -> int:
-        """Number of devices."""
         return math.prod(self.shape)
 
     def size_of(self, axis: str) -> int:
-        """Return the number of devices along an axis."""
+        """The number of devices along an axis."""
         return dict(self.axes)[self.require(axis)]
 
     def require(self, axis: str) -> str:
-        """Return the name of an axis that there is."""
+        """Check the name of an axis, and return it."""
         return str(validation.one_of("an axis", axis, self.names, hint=f"The mesh is {self}."))
 
     def others(self, axis: str) -> tuple[str, ...]:
-        """Return the names of all axes but one."""
+        """The names of all axes but one."""
         self.require(axis)
         return tuple(name for name in self.names if name != axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return where a device lies along each axis."""
+        """The position of a device along each axis."""
         validation.integer("rank", rank, minimum=0, maximum=self.size - 1)
         found: dict[str, int] = {}
         for name, size in reversed(self.axes):
@@ -127,21 +111,21 @@ class Mesh:
         return {name: found[name] for name in self.names}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """Return the rank of the device at these coordinates, one for each axis."""
+        """The rank of the device at these coordinates."""
         rank = 0
         for name, size in self.axes:
             rank = rank * size + validation.integer(name, coordinates[name], minimum=0, maximum=size - 1)
         return rank
 
     def group(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
-        """Return the ranks that lie where ``rank`` does along every axis but these, in rising order."""
+        """The ranks at the position of ``rank`` along every axis but these, in rising order."""
         free = {self.require(axis) for axis in axes}
         own = self.coordinates(rank)
         ranges = [range(size) if name in free else [own[name]] for name, size in self.axes]
         return tuple(self.rank(dict(zip(self.names, place, strict=True))) for place in itertools.product(*ranges))
 
     def groups(self, axes: Iterable[str]) -> list[tuple[int, ...]]:
-        """Return the groups of all ranks along these axes, alike on every process.
+        """The groups of all ranks along these axes, equal on every process.
 
         Example:
             >>> Mesh.parse("batch=2,model=2").groups(["batch"])
@@ -151,7 +135,7 @@ class Mesh:
         return list(dict.fromkeys(self.group(rank, along) for rank in range(self.size)))
 
     def devices_of_each(self, processes: int, what: str) -> int:
-        """Return how many devices each process has, so that the mesh has one at each place."""
+        """The number of devices of each process, one for each place of the mesh."""
         if processes > self.size or self.size % processes:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and there {'is' if processes == 1 else 'are'} {processes} "
@@ -163,7 +147,6 @@ class Mesh:
         return self.size // processes
 
     def require_size(self, processes: int, devices: int, what: str) -> None:
-        """Raise unless there are as many devices as the mesh has places."""
         if processes * devices != self.size:
             raise ConfigError(
                 f"the mesh {self} has {self.size} places, and {what} gives {processes} process"
@@ -175,7 +158,7 @@ class Mesh:
             )
 
     def between_processes(self, devices: int, *, divisible: str) -> "Mesh":
-        """Return the mesh of the processes, each of which has the devices that lie along the last axes.
+        """The mesh of the processes, each of which has the devices along the last axes.
 
         Example:
             >>> mesh = Mesh.parse("batch=4,model=2")
@@ -205,12 +188,7 @@ class Mesh:
 
 
 def of(given: Any) -> Mesh:
-    """Return the mesh for what a user has: a `Mesh`, a text, a dictionary, or a mesh of Keras.
-
-    Example:
-        >>> of({"batch": 1, "model": 2}) == of("batch=1,model=2")
-        True
-    """
+    """The mesh for a `Mesh`, a text, a dictionary, or a mesh of Keras."""
     if isinstance(given, Mesh):
         return given
     if isinstance(given, str):

@@ -1,9 +1,8 @@
-"""Ports on which local workers can listen.
+"""Ports for local workers.
 
-A worker binds its port seconds after it was chosen (TensorFlow loads first). Ports of the kernel's ephemeral range are
-given to any outgoing connection in between, so ports below that range are preferred. And another job may choose in
-between, so whoever chooses a port claims its number among the processes of tfdist on this host: by a socket that has
-the number in its name, which is one that no file system has and that ends with the process.
+Workers bind ports seconds after they were chosen, because TensorFlow loads first. The kernel may give ports of its
+ephemeral range away in between, so ports below it are preferred. Other jobs of tfdist are kept out by a claim: an
+abstract socket named after the port, which ends with its process.
 
 Example:
     >>> len(set(free_ports(3)))
@@ -54,7 +53,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def loopback(host: str) -> bool:
-    """Return whether a name or an address means, on this machine, the machine itself to whoever uses it.
+    """Return whether a name or an address means, on this machine, the machine itself to every user of it.
 
     Args:
         host: the name or the address.
@@ -103,7 +102,7 @@ def _hold_one(held: contextlib.ExitStack, family: socket.AddressFamily, address:
 
 
 def _claimed(port: int) -> bool:
-    """Claim a port; return whether nobody else has."""
+    """Claim a port; True if no other process has."""
     if sys.platform != "linux":
         return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
@@ -118,7 +117,7 @@ def _claimed(port: int) -> bool:
 
 
 def _ephemeral_start() -> int:
-    """First port of the range from which the kernel serves outgoing connections; its usual value if unknown."""
+    """The first port of the kernel's ephemeral range, or its usual value."""
     try:
         return int(_RANGE_FILE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -31,17 +31,10 @@ AUTO_OF = "auto:"
 class Entry:
     """One registered strategy.
 
-    Attributes:
-        name: what users write after ``--strategy``.
-        class_name: of its class in `tfdist.strategies`, which is imported when the strategy is created.
-        processes: ``"one"`` (one process, its devices are the replicas), ``"workers"`` (one process per worker, each
-            runs the script), or ``"chief"`` (the chief runs the script; workers and parameter servers serve it).
-        summary: one line for tables and ``--help``.
-        needs: the package that it needs beside TensorFlow, and the command that installs it; None where it needs none.
-        collectives: what may carry its tensors, the first by default; nothing where there is no choice.
-        is_replicated: whether replicas step together and each has all weights and slots, so that a loop by hand needs
-            nothing of the strategy but sums.
-        may_have_several: whether a process may have several replicas.
+    `processes`: "one" process whose devices are the replicas, "workers" that each run the script, or a "chief" that
+    runs it and is served by workers and parameter servers. `needs` is a package and the command that installs it.
+    `collectives` has the default first. `is_replicated`: each replica has all weights and slots, so a custom loop needs
+    only sums.
     """
 
     name: str
@@ -55,7 +48,7 @@ class Entry:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package that it needs is there; whether that one loads is seen when it is used."""
+        """True if the required package is found."""
         return self.needs is None or importlib.util.find_spec(self.needs[0]) is not None
 
 
@@ -122,22 +115,12 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """Return the registered names, in the order in which they are documented.
-
-    Example:
-        >>> "mirrored" in names()
-        True
-    """
+    """The registered names, in documented order."""
     return tuple(_ENTRIES)
 
 
 def get(name: str) -> Entry:
-    """Return the entry of a registered strategy.
-
-    Example:
-        >>> get("mirrored").processes
-        'one'
-    """
+    """The entry of a registered strategy."""
     try:
         return _ENTRIES[name]
     except (KeyError, TypeError):

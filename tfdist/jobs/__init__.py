@@ -12,7 +12,7 @@ Example:
 
 from tfdist.jobs.agent.run_job import planned, run
 from tfdist.jobs.notebooks.notebook_job import notebook
-from tfdist.jobs.output.quiet import hide_noise
+from tfdist.jobs.output.tf_log_filter import hide_noise
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.processes.worker_failure import Failure, Outcome, Record

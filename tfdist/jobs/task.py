@@ -25,7 +25,7 @@ def main(argv: list[str]) -> NoReturn:
     """Serve until the process is ended."""
     _, parent = argv
     if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
-        del sys.path[0]  # the modules beside this file are not meant for others to import by such short names
+        del sys.path[0]  # modules next to this file must not be imported by their short names
     if int(parent):
         end_with_parent(int(parent))
     tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> NoReturn:
 
 def serve(cluster: dict[str, list[str]], task_type: str, task_index: int, *, parent: int) -> NoReturn:
     """Serve a task of the cluster, and do not return."""
-    # Blocked before anything starts a thread, NumPy's among them: a signal of somebody else's would end this process
+    # Blocked before anything starts a thread, NumPy's among them: a foreign signal would end this process
     # by any thread that does not block it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     threading.Thread(target=_end_when_asked, args=(parent,), daemon=True).start()
@@ -69,7 +69,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def tell_stacks_when_asked(path: str | None) -> None:
-    """Let faulthandler write the stacks of all threads into a file, at a signal that nobody else uses."""
+    """Let faulthandler write the stacks of all threads into a file, at a signal of its own."""
     if not path:
         return
     try:

@@ -1,7 +1,6 @@
-"""A process that has imported TensorFlow and waits, so that a new worker is forked from it in milliseconds.
+"""A process that has imported TensorFlow, from which new workers are forked in milliseconds (Linux).
 
-The agent's side; the process is `forking`. A forked worker is a child of the agent, as one that the agent has started:
-it is waited for, signalled and ended alike. Linux only.
+The process is `forking`. Forked workers are children of this process, like started ones.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class _Idle:
-    """A worker that waits to be told what to run."""
+    """A forked worker that waits for something to run."""
 
     pid: int
     channel: socket.socket
@@ -35,24 +34,13 @@ class _Idle:
     def end(self) -> None:
         self.channel.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)  # a child of ours that nobody has waited for: the number is still its own
+            os.kill(self.pid, signal.SIGKILL)  # an unreaped child of ours: the number is still its own
             os.waitpid(self.pid, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForkServer:
-    """The process, and workers that wait for something to run.
-
-    Attributes:
-        process: its handle. To the guardian it is a process of the job, if its environment has TFDIST_JOB_ID.
-        channel: to it.
-        idle: the workers that wait.
-
-    Example:
-        >>> with contextlib.closing(ForkServer.start(os.environ, folder="/home/me")) as server:     # doctest: +SKIP
-        ...     if server.is_ready:
-        ...         pid = server.spawn(spec.argv, spec.environ(os.environ), stdin=0, stdout=1, stderr=2)
-    """
+    """The server process, and its idle workers. To the guardian it belongs to the job of its TFDIST_JOB_ID."""
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
@@ -91,17 +79,16 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process, which leads a session of its own."""
         return self.process.pid
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process and those of the workers that wait, each of which leads a session of its own."""
+        """The server and its idle workers, each of which leads a session."""
         return (self.pid, *(worker.pid for worker in self.idle))
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has imported everything, and has not ended; asking costs microseconds."""
+        """True if it has imported everything and has not ended; takes microseconds."""
         try:  # its word that it waits for a request is left where it is
             self.channel.settimeout(0.0)  # MSG_DONTWAIT would not do: Python waits for as long as the timeout is before
             return bool(self.channel.recv(1, socket.MSG_PEEK)) and self.process.poll() is None
@@ -109,17 +96,14 @@ class ForkServer:
             return False
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it is ready; return whether it is."""
+        """Wait until it is ready; True if it is."""
         select.select([self.channel], [], [], timeout_seconds)
         return self.is_ready
 
     def spawn(
         self, argv: Sequence[str], environment: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
     ) -> int:
-        """Fork a worker that runs what ``argv`` would, in a session of its own.
-
-        Its parent is this process, and of this process the main thread: that has to live as long as the worker.
-        """
+        """Fork a worker that runs ``argv`` in its own session, as a child of this thread, which must outlive it."""
         request = json.dumps({"argv": list(argv[1:]), "environment": dict(environment)}).encode()
         while True:
             worker = self.idle.pop() if self.idle else self._fork()
@@ -135,7 +119,7 @@ class ForkServer:
                 return worker.pid
 
     def prepare(self, count: int) -> None:
-        """Fork so many workers that wait for `spawn`, which then takes a millisecond."""
+        """Fork workers in advance, so that `spawn` takes a millisecond."""
         while len(self.idle) < count:
             self.idle.append(self._fork())
 
@@ -166,7 +150,7 @@ class ForkServer:
         return raw
 
     def close(self) -> None:
-        """End the process, and the workers that wait; those that `spawn` has returned stay."""
+        """End the process and idle workers; spawned ones stay."""
         while self.idle:
             self.idle.pop().end()
         self.channel.close()
@@ -178,7 +162,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Make orphans below this process its children, for the time of the block: other orphans are not its business."""
+    """Make orphans below this process its children within the block."""
     control = ctypes.CDLL(None, use_errno=True).prctl
     if control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER is not possible")

@@ -1,12 +1,10 @@
-"""Imports what training needs, then forks a worker for every request; itself it runs no operation and has no thread.
+"""Imports what training needs, then forks a worker for every request; runs no operation and has no thread.
 
-    python forking.py CHANNEL FOLDER [modules ...]
-
-CHANNEL is a descriptor of a socket to the agent, FOLDER what the workers have first in `sys.path`. A request brings a
-channel for the worker, which is forked twice, so that it becomes a child of the agent, whose orphans become its
-children. Over its channel it gets, at once or later, its standard streams, its environment and a command: a file of
-Python and its arguments, which it runs as `python FILE ARGUMENTS` would. Like `worker`, this file is started by its
-path. All end when the agent closes their channels, or has ended.
+`python forking.py CHANNEL FOLDER [modules ...]`. CHANNEL is a descriptor of a socket to the agent, FOLDER the workers'
+first entry of `sys.path`. A request brings a channel for the worker, which is forked twice, so that it becomes a child
+of the agent. Over its channel it gets, at once or later, standard streams, environment, and a file with arguments,
+which it runs as `python FILE ARGUMENTS`. This file is started by its path. All processes end when the agent closes
+their channels, or ends.
 """
 
 import contextlib
@@ -30,7 +28,7 @@ def main(argv: list[str]) -> None:
     """Serve until the agent is gone; in a forked worker, be the worker."""
     channel, folder, *modules = argv
     if not sys.flags.safe_path:
-        sys.path[0] = folder  # the modules beside this file are not meant for others to import by such short names
+        sys.path[0] = folder  # modules next to this file must not be imported by their short names
     gc.disable()  # what is imported stays; to look for garbage in it meanwhile takes a quarter of the time
     for name in modules:
         with contextlib.suppress(Exception):  # what is missing, or does not work, is not needed or fails later
@@ -42,7 +40,7 @@ def main(argv: list[str]) -> None:
 
 
 def fork_workers(agent: socket.socket) -> None:
-    """Serve until the agent is gone, and end; return in a worker alone, when that has run its command."""
+    """Serve until the agent is gone, and end; return only in a worker that has run its command."""
     with serve(agent) as own:
         request, streams = receive(own)
     if request is None:
@@ -52,7 +50,7 @@ def fork_workers(agent: socket.socket) -> None:
 
 
 def serve(agent: socket.socket) -> socket.socket:
-    """Fork a worker for every request; return in the worker alone, with its own channel."""
+    """Fork a worker for every request; return only in the worker, with its channel."""
     with contextlib.suppress(OSError):
         agent.sendall(READY)
     while True:
@@ -76,13 +74,15 @@ def serve(agent: socket.socket) -> socket.socket:
                 there.close()
                 answer = _worker_of(between, here)
             with contextlib.suppress(OSError):
-                here.sendall(READY)  # before the agent knows of it: what the agent has been given needs nobody here
+                here.sendall(
+                    READY
+                )  # before the agent knows of it: a worker that the agent knows depends on no process here
             with contextlib.suppress(OSError):
-                agent.sendall(NUMBER.pack(answer) + READY)  # at once: who has the answer finds this process ready
+                agent.sendall(NUMBER.pack(answer) + READY)  # at once, so that the agent finds this process ready
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """Return what to run, and the standard streams; None when the agent is gone."""
+    """The command, and the standard streams; None if the agent is gone."""
     try:
         header, streams, _, _ = socket.recv_fds(channel, NUMBER.size, _STREAMS)
         body = bytearray(NUMBER.unpack(header)[0] if header else 0)
@@ -96,7 +96,7 @@ def receive(channel: socket.socket) -> tuple[Any, list[int]]:
 
 
 def _worker_of(between: int, here: socket.socket) -> int:
-    """Return the worker that this child has forked, once that is a child of the agent; or a negative number."""
+    """The worker that this child has forked, once the agent has adopted it; or a negative number."""
     try:
         said = here.recv(NUMBER.size)
     except OSError:
@@ -106,7 +106,7 @@ def _worker_of(between: int, here: socket.socket) -> int:
 
 
 def _fork_again(there: socket.socket) -> None:
-    """End the process that calls; return in its child, once that is a child of the agent."""
+    """End this process; return in its child, once the agent has adopted it."""
     try:
         child = os.fork()
     except OSError as error:
@@ -122,7 +122,7 @@ def _fork_again(there: socket.socket) -> None:
 
 
 def _take(environment: dict[str, str], streams: list[int]) -> None:
-    """Give this process the environment and the standard streams, and random numbers of its own."""
+    """Set environment, standard streams, and new random seeds."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)  # none of them is below 3: those are open here
         os.close(stream)
@@ -133,7 +133,7 @@ def _take(environment: dict[str, str], streams: list[int]) -> None:
 
 
 def become(command: list[str]) -> None:
-    """Run a file as ``python FILE ARGUMENTS`` would; what it raises is raised here."""
+    """Run a file as ``python FILE ARGUMENTS`` would; its exceptions are raised here."""
     file = command[0]
     sys.argv = list(command)
     if not sys.flags.safe_path:

@@ -1,12 +1,9 @@
-"""A process that waits until the agent is gone; if it died without a word, it ends the job and removes its files.
+"""Waits for the end of the agent; if the agent was killed, ends the job and removes its files.
 
-    python guardian.py JOB_ID [files and directories ...]
-
-The agent holds the other end of standard input. It writes a line with the number of each worker's session, one with the
-negative number when nothing is left of that session, and "done" when everything is in order; the end of input without
-it means that the agent was killed. The job's processes, children and grandchildren, are recognised by their session, or
-in another session by TFDIST_JOB_ID or TFDIST_JOB_PART in their environment. Signals that ask a job to end are for the
-agent: service managers send them to every process at once.
+`python guardian.py JOB_ID [files and directories ...]`. The agent holds the other end of standard input. It writes a
+worker's session, the negative number once nothing of that session is left, and "done" when everything is in order. The
+job's processes are found by session, or by TFDIST_JOB_ID or TFDIST_JOB_PART in their environment. Signals that ask a
+job to end are ignored: service managers send them to every process.
 """
 
 import contextlib
@@ -24,7 +21,7 @@ LISTING, GENERATED = ".generated", "__autograph_generated_file"  # as `worker` h
 
 
 def main(job_id: str, *paths: str) -> None:
-    """Wait for the end of standard input, then clean up unless it said that this is not needed."""
+    """Wait for the end of standard input; clean up unless it said "done"."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     said = sys.stdin.buffer.read().split()
@@ -36,7 +33,7 @@ def main(job_id: str, *paths: str) -> None:
 
 
 def sessions_left(said: Sequence[int]) -> set[int]:
-    """Return the sessions that the agent has named and not taken back.
+    """The sessions that the agent has named and not taken back.
 
     Example:
         >>> sessions_left([41, 42, -41])
@@ -52,7 +49,7 @@ def sessions_left(said: Sequence[int]) -> set[int]:
 
 
 def end_job(job_id: str, *, sessions: Collection[int]) -> None:
-    """Kill every process of the job, until none is left or the deadline has passed."""
+    """Kill every process of the job until none is left, or the deadline has passed."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while (found := members(job_id, sessions=sessions)) and time.monotonic() < deadline:
         for pid in found:
@@ -61,12 +58,7 @@ def end_job(job_id: str, *, sessions: Collection[int]) -> None:
 
 
 def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
-    """Return the processes, other than this one, that are in one of the sessions or have the job's id.
-
-    Example:
-        >>> members("a job that nobody started", sessions=[])
-        []
-    """
+    """Processes in one of the sessions or with the job's id, except this one."""
     import os
 
     import psutil
@@ -81,12 +73,12 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
 
 
 def _is_of(environ: Mapping[str, str], job_id: str) -> bool:
-    """Return whether a process belongs to the job, or to the part of one that this host has for an agent elsewhere."""
+    """True if a process belongs to the job, or to the part of a job on this host."""
     return job_id in (JOB_ID.read(environ), JOB_PART.read(environ))
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a directory with all that is in it and what lists in it name; what is not there is no error."""
+    """Remove a file or folder with the files listed in it; missing ones are no error."""
     import glob
     import os
 
@@ -98,10 +90,7 @@ def remove(path: str) -> None:
 
 
 def remove_listed(listing: str) -> None:
-    """Remove the files that a worker has written down as AutoGraph's, and the list; see `worker`.
-
-    So is the folder of their compiled forms, once it is empty.
-    """
+    """Remove AutoGraph's files that a worker has listed, their compiled forms, and the list."""
     import importlib.util
     import os
 
@@ -119,7 +108,7 @@ def remove_listed(listing: str) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill one process; one that ended meanwhile is no error."""
+    """Kill a process; an ended one is no error."""
     import os
 
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,29 +1,34 @@
-"""The guarded directories of a job, as a context manager."""
+"""The guarded folders of a job, as a context manager.
+
+The maker of a folder holds a lock on it, which the system releases however the process ends. An unlocked folder of this
+user and host belongs to a job that was killed with its guardian; the next job removes it. Folders without a host's
+name, and on file systems without locks, are left alone.
+"""
 
 import contextlib
+import fcntl
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.cluster.job_files import MEMORY
+from tfdist.cluster.job_files import MEMORY, PREFIX
 from tfdist.errors import TfdistError
-from tfdist.processes import guardian, job_folders
+from tfdist.processes import guardian
 from tfdist.variables import JOB_ID
+
+_HOST_FILE = "host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Temporary directories, and a process that ends the job and removes them if this process is killed.
+    """The temporary folders of a job, and its guardian.
 
-    Attributes:
-        job_id: of the job.
-        directory: where the workers record their failures.
-        memory: a directory in memory, if there is one, else the same: what is in it outlives the workers, not the job.
-        process: the guardian.
+    What is in `memory` (in memory if possible) outlives the workers, not the job.
     """
 
     job_id: str
@@ -32,11 +37,11 @@ class Guard:
     process: "subprocess.Popen[bytes]"
 
     def watch(self, session: int) -> None:
-        """Tell the guardian of a worker: the number of its session, which is that of its process."""
+        """Tell the guardian of a worker's session."""
         self._tell(session)
 
     def forget(self, session: int) -> None:
-        """Tell the guardian that nothing is left of a session, before its number can be another process'."""
+        """Tell the guardian that a session is over, before its number is reused."""
         self._tell(-session)
 
     def _tell(self, number: int) -> None:
@@ -55,11 +60,11 @@ def guarded(
     also: tuple[Path, ...] = (),
     if_killed: tuple[Path, ...] = (),
 ) -> Iterator[Guard]:
-    """Yield a guard for the job; afterwards its directories and its process are gone, and those of dead jobs before."""
+    """Yield a guard; afterwards its folders and process are gone, and those of dead jobs before."""
     with contextlib.ExitStack() as stack:
         try:
-            job_folders.clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])
-            directory = stack.enter_context(job_folders.claimed(job_id, parent))
+            clear([parent or Path(tempfile.gettempdir()), *([MEMORY] if in_memory else [])])
+            directory = stack.enter_context(claimed(job_id, parent))
         except OSError as error:
             raise TfdistError(
                 f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
@@ -67,7 +72,7 @@ def guarded(
         memory = directory
         if in_memory:
             with contextlib.suppress(OSError):
-                memory = stack.enter_context(job_folders.claimed(job_id, MEMORY))
+                memory = stack.enter_context(claimed(job_id, MEMORY))
         for path in also:
             stack.callback(guardian.remove, str(path))
         paths = [str(path) for path in (directory, memory, *also, *if_killed)]
@@ -93,7 +98,7 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
         yield process
     finally:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed: nobody is left to be told
+        with contextlib.suppress(BrokenPipeError):  # it was killed
             process.stdin.write(guardian.DONE)
             process.stdin.close()
         with contextlib.suppress(BrokenPipeError):  # of what could not be written
@@ -103,3 +108,58 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def claimed(job_id: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new private folder, which is removed after the block.
+
+    Example:
+        >>> with claimed("a1") as folder:
+        ...     clear([folder.parent])  # its owner is alive
+        ...     folder.exists()
+        True
+        >>> folder.exists()
+        False
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-", dir=parent))
+    descriptor = None
+    try:
+        descriptor = _opened(folder)
+        with contextlib.suppress(OSError):  # no locks here: then no other job removes it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / _HOST_FILE).write_text(socket.gethostname(), encoding="utf-8")
+        yield folder
+    finally:
+        guardian.remove(str(folder))
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def clear(parents: Iterable[Path]) -> None:
+    """Remove the folders of this user's dead jobs."""
+    for parent in parents:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(parent)):
+                if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+                    _remove_if_dead(Path(entry.path))
+
+
+def _remove_if_dead(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it lives, has gone meanwhile, or is another user's
+        descriptor = _opened(folder)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid() or not _is_ours(folder):
+                return
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            guardian.remove(str(folder))
+        finally:
+            os.close(descriptor)
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / _HOST_FILE).read_text(encoding="utf-8") == socket.gethostname()
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

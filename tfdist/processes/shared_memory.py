@@ -1,14 +1,9 @@
-"""Memory that looks like a directory, /dev/shm: whether a job has as much of it as it needs.
+"""Checks that /dev/shm is large enough for a job.
 
-Containers get 64 MiB unless they ask for more, which is too little for two things: NCCL, which moves gradients between
-the GPUs of a host there, and states of training that are held in memory for workers that are started again.
+Containers get 64 MiB by default. NCCL needs more to move gradients between GPUs of a host, and so do states that are
+held in memory for restarts.
 
 Source: NVIDIA, "NCCL documentation, Troubleshooting: Shared memory", which asks for 1 GiB.
-
-Example:
-    >>> complaint(64 << 20, gpus=1, holds_states=False)
-    >>> complaint(64 << 20, gpus=2, holds_states=False)[:24]
-    '/dev/shm has 64 MiB, and'
 """
 
 import re
@@ -18,14 +13,14 @@ from pathlib import Path
 
 from tfdist.cluster.job_files import MEMORY
 
-CONTAINER_BYTES = 64 << 20  # what container runtimes give when nobody asks for more
+CONTAINER_BYTES = 64 << 20  # what container runtimes give by default
 NCCL_BYTES = 1 << 30
 CURE = "docker run --shm-size=1g"
 _GPU = re.compile(r"nvidia\d+")
 
 
 def observe(folder: Path = MEMORY) -> int | None:
-    """Return the size in bytes; None when there is none."""
+    """The size in bytes; None if there is none."""
     try:
         return shutil.disk_usage(folder).total
     except OSError:
@@ -33,22 +28,17 @@ def observe(folder: Path = MEMORY) -> int | None:
 
 
 def count_gpus(devices: Iterable[str]) -> int:
-    """Return the number of GPUs among the names of devices; a container has the devices that it was given.
-
-    Example:
-        >>> count_gpus(["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"])
-        2
-    """
+    """The number of GPUs among device names; a container has only its own."""
     return sum(_GPU.fullmatch(name) is not None for name in devices)
 
 
 def observe_gpus(folder: Path = Path("/dev")) -> int:
-    """Return how many GPUs of NVIDIA this machine, or this container, has."""
+    """The number of NVIDIA GPUs of this machine or container."""
     return count_gpus(path.name for path in folder.glob("nvidia*"))
 
 
 def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str | None:
-    """Return what is wrong with the size and what cures it; None when the job has what it needs."""
+    """What is wrong with the size and what cures it; None if it is enough."""
     size = total_bytes or 0
     why = []
     if gpus > 1 and size < NCCL_BYTES:

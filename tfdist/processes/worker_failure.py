@@ -1,8 +1,8 @@
-"""Find the worker that failed first, and describe its failure. Reading a record is the only effect here.
+"""Finds the worker that failed first, and describes its failure. Reading a record is the only effect.
 
-When one worker fails, the others fail after it, because their collectives break: the first failure by time is the root
-cause. The time of an exception is when the worker recorded it; that of a death without a record is when the agent saw
-it, which may be a moment after the others have met the closed connection.
+Other workers fail after it, because their collectives break, so the first failure by time is the cause. An exception's
+time is when the worker recorded it. That of a death without a record is when the agent saw it, perhaps a moment after
+the others met the closed connection.
 """
 
 import json
@@ -61,7 +61,7 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The code that stands for this failure: its own, or 128 + the number of the signal.
+        """The exit code of this failure: its own, or 128 + the number of the signal.
 
         Example:
             >>> Failure(worker=0, time=0.0, returncode=-9).exit_code
@@ -98,11 +98,7 @@ class Outcome:
 
 
 def read_record(path: Path) -> Record | None:
-    """Return the record in a file; None when there is none that can be understood.
-
-    Example:
-        >>> read_record(Path("no such file"))
-    """
+    """The record in a file; None if there is no valid one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         clock, exit_code = float(content["clock"]), int(content["exit_code"])
@@ -115,14 +111,12 @@ def read_record(path: Path) -> Record | None:
 
 
 def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int | None) -> tuple[Failure, ...]:
-    """Return the workers that failed on their own, the root cause first.
+    """The workers that failed on their own, the root cause first.
 
-    One that ended well is none; nor is one that died without a record after the agent had asked it to end. When a
-    signal to the agent ended the job, what failed after it was the ending, and only what failed before it counts; a
-    signal that a worker got too, as from a service manager that sends it to every process, may have reached that one
-    up to SEEN_LATE_SECONDS before. A process that was killed, or whose native code crashed, did not die of what others
-    raised: if that was at most SEEN_LATE_SECONDS before, its death comes first. So does the loss of a host, which no
-    worker can cause, and which the agent may hear of long after the workers of others.
+    Not counted: success, and death without a record after the agent's request. If a signal ended the job, only failures
+    before it count; workers may have received it up to SEEN_LATE_SECONDS earlier. A killed or crashed process did not
+    die of others' exceptions, so its death comes first if it was at most SEEN_LATE_SECONDS before. So does a lost host,
+    which no worker causes and the agent may learn late.
 
     Example:
         >>> late, early = Failure(worker=0, time=9.0, returncode=1), Failure(worker=1, time=2.0, returncode=-9)
@@ -151,25 +145,16 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
 
 
 def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
-    """Return when a worker has ended, as far as the agent knows.
+    """When a worker has ended, as far as the agent knows.
 
-    On a busy machine another one's exception may be heard before the death from which it followed. Who had ended before
-    the agent sent anything did not end by request, whenever its end is heard.
-
-    Example:
-        >>> [when_it_ended(2.5, stopped_at=2.0, was_seen=seen) for seen in (True, False)]
-        [2.0, 2.5]
+    On a busy machine another worker's exception may arrive before the death that caused it. A worker that ended before
+    the agent's first signal did not end by request, however late that is heard.
     """
     return min(heard, stopped_at) if was_seen else heard
 
 
 def is_end_by(returncode: int, number: int) -> bool:
-    """Return whether a process has ended as this signal lets it end, of itself or by Python's handler.
-
-    Example:
-        >>> [is_end_by(code, signal.SIGINT) for code in (-2, 130, 2, 143)]
-        [True, True, False, False]
-    """
+    """True if a process has ended by this signal, directly or through Python's handler."""
     return returncode in (-number, 128 + number)
 
 
@@ -178,12 +163,7 @@ def _ended_by_request(failure: Failure) -> bool:
 
 
 def how_it_ended(returncode: int) -> str:
-    """Return "exit code 3", or the name of the signal.
-
-    Example:
-        >>> how_it_ended(-9)
-        'killed by SIGKILL (signal 9)'
-    """
+    """ "exit code 3", or the name of the signal."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -194,7 +174,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
-    """Return the report that ends a failed run: the root cause first, with its traceback, then what followed it.
+    """The report that ends a failed run: the root cause with its traceback, then what followed.
 
     Example:
         >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))
@@ -219,12 +199,7 @@ def format_report(failures: Sequence[Failure], *, workers: int, started: float, 
 
 
 def in_short(failure: Failure) -> str:
-    """Return what a worker's failure was, in a line.
-
-    Example:
-        >>> in_short(Failure(worker=0, time=0.0, returncode=3))
-        'exit code 3'
-    """
+    """A worker's failure in a line."""
     if failure.record is None:
         return how_it_ended(failure.returncode)
     first_line = failure.record.message.strip().partition("\n")[0]
@@ -234,7 +209,7 @@ def in_short(failure: Failure) -> str:
 def _advice(returncode: int) -> str:
     if returncode == -signal.SIGKILL:
         return (
-            "Nobody can catch SIGKILL. The kernel sends it when memory runs out: look at `dmesg`, or use less memory."
+            "SIGKILL cannot be caught. The kernel sends it when memory runs out: look at `dmesg`, or use less memory."
         )
     if returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
         return "Native code crashed. To see the Python line: set PYTHONFAULTHANDLER=1 and run again."

@@ -14,11 +14,10 @@ import click
 from tfdist.cli.common.command import arguments_of, without_options
 from tfdist.errors import MissingDependencyError
 from tfdist.jobs import LaunchConfig, require_script
-from tfdist.jobs.launchers import sbatch
+from tfdist.jobs.launchers import slurm
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS, table
-from tfdist.jobs.plan.host_plan import Remote, parse_hosts, parse_shell, places
-from tfdist.jobs.plan.resource_request import Demand
+from tfdist.jobs.plan.host_plan import Demand, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.roles import tasks
 
 # options by the fields of `Demand` that they set
@@ -160,7 +159,7 @@ def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
 
 def submit_batch(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
     """Print the batch script, or submit it and wait for its end; return the exit code."""
-    searched = sbatch.searches(submission.search)
+    searched = slurm.searches(submission.search)
     text = _batch_script(context, config, submission, searched)
     if submission.dry_run:
         click.echo(text, nl=False)
@@ -170,7 +169,7 @@ def submit_batch(context: click.Context, config: LaunchConfig, submission: Submi
             "--engine slurm needs sbatch, which is not found. Run it where Slurm's commands are; --dry-run prints the "
             "batch script."
         )
-    return sbatch.submit(text, say=say, searched=searched)
+    return slurm.submit(text, say=say, searched=searched)
 
 
 def _batch_script(
@@ -187,13 +186,13 @@ def _batch_script(
     require_script(config)
     given = arguments_of(context)
     first = len(given) - len(config.arguments) - 1  # the script; everything after it is its own
-    return sbatch.script(
-        [*without_options(given[:first], sbatch.OF_THE_SUBMISSION), *given[first:]],
+    return slurm.script(
+        [*without_options(given[:first], slurm.OF_THE_SUBMISSION), *given[first:]],
         name=Path(config.target).stem,
         processes=most_processes(config),
         folder=os.getcwd(),
         python=submission.python or sys.executable,
-        of_each=sbatch.resources(**submission.demand),
+        of_each=slurm.resources(**submission.demand),
         options=submission.sbatch,
         servers=config.parameter_servers,
         for_servers=for_servers,

@@ -15,11 +15,10 @@ from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, require_script
 from tfdist.jobs.connecting.serialization import passed_on
 from tfdist.jobs.launchers.kubernetes import following, manifests
-from tfdist.jobs.launchers.kubernetes.client import load
 from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from tfdist.jobs.launchers.kubernetes.pod_outputs import Output
-from tfdist.jobs.launchers.kubernetes.pods import quantities
+from tfdist.jobs.launchers.kubernetes.pods import load, quantities
 from tfdist.jobs.launchers.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.plan.host_plan import Host, Remote

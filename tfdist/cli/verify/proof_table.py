@@ -13,8 +13,7 @@ from rich.table import Table
 from tfdist.cli.common.progress import unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
-from tfdist.jobs.plan.strategy_checks import check_strategy, require_installed, server_count
+from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_installed, require_script, server_count
 from tfdist.variables import COLLECTIVES
 from tfdist.verify import column
 from tfdist.verify.column import Column

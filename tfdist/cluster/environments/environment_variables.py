@@ -1,4 +1,4 @@
-"""Read environment variables of launchers; errors name the variable, its value, and the fix."""
+"""Reads launchers' environment variables; errors name the variable, its value, and the fix."""
 
 from collections.abc import Mapping
 
@@ -10,22 +10,12 @@ Environ = Mapping[str, str]
 
 
 def given(environ: Environ, *names: str) -> bool:
-    """Return whether any of the variables is set to something that is not blank.
-
-    Example:
-        >>> given({"A": " "}, "A", "B")
-        False
-    """
+    """True if any of the variables is set and not blank."""
     return any(environ.get(name, "").strip() for name in names)
 
 
 def required(environ: Environ, name: str, *, because: str, hint: str) -> str:
-    """Return the variable's text.
-
-    Example:
-        >>> required({"SM_CURRENT_HOST": "algo-1"}, "SM_CURRENT_HOST", because="SM_HOSTS is set", hint="Set it.")
-        'algo-1'
-    """
+    """The variable's text."""
     if not given(environ, name):
         state = "empty" if name in environ else "not set"
         raise ConfigError(f"{name} is {state} although {because}. {hint}", name=name, received=environ.get(name, ""))
@@ -35,34 +25,19 @@ def required(environ: Environ, name: str, *, because: str, hint: str) -> str:
 def required_integer(
     environ: Environ, name: str, *, because: str, hint: str, minimum: int = 0, maximum: int | None = None
 ) -> int:
-    """Return the variable as an int within the bounds, both included.
-
-    Example:
-        >>> required_integer({"PMI_RANK": "3"}, "PMI_RANK", because="PMI_SIZE is set", hint="Set it.")
-        3
-    """
+    """The variable as an int within the bounds, both included."""
     return parse_integer(
         name, required(environ, name, because=because, hint=hint), minimum=minimum, maximum=maximum, hint=hint
     )
 
 
 def optional_integer(environ: Environ, name: str, *, default: int, minimum: int = 0, maximum: int | None = None) -> int:
-    """Return the variable as an int within the bounds, or ``default`` when it is not set.
-
-    Example:
-        >>> optional_integer({}, "TFDIST_LOCAL_INDEX", default=0)
-        0
-    """
+    """The variable as an int within the bounds, or ``default`` if it is not set."""
     if not given(environ, name):
         return integer(f"{name} (by default)", default, minimum=minimum, maximum=maximum)
     return parse_integer(name, environ[name], minimum=minimum, maximum=maximum)
 
 
 def port(environ: Environ, *, default: int, count: int = 1) -> int:
-    """Return the first of ``count`` ports in a row: TFDIST_PORT when it is set, else ``default``.
-
-    Example:
-        >>> port({"TFDIST_PORT": "7000"}, default=2222)
-        7000
-    """
+    """The first of ``count`` ports in a row: TFDIST_PORT, or ``default``."""
     return optional_integer(environ, PORT.name, default=default, minimum=1, maximum=65535 - (count - 1))

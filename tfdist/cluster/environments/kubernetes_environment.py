@@ -29,7 +29,7 @@ _HOSTNAME = re.compile(r"(?P<name>.+)-(?P<index>\d{1,9})")
 
 
 def read(environ: Environ) -> Cluster | None:
-    """Return the cluster of an indexed Job or a StatefulSet, or None when this is neither.
+    """The cluster of an indexed Job or a StatefulSet; None in neither.
 
     Example:
         >>> read({"HOSTNAME": "train-1", "TFDIST_K8S_WORKERS": "2", "TFDIST_K8S_SERVICE": "train"}).addresses
@@ -77,7 +77,7 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def _with_those_of_jax(environ: Environ) -> Environ:
-    """Return the variables with ours from those of Trainer's policy for JAX, where ours are not set."""
+    """The variables, completed by those of Trainer's policy for JAX."""
     found = dict(environ)
     if not given(found, K8S_WORKERS.name) and given(found, _JAX_WORKERS):
         found[K8S_WORKERS.name] = found[_JAX_WORKERS]
@@ -91,7 +91,7 @@ def _size(workers: int) -> str:
 
 
 def _pod(environ: Environ) -> tuple[str, int]:
-    """Return the name and index in HOSTNAME, which may carry the service as its domain."""
+    """The name and index in HOSTNAME, which may carry the service as its domain."""
     hint = "Kubernetes sets it to the pod's name."
     hostname = required(environ, "HOSTNAME", because="TFDIST_K8S_WORKERS is above 1", hint=hint)
     found = _HOSTNAME.fullmatch(hostname.partition(".")[0])

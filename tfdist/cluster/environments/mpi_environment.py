@@ -13,10 +13,11 @@ from tfdist.errors import ConfigError
 from tfdist.variables import COORDINATOR, JOB_ID, NUM_WORKERS, WORKERS
 
 _HINT = "The MPI launcher sets it for every rank: start with mpirun, or unset the variables that it left behind."
+_RUN_HINT = "horovodrun sets it for every rank: start with horovodrun, or unset the variables that it left behind."
 
 
 def read_open_mpi(environ: Environ) -> Cluster | None:
-    """Return the cluster of Open MPI's ``mpirun``, or None when it did not start this process.
+    """The cluster of Open MPI's ``mpirun``; None if it did not start this process.
 
     Example:
         >>> read_open_mpi({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).worker_index
@@ -28,14 +29,10 @@ def read_open_mpi(environ: Environ) -> Cluster | None:
 
 
 def read_pmi(environ: Environ) -> Cluster | None:
-    """Return the cluster of a launcher that speaks PMIx or PMI, or None when there is none.
+    """The cluster of a launcher that speaks PMIx or PMI; None if there is none.
 
-    ``srun`` speaks them too. Where its own rank and size agree with them, it was srun that started this process: None,
-    because Slurm's variables tell addresses as well. PMIx tells no size: TFDIST_NUM_WORKERS must.
-
-    Example:
-        >>> read_pmi({"PMI_RANK": "0", "PMI_SIZE": "4"}).num_workers
-        4
+    ``srun`` speaks them too. If its own rank and size agree, srun started this process: None, because Slurm's variables
+    also have addresses. PMIx has no size, so TFDIST_NUM_WORKERS is needed.
     """
     if given(environ, "PMI_RANK"):
         rank, size = "PMI_RANK", "PMI_SIZE"
@@ -81,7 +78,7 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
 
 
 def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
-    """Return the addresses that TFDIST_WORKERS or TFDIST_COORDINATOR give to a launcher's ranks, or none.
+    """The addresses of TFDIST_WORKERS or TFDIST_COORDINATOR for a launcher's ranks; may be empty.
 
     Example:
         >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)
@@ -116,3 +113,27 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
         )
     written = f"[{host}]" if ":" in host else host
     return tuple(f"{written}:{first + i}" for i in range(workers))
+
+
+def read_horovodrun(environ: Environ) -> Cluster | None:
+    """The cluster of ``horovodrun`` over gloo, and of Spark and Ray with it; None if it did not start this process.
+
+    It connects the ranks itself, so the cluster has no addresses: the ring strategy needs none, others do. ``horovodrun
+    --mpi`` uses ``mpirun``, and is read as such.
+    """
+    if not given(environ, "HOROVOD_RANK", "HOROVOD_SIZE"):
+        return None
+    workers = required_integer(environ, "HOROVOD_SIZE", because="HOROVOD_RANK is set", hint=_RUN_HINT, minimum=1)
+    index = required_integer(
+        environ, "HOROVOD_RANK", because="HOROVOD_SIZE is set", hint=_RUN_HINT, maximum=workers - 1
+    )
+    local_workers = optional_integer(environ, "HOROVOD_LOCAL_SIZE", default=1, minimum=1, maximum=workers)
+    return Cluster(
+        num_workers=workers,
+        worker_index=index,
+        local_index=optional_integer(environ, "HOROVOD_LOCAL_RANK", default=0, maximum=local_workers - 1),
+        local_workers=local_workers,
+        addresses=addresses_of_ranks(environ, workers, one_host=local_workers == workers),
+        source="horovodrun",
+        job_id=JOB_ID.read(environ) or None,
+    )

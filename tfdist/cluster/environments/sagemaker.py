@@ -11,10 +11,9 @@ _DEFAULT_PORT = 8890
 
 
 def read(environ: Environ) -> Cluster | None:
-    """Return the cluster of a SageMaker training job, or None outside of one.
+    """The cluster of a SageMaker training job; None outside of one.
 
-    Every host runs one worker, which listens at TFDIST_PORT (8890 by default). The order of SM_HOSTS is that of the
-    workers.
+    Every host runs one worker, which listens at TFDIST_PORT (8890 by default), in the order of SM_HOSTS.
 
     Example:
         >>> read({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).addresses
@@ -60,7 +59,7 @@ def _hosts(raw: str) -> list[str]:
     repeated = sorted({host for host in hosts if hosts.count(host) > 1})
     if repeated:
         raise ConfigError(
-            f"SM_HOSTS is {shown(raw)}; {', '.join(repeated)} stands there twice. Each host may stand once.",
+            f"SM_HOSTS is {shown(raw)}; {', '.join(repeated)} occurs twice. Name each host once.",
             name="SM_HOSTS",
             received=raw,
         )

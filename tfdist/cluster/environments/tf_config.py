@@ -13,12 +13,10 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type
 
 
 def read(environ: Environ) -> Cluster | None:
-    """Return the cluster in TF_CONFIG, or None when it is not set or describes none.
+    """The cluster in TF_CONFIG; None if it is not set or describes none.
 
-    The cluster may have a chief, workers, parameter servers ("ps") and evaluators. With parameter servers the chief
-    coordinates the workers and is none of them, as TensorFlow's ParameterServerStrategy has it; without them it is
-    worker 0 and the workers follow it. An evaluator may be absent from the cluster, as the training operator leaves it
-    out.
+    With parameter servers the chief coordinates and is no worker, as in ParameterServerStrategy; without them it is
+    worker 0. An evaluator may be absent from the cluster, as the training operator leaves it out.
 
     Example:
         >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
@@ -53,7 +51,7 @@ def _parsed(raw: str) -> dict[str, Any]:
 def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ConfigError(f"a key stands twice in one object, {sorted(key for key, _ in pairs)}; each may stand once.")
+        raise ConfigError(f"a key occurs twice in one object, {sorted(key for key, _ in pairs)}; each must be unique.")
     return result
 
 
@@ -68,7 +66,7 @@ def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
     if not workers:
         also = "; with ps, the chief only coordinates" if chief else ""
         raise ConfigError(
-            f"cluster has {', '.join(tasks)} but nobody who trains{also}. Add worker: [...].",
+            f"cluster has {', '.join(tasks)} but no task that trains{also}. Add worker: [...].",
             name="cluster",
             received=", ".join(tasks),
         )

@@ -14,9 +14,9 @@ _HINT = "tfdist run sets TFDIST_WORKERS and TFDIST_WORKER_INDEX together: set bo
 
 
 def read(environ: Environ) -> Cluster | None:
-    """Return the cluster that ``tfdist run`` described, or None when it did not start this process.
+    """The cluster of ``tfdist run``; None if it did not start this process.
 
-    TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that knows ranks (MPI).
+    TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that has ranks (MPI).
 
     Example:
         >>> read({"TFDIST_WORKERS": "127.0.0.1:40001,127.0.0.1:40002", "TFDIST_WORKER_INDEX": "1"}).worker_index
@@ -49,10 +49,5 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def addresses_from(listed: str) -> tuple[str, ...]:
-    """Return the addresses in the text of TFDIST_WORKERS: host:port, separated by commas.
-
-    Example:
-        >>> addresses_from("a:1, b:1")
-        ('a:1', 'b:1')
-    """
+    """The addresses in the text of TFDIST_WORKERS: host:port, separated by commas."""
     return distinct_addresses(WORKERS.name, [entry.strip() for entry in listed.split(",")])

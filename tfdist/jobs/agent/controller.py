@@ -1,4 +1,4 @@
-"""Observes the processes of a start and what they report, and does what was decided about them."""
+"""The view of one start of a job: what its processes report, and the actions that follow."""
 
 import contextlib
 import json
@@ -6,11 +6,9 @@ import signal
 import time
 from collections.abc import Iterable
 
-from tfdist.cluster.job_files import tasks_file
-from tfdist.jobs.agent.process_report import Standing
+from tfdist.cluster.job_files import processes_file, stacks_file, tasks_file
 from tfdist.jobs.agent.shared_job import Job
-from tfdist.jobs.agent.status_channel import StatusChannel
-from tfdist.jobs.agent.worker_group import LOOK_SECONDS, WorkerGroup, recorded
+from tfdist.jobs.agent.worker_group import LOOK_SECONDS, StatusChannel, WorkerGroup, recorded
 from tfdist.jobs.supervision import hangs
 from tfdist.jobs.supervision.evicting import Means, may_evict
 from tfdist.jobs.supervision.hangs import Hang, Hung, Patience, Seen
@@ -30,19 +28,69 @@ from tfdist.jobs.supervision.supervisor_state import (
     Tick,
 )
 from tfdist.monitor.phases import Activity
+from tfdist.monitor.stacks.frames import apart, lines
+from tfdist.monitor.stacks.stack_requests import Target, ask
 from tfdist.monitor.status import HALTED
 
 HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step
+# before those that hang are killed, so that it delays a restart by little; one that is stopped is not waited for
+_STACKS_SECONDS = 1.0
+_MOST_FRAMES, _MOST_PROCESSES = 6, 8
 
 
 def look_seconds(state: State) -> float:
-    """Return how long the agent waits for an event before it looks."""
+    """How long the agent waits for an event before it looks."""
     coming = state.halt is not None and state.halt.target is None
     return HALT_LOOK_SECONDS if coming else LOOK_SECONDS
 
 
+class ProcessReport:
+    """The processes of one start on this host, by task: for `tfdist stacks`, and for reports of hangs."""
+
+    def __init__(self, job: Job, rules: Rules, group: WorkerGroup, *, starts: int) -> None:
+        self._job = job
+        self._rules = rules
+        self._group = group
+        self._starts = starts
+        self._told: set[tuple[int | None, float]] = set()
+
+    def targets(self) -> tuple[Target, ...]:
+        """The running processes, and the file to which each writes its stacks."""
+        memory = self._job.guard.memory
+        tasks = [(self._rules.task(index), handle) for index, handle in sorted(self._group.present.items())]
+        return tuple(
+            Target(name=str(task), pid=handle.pid, file=stacks_file(memory, self._starts, task))
+            for task, handle in tasks
+        )
+
+    def write(self) -> None:
+        """Write which process is which task, for programs outside of the job."""
+        path = processes_file(self._job.guard.memory)
+        temporary = path.with_name(f"{path.name}.new")
+        made = [{"task": one.name, "pid": one.pid, "file": str(one.file)} for one in self.targets()]
+        with contextlib.suppress(OSError):  # memory is full: `tfdist stacks` finds nothing then
+            temporary.write_text(json.dumps(made), encoding="utf-8")
+            temporary.replace(path)
+
+    def tell(self, hang: Hang) -> None:
+        """Report, once per hang, where all processes are. A process stopped by SIGSTOP needs no report."""
+        stopped = hang.worker is not None and self._group.present[hang.worker].is_stopped
+        if stopped or (hang.worker, hang.since) in self._told:
+            return
+        self._told.add((hang.worker, hang.since))
+        found = ask(self.targets(), seconds=_STACKS_SECONDS, spies=False)
+        different = apart({one.name: one.waits for one in found})
+        shown = [line for one in found[:_MOST_PROCESSES] for line in lines(one, most=_MOST_FRAMES)]
+        left = [f"and {len(found) - _MOST_PROCESSES} more"] if len(found) > _MOST_PROCESSES else []
+        text = ["where the processes stand", *([different] if different else []), *shown, *left]
+        self._job.say("\n  ".join(text))
+        self._job.reporter.file.write(
+            "stacks", start=self._starts, text=different or hang.text, processes=[one.as_json() for one in found]
+        )
+
+
 class Controller:
-    """Observes one start of a job for the agent, and acts for it."""
+    """Observes one start of a job, and carries out what was decided."""
 
     def __init__(self, job: Job, rules: Rules, channel: StatusChannel, group: WorkerGroup, *, starts: int) -> None:
         self._job = job
@@ -51,13 +99,13 @@ class Controller:
         self._group = group
         self._starts = starts
         self._watch = hangs.begin(time.monotonic(), job.step_seconds)
-        self._reporting = sorted(rules.scripts(range(len(rules.everybody))))
+        self._reporting = sorted(rules.scripts(range(len(rules.members))))
         self._stepping = ""
-        self._standing = None if job.config.remote is not None else Standing(job, rules, group, starts=starts)
+        self._report = None if job.config.remote is not None else ProcessReport(job, rules, group, starts=starts)
         self._write_tasks()
 
     def look(self, state: State) -> Event:
-        """Return what there is to see."""
+        """Look at the workers; return the event that follows."""
         if self._job.monitoring is not None:
             self._job.monitoring.look()
         found = recorded(self._group, state, but=None if state.halt is None else HALTED)
@@ -69,11 +117,11 @@ class Controller:
         self._prepare(state, seen)
         hang = self._hang(state, seen)
         if hang is not None:
-            if self._standing is not None:
-                self._standing.tell(hang)
+            if self._report is not None:
+                self._report.tell(hang)
             return Hung(hang=hang)
         if not self._rules.in_step:
-            return Tick()  # nobody else waits in the steps of a chief
+            return Tick()  # only the chief steps
         evict = self._straggler(state, seen)
         if evict is not None:
             return evict
@@ -87,7 +135,6 @@ class Controller:
         )
 
     def _straggler(self, state: State, seen: list[Seen]) -> Evict | None:
-        """Return that a worker is to be evicted, where that is asked for and could be done now."""
         config, monitoring, standby = self._job.config, self._job.monitoring, self._job.standby
         if not config.evict_stragglers or monitoring is None or not may_evict(state):
             return None
@@ -103,7 +150,7 @@ class Controller:
         return monitoring.straggler(config.evict_seconds, means)
 
     def seen(self, running: Iterable[int] | None = None) -> list[Seen]:
-        """Return those that report, as they are now; all of them, or only those that run."""
+        """The processes that report, as they are now; all of them, or only the running ones."""
         reporting = self._reporting if running is None else [one for one in self._reporting if one in running]
         return [
             Seen(
@@ -116,18 +163,18 @@ class Controller:
         ]
 
     def tell_stepping(self, seen: list[Seen]) -> None:
-        """Tell, once, that all who report have ended a step."""
+        """Report, once, that all workers have ended a step."""
         if not self._stepping and seen and all(one.status.first_step_ended is not None for one in seen):
             self._stepping = self._job.reporter.stepping(seen)
             self._job.factory.prepare(seen[0].status.pid)
 
     def note_warnings(self) -> None:
-        """Note what workers have warned of, for the summary of the job."""
+        """Add new warnings of workers to the summary."""
         for sentence in self._channel.new_warnings():
             self._job.reporter.warned(sentence)
 
     def perform(self, action: Action) -> None:
-        """Do what was decided."""
+        """Carry out an action."""
         if isinstance(action, Stop):
             self._channel.ask_to_halt()
         elif isinstance(action, StopAfter):
@@ -147,7 +194,7 @@ class Controller:
                 self._write_tasks()
 
     def _prepare(self, state: State, seen: list[Seen]) -> None:
-        """Once steps are made, prepare for the next start, and answer who asked for this one."""
+        """Prepare for the next start once the workers step, and answer the request for this one."""
         job = self._job
         if not self._stepping or state.halt is not None:
             return
@@ -173,9 +220,9 @@ class Controller:
         return hang
 
     def _write_tasks(self) -> None:
-        """Say which process is which task: to who looks, and where a chief lets faults happen to them."""
-        if self._standing is not None:
-            self._standing.write()
+        """Write which process is which task, for programs outside and for faults that a chief injects."""
+        if self._report is not None:
+            self._report.write()
         if self._rules.in_step:
             return
         path = tasks_file(self._job.guard.directory)

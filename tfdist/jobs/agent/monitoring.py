@@ -1,6 +1,6 @@
 """Reports of `tfdist run --monitor`: the bottleneck, alerts, and workers to evict.
 
-NumPy is loaded once there is something to tell: `tfdist run` starts without it.
+NumPy is loaded with the first report, so `tfdist run` starts without it.
 """
 
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist.cluster.job_files import progress_file, steps_folder
-from tfdist.jobs.agent.events import EventFile
+from tfdist.jobs.agent.restart_reporter import EventFile
 from tfdist.jobs.process.exporter_process import Exporting
 from tfdist.jobs.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.jobs.supervision.supervisor_state import Evict
@@ -24,7 +24,7 @@ ALERT_SECONDS = 2.0
 
 
 class Monitoring:
-    """Tells the verdict when it is asked, and at the end; and alerts, as they come."""
+    """Reports the verdict on request and at the end, and alerts as they occur."""
 
     def __init__(
         self, memory: Path, file: EventFile, say: Callable[[str], None], asked: Flag, *, evicts: bool = False
@@ -44,23 +44,23 @@ class Monitoring:
         self._evictions = Evictions()
 
     def export(self, job: str, exporters: Sequence[str]) -> None:
-        """Hand the job to exporters until `close`."""
+        """Export the job until `close`."""
         self._exporting = Exporting(job, exporters, self._say)
 
     def close(self) -> None:
-        """Let exporters write what has come last; the job is over."""
+        """Let the exporters write the last data."""
         if self._exporting is not None:
             self._exporting.end()
 
     def begins(self, start: int) -> None:
-        """Learn how often the workers had been started again."""
+        """Note the number of this start."""
         self._start = start
         if self._alarm is not None:
             self._alarm.begins()
         self._staying, self._slow, self._kept = None, [], set()
 
     def look(self) -> None:
-        """Tell the verdict if somebody has asked for it, and what has become wrong; called some times a second."""
+        """Report a requested verdict and new alerts; called several times a second."""
         if self._asked.is_set():
             self._asked.clear()
             self.tell()
@@ -89,7 +89,7 @@ class Monitoring:
         self._slow = self._staying.look(slow_workers(found), known_from=int(found.steps[0]))
 
     def straggler(self, patience_seconds: float, means: Means) -> Evict | None:
-        """Return that a worker is to be evicted, if one has been slow for so long; one that stays is told once."""
+        """The eviction of a worker that has been slow for long enough, if any. A worker that stays is reported once."""
         for slow in self._slow:
             if slow.worker in self._kept or not is_due(slow, self._evictions, patience_seconds=patience_seconds):
                 continue
@@ -117,7 +117,7 @@ class Monitoring:
         return None
 
     def write_trace(self, path: str) -> None:
-        """Write the steps of the present start as a chrome trace; what cannot be written is told."""
+        """Write the steps of this start as a Chrome trace; failure is only reported."""
         from tfdist.monitor.recording import chrome_trace
         from tfdist.monitor.verdict.row_collection import read_folder
 
@@ -130,7 +130,7 @@ class Monitoring:
             self._say(f"{path}: {sum(map(len, rows.values()))} steps of {len(rows)} workers")
 
     def tell(self) -> None:
-        """Tell the verdict on the present start, and alerts before it."""
+        """Report the verdict on this start, and alerts before it."""
         self._tell_alerts()
         from tfdist.monitor.verdict.row_collection import verdict_of
         from tfdist.monitor.verdict.verdict_text import labelled, lines

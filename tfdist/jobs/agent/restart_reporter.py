@@ -1,32 +1,38 @@
-"""Report restarts and warnings: a line for each, an event, and a summary at the end.
+"""Reports of a job: its event file, failures and restarts, warnings, and the summary at the end.
 
-The workers write their warnings to the log themselves, so of these the summary alone is told here.
+docs/run-events.md describes the events, one JSON object per line (`tfdist run --event-file PATH`).
 """
 
+import contextlib
+import json
+import os
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tfdist.jobs.agent.events import EventFile
+from tfdist.errors import StorageError
+from tfdist.jobs.agent.worker_group import Attempt
 from tfdist.jobs.supervision.hangs import Hang, Seen
-from tfdist.jobs.supervision.supervisor_state import Purpose
+from tfdist.jobs.supervision.supervise import Decision, History
+from tfdist.jobs.supervision.supervisor_state import Phase, Purpose, Rules, Verdict
 from tfdist.monitor.halt import StepState
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus
-from tfdist.processes.worker_failure import Failure, how_it_ended, in_short
+from tfdist.processes.worker_failure import Failure, Outcome, Record, how_it_ended, in_short, own_failures
+
+VERSION = 1
+LEFT_CODE = 143  # as if SIGTERM, which a worker that leaves has got, had ended the job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why the workers had to be started again.
 
-    Attributes:
-        worker: whose failure it was, or None.
-        kind: "signal", "exit", "exception" or "hang".
-        text: what the user is told.
-        time: when it was seen, on the agent's clock.
-        status: what the worker had said, if it is known; or the chief.
-        task: what has failed, in a job whose processes are not all workers; the supervisor has told the user then.
+    `kind` is "signal", "exit", "exception" or "hang"; `time` is on the agent's clock; `status` is the last of the
+    worker, or of the chief. `task` is set in a job with parameter servers, where the supervisor has already told the
+    user.
     """
 
     worker: int | None
@@ -38,12 +44,12 @@ class Cause:
 
     @property
     def tick(self) -> int | None:
-        """The last step that the worker had started since the workers were started."""
+        """The last step that the worker had started in this start."""
         return None if self.status is None or self.status.pid == 0 else self.status.position.started
 
     @property
     def signature(self) -> str | None:
-        """What is equal for the same failure at the same step; None where neither the step nor the reason is known."""
+        """Equal for the same failure at the same step; None if neither the step nor the reason is known."""
         if self.tick is None and self.kind != "exception":
             return None
         resumed = None if self.status is None else self.status.resumed
@@ -51,12 +57,7 @@ class Cause:
 
 
 def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen], now: float) -> Cause:
-    """Return why the workers of a start have ended.
-
-    Example:
-        >>> cause_of([Failure(worker=1, time=2.0, returncode=-9)], None, [], 2.0).text
-        'worker 1 failed: killed by SIGKILL (signal 9)'
-    """
+    """The reason why the workers of a start have ended."""
     said = {one.worker: one.status for one in seen}
     if hang is not None:
         status = said.get(hang.worker if hang.worker is not None else 0)
@@ -76,32 +77,53 @@ def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen
 
 
 def kind_of(returncode: int, *, recorded: bool) -> str:
-    """Return what sort of failure it is by which a process has ended.
-
-    Example:
-        >>> kind_of(-9, recorded=False)
-        'signal'
-    """
     return "exception" if recorded else "signal" if returncode < 0 else "exit"
+
+
+class EventFile:
+    """The event file, which is appended to. Without a path nothing is written."""
+
+    def __init__(self, path: str | None, job_id: str, *, copy: str | None = None) -> None:
+        self._job_id = job_id
+        self._descriptors: list[int] = []
+        try:
+            for one in (path, copy):
+                if one is not None:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    self._descriptors.append(os.open(one, flags, 0o644))
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                error.errno,
+                f"the event file {path} (--event-file) cannot be written ({error.strerror}). Name another.",
+                name="--event-file",
+                path=path,
+            ) from error
+
+    def write(self, event: str, *, start: int, clock: float | None = None, **content: Any) -> None:
+        """Append one line with one write. A full disk loses it, and the job goes on."""
+        if not self._descriptors:
+            return
+        now = time.monotonic()
+        clock = now if clock is None else clock
+        moment = {"time": round(time.time() - (now - clock), 6), "clock": round(clock, 6)}
+        line = {"version": VERSION, **moment, "job": self._job_id, "start": start, "event": event, **content}
+        for descriptor in self._descriptors:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
 @dataclass(kw_only=True)
 class RestartReporter:
-    """What has happened to a job.
+    """Counts and reports what happens to a job.
 
-    Attributes:
-        say: tells the user a line.
-        file: the event file.
-        max_restarts: how many failures are followed by another start.
-        has_chief: whether it is a job with parameter servers, where the chief alone steps.
-        start: how often the workers have been started again.
-        failures: how often because of a failure.
-        sizes: how often because of another number of workers.
-        evicted: how often because a worker stayed slow.
-        replaced: how often a worker of a chief was, while the others went on.
-        lost: how many steps were repeated.
-        recoveries: seconds from each failure until all have stepped again.
-        warnings: what workers have said of their steps, in sentences, each once.
+    `start`, `failures`, `sizes` and `evicted` count the restarts of all workers: in total, after failures, after
+    resizing, after an eviction. `replaced` counts single restarts under a chief, `lost` repeated steps. `recoveries`
+    are the seconds from each failure until all workers step again.
     """
 
     say: Callable[[str], None]
@@ -122,11 +144,9 @@ class RestartReporter:
     _restored: bool = False  # whether a start has ever gone on from a state
 
     def started(self, pids: Sequence[int]) -> None:
-        """The workers are started."""
         self.file.write("started", start=self.start, workers=len(pids), pids=list(pids))
 
     def failed(self, cause: Cause, *, begun: float, again: bool, why_not: str = "") -> None:
-        """They have failed."""
         self.failures += again
         self.file.write(
             "failed",
@@ -148,12 +168,11 @@ class RestartReporter:
             self.say(f"{cause.text}{where}, {cause.time - begun:.1f} s after the start; {follows}")
 
     def replaces(self, task: str) -> None:
-        """A worker of the chief has gone, and is started again while the others go on."""
         self.replaced += 1
         self.file.write("replaced", start=self.start, task=task)
 
     def halted(self, purpose: str, workers: int, asked: float) -> None:
-        """They have stopped, as they were asked to at this clock time, and so many go on."""
+        """All workers have stopped as requested at this clock time; ``workers`` go on."""
         is_eviction = purpose == Purpose.EVICT.value
         self.sizes += workers > 0 and not is_eviction
         self.evicted += workers > 0 and is_eviction
@@ -161,11 +180,11 @@ class RestartReporter:
         self._since, self._after_failure = asked, False
 
     def left(self, seen: Sequence[Seen]) -> None:
-        """The workers of a start have ended; this is what they had said last."""
+        """Note the last status of the workers of a start."""
         self._done = max((one.status.done for one in seen if one.status.done is not None), default=self._done)
 
     def stepping(self, seen: Sequence[Seen]) -> str:
-        """All workers have ended a step; return what is told about it."""
+        """All workers have ended a step; return the report of it."""
         workers = [one.status for one in seen]
         clock = max(status.first_step_ended or 0.0 for status in workers)
         resumed, source = workers[0].resumed, workers[0].source
@@ -192,13 +211,12 @@ class RestartReporter:
         return text
 
     def warned(self, sentence: str) -> None:
-        """A worker has warned of what it computes; other workers, and later starts, may say the same."""
+        """Note a warning. Other workers, and later starts, may repeat it."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             self.file.write("warning", start=self.start, text=sentence)
 
     def ended(self, exit_code: int) -> None:
-        """The job has ended."""
         self.file.write(
             "ended",
             start=self.start,
@@ -211,14 +229,6 @@ class RestartReporter:
             self.say(self.summary(exit_code))
 
     def summary(self, exit_code: int) -> str:
-        """Return what there is to say about the whole job.
-
-        Example:
-            >>> reporter = RestartReporter(say=print, file=EventFile(None, "a1"), max_restarts=3)
-            >>> reporter.failures, reporter.recoveries = 1, [0.5]
-            >>> reporter.summary(0)
-            'ended with code 0 after 1 of 3 restarts; all stepped again after 0.50 s'
-        """
         restarts = f" after {self.failures} of {self.max_restarts} restarts" if self.start or self.max_restarts else ""
         parts = [f"ended with code {exit_code}{restarts}"]
         if self.sizes:
@@ -256,3 +266,78 @@ def _all(workers: int) -> str:
 
 def _steps(count: int) -> str:
     return f"{count} step{'' if count == 1 else 's'}"
+
+
+def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | None]) -> tuple[Failure, ...]:
+    """The processes that failed on their own, the root cause first.
+
+    Among workers that step together the first failure by time is the cause. Otherwise the supervisor has named it.
+    """
+    state = attempt.state
+    ended = {
+        index: Failure(
+            worker=index,
+            name=None if rules.in_step else str(rules.task(index)),
+            time=end.time if (record := records.get(index)) is None else record.clock,
+            returncode=end.returncode,
+            record=record,
+        )
+        for index, end in attempt.exits.items()
+        if index not in state.halted
+    }
+    if rules.in_step:
+        return own_failures(ended.values(), stopped_at=attempt.stopped_at, received=state.received)
+    cause = ended.get(state.cause) if state.cause is not None and state.verdict is Verdict.FAILED else None
+    if cause is None:  # none has failed, or the kernel holds the one that has
+        return ()
+    others = [ended[index] for index in rules.scripts(ended) if index != cause.worker]
+    later = own_failures(others, stopped_at=attempt.stopped_at, received=state.received)
+    first = min([cause.time, *(one.time for one in later)])  # others may have seen the end before the agent did
+    return (replace(cause, time=first), *later)
+
+
+def cause_of_attempt(attempt: Attempt, rules: Rules, failures: Sequence[Failure], seen: Sequence[Seen]) -> Cause | None:
+    """The reason why a start has failed; None if it has not."""
+    state = attempt.state
+    if not state.failed:
+        return None
+    if rules.in_step or state.cause is None:
+        return cause_of(failures, state.hang, seen, attempt.stopped_at)
+    ended = attempt.exits.get(state.cause)
+    if state.hang is not None and state.hang.worker == state.cause:
+        kind, text = "hang", state.hang.text
+    elif ended is None:
+        kind, text = "exit", "it does not end"
+    else:
+        kind, text = kind_of(ended.returncode, recorded=ended.recorded), how_it_ended(ended.returncode)
+    return Cause(
+        worker=state.cause,
+        kind=kind,
+        text=text,
+        time=attempt.stopped_at if ended is None else ended.time,
+        status=seen[0].status if seen else None,
+        task=str(rules.task(state.cause)),
+    )
+
+
+def outcome_of(attempt: Attempt, rules: Rules, failures: tuple[Failure, ...], decision: Decision) -> Outcome:
+    """The outcome of a job that is not started again."""
+    state = attempt.state
+    if decision is Decision.TOO_FEW_WORKERS:
+        return Outcome(exit_code=LEFT_CODE)
+    if failures and not (rules.in_step and state.hang is not None):
+        return Outcome(exit_code=failures[0].exit_code or 1, failures=failures)  # a server that ends well fails too
+    if state.verdict is Verdict.INTERRUPTED and state.received is not None:
+        return Outcome.interrupted(state.received)
+    return Outcome(exit_code=1 if state.failed or state.phase is Phase.LOST else 0)
+
+
+def why_not_again(attempt: Attempt, rules: Rules, decision: Decision, history: History) -> str:
+    """The reason why no start follows a failed one, as text; may be empty."""
+    if decision is Decision.REPEATED_FAILURE:
+        same = rules.roles[0].restart_policy.same_failures
+        return f"that came {same} times in a row at the same step, so the job is not started again"
+    if decision is Decision.END and rules.max_restarts and attempt.state.verdict is Verdict.FAILED:
+        count = f"{history.failures - 1} of {rules.max_restarts} times (--max-restarts)"
+        return f"the workers were started again {count}, so the job fails"
+    return ""

@@ -1,7 +1,6 @@
-"""Starts the processes of a job, supervises them until all have ended, and leaves nothing behind.
+"""The agent: starts the processes of a job, supervises them until all have ended, and leaves nothing behind.
 
-One agent for all jobs: `supervise` decides by the restart policies of their roles, `restarts` whether another start
-follows, `controller` looks and acts, and a placement starts processes.
+`supervise` decides by the restart policies of the roles, `controller` looks and acts, and a placement starts processes.
 """
 
 import contextlib
@@ -10,11 +9,13 @@ import secrets
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from tfdist.cluster import job_key
@@ -22,15 +23,19 @@ from tfdist.cluster.job_files import event_copy
 from tfdist.errors import TfdistError
 from tfdist.jobs.agent import running_jobs
 from tfdist.jobs.agent.controller import Controller, look_seconds
-from tfdist.jobs.agent.events import EventFile
 from tfdist.jobs.agent.monitoring import Monitoring
-from tfdist.jobs.agent.outcome import cause_of_attempt, failures_of, outcome_of, why_not_again
-from tfdist.jobs.agent.restart_reporter import RestartReporter
+from tfdist.jobs.agent.restart_reporter import (
+    EventFile,
+    RestartReporter,
+    cause_of_attempt,
+    failures_of,
+    outcome_of,
+    why_not_again,
+)
 from tfdist.jobs.agent.shared_job import Before, Job
-from tfdist.jobs.agent.signals import signal_sets, signals_into
 from tfdist.jobs.agent.standby_workers import Standby
-from tfdist.jobs.agent.status_channel import StatusChannel
 from tfdist.jobs.agent.worker_group import (
+    StatusChannel,
     WorkerGroup,
     announce,
     at_a_signal,
@@ -46,20 +51,18 @@ from tfdist.jobs.output.screen import Output, screen
 from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses, streams_of_one
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.placement.worker_factory import WorkerFactory
-from tfdist.jobs.plan.host_plan import places
+from tfdist.jobs.plan.host_plan import NoRoomError, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
-from tfdist.jobs.plan.resource_request import NoRoomError
 from tfdist.jobs.plan.roles import tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
 from tfdist.jobs.remote.remote_placement import remote_placement
-from tfdist.jobs.supervision.restarts import Decision, History, after_failure, decide_restart, next_size
-from tfdist.jobs.supervision.supervise import decide
+from tfdist.jobs.supervision.supervise import Decision, History, after_failure, decide, decide_restart, next_size
 from tfdist.jobs.supervision.supervisor_state import Event, Next, Received, State, first_state, shown
 from tfdist.processes import shared_memory
 from tfdist.processes.job_resources import Guard, guarded
 from tfdist.processes.worker_failure import Outcome, format_report, read_record
-from tfdist.waiting import Flag
+from tfdist.waiting import ENDING, Flag, handled
 
 
 def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: int) -> tuple[WorkerSpec, ...]:
@@ -152,19 +155,14 @@ def run_to(
 
 
 def names_of(config: LaunchConfig) -> list[str]:
-    """Return what the processes of the job are called, as many as there may be.
-
-    Example:
-        >>> names_of(LaunchConfig(target="train.py", workers=1, max_workers=2))
-        ['worker 0', 'worker 1']
-    """
+    """The names of all processes that the job may have."""
     return [str(task) for task in tasks(replace(config, workers=config.range[1]))]
 
 
 def _run(
     config: LaunchConfig, guard: Guard, out: Output, events: "SimpleQueue[Any]", *, verbose: bool
 ) -> tuple[Outcome, Callable[[], bool]]:
-    """Run the job through all its starts; return also what tells when to stop waiting for the reader of the output."""
+    """Run the job through all its starts; return also when to stop waiting for the reader of the output."""
     with contextlib.ExitStack() as stack:
         copy = str(event_copy(guard.memory)) if config.monitor else None
         file = stack.enter_context(contextlib.closing(EventFile(config.event_file, guard.job_id, copy=copy)))
@@ -233,12 +231,7 @@ def _run(
 
 
 def parameters_of(config: LaunchConfig) -> dict[str, Any]:
-    """Return what was asked for, for the exporters that keep parameters.
-
-    Example:
-        >>> parameters_of(LaunchConfig(target="train.py", arguments=("--epochs", "3")))["script"]
-        'train.py --epochs 3'
-    """
+    """The request, for exporters that store parameters."""
     names = ("workers", "strategy", "replicas_per_worker", "parameter_servers", "max_restarts")
     found = {name: getattr(config, name) for name in names}
     return {"script": shlex.join([config.target, *config.arguments]), **found}
@@ -264,11 +257,8 @@ def _control(
 class _Ended:
     """How a start has ended.
 
-    Attributes:
-        outcome: of the job, if no other start follows.
-        decision: whether one does.
-        before: what has happened before that start.
-        give_up: when to stop waiting for the reader of the output.
+    `outcome` is that of the job if no start follows, `before` describes the next one, and `give_up` says when not to
+    wait for the reader of the output any longer.
     """
 
     outcome: Outcome
@@ -309,7 +299,7 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGroup]]:
-    """Yield processes, those in reserve or new ones, and the channel to them."""
+    """Yield the processes, from the standby or new ones, and the channel to them."""
     reserve = job.standby.take(before.size)
     if reserve is not None:
         with reserve.held:
@@ -327,13 +317,13 @@ def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGr
 
 
 def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before) -> _Ended:
-    """Supervise processes that were started until none is left; tell what has happened, return what follows."""
+    """Supervise started processes until none is left; report what has happened, return what follows."""
     history, rules = before.history, job.rules(before.size)
 
     def step(state: State, event: Event, now: float) -> Next:
         return decide(state, event, now=now, rules=rules)
 
-    job.reporter.started([handle.pid for handle in group.everybody])
+    job.reporter.started([handle.pid for handle in group.members])
     controller = Controller(job, rules, channel, group, starts=history.starts)
     attempt = supervise(
         group,
@@ -373,3 +363,29 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
     )
     outcome = outcome_of(attempt, rules, failures, decision)
     return _Ended(outcome=outcome, decision=decision, before=following, give_up=give_up)
+
+
+@contextlib.contextmanager
+def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into events, unless they are ignored.
+
+    Outside of the main thread, where Python allows no handlers, nothing changes.
+    """
+
+    def put(number: int, frame: FrameType | None) -> None:
+        events.put(Received(number=number))
+
+    with handled(put, (*ENDING, *more) if _in_main() else ()):
+        yield
+
+
+@contextlib.contextmanager
+def signal_sets(number: signal.Signals) -> Iterator[Flag]:
+    """Yield a flag that the signal sets; outside of the main thread, or if it is ignored, never."""
+    asked = Flag()
+    with handled(lambda *_: asked.set(), (number,) if _in_main() else ()):
+        yield asked
+
+
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

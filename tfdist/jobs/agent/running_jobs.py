@@ -1,6 +1,6 @@
-"""Jobs that run on this machine, found by their id, and asked for another number of workers.
+"""Running jobs of this machine: found by id, resized, and checked for progress.
 
-A job has a socket in the user's cache folder, which nobody else may enter. Who asks sends one line of JSON and gets one
+An elastic job has a Unix socket in the user's private cache folder. A client sends one line of JSON and gets one line
 back when the job goes on, or cannot.
 """
 
@@ -8,16 +8,20 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from tfdist import cache
+from tfdist.cluster.job_files import MEMORY
 from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.jobs.supervision.supervisor_state import Asked
+from tfdist.monitor.phases import Activity
+from tfdist.monitor.status import WorkerStatus, read_all
 from tfdist.validation import shown
 from tfdist.variables import CACHE_DIR
 
@@ -25,25 +29,20 @@ _LONGEST = 4096  # bytes of a line
 _ENDED = "the job has ended"
 _PAUSE_SECONDS = 0.1  # before a socket that could not accept is tried again
 _PATIENCE_SECONDS = 5.0  # for the whole of a request, and for an answer to be taken
+_PAGES = "tfdist-*/progress-*"  # `job_files.progress_file`, in a directory of `process.resources.guarded`
 
 
 def folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the sockets.
-
-    Example:
-        >>> folder({"TFDIST_CACHE_DIR": "/data"})
-        PosixPath('/data/jobs')
-    """
+    """The folder of the sockets."""
     return cache.folder(environ) / "jobs"
 
 
 def place(environ: Mapping[str, str], job_id: str) -> Path:
-    """Return the socket of a job."""
     return folder(environ) / f"{job_id}.sock"
 
 
 class Control:
-    """The socket of this job, and who waits for an answer."""
+    """The socket of this job, and the clients that wait for an answer."""
 
     def __init__(self, path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int]) -> None:
         self._events = events
@@ -59,7 +58,7 @@ class Control:
         self._thread.start()
 
     def answer(self, workers: int | None, *, ok: bool, text: str) -> None:
-        """Answer those who wait for so many workers; everybody with None."""
+        """Answer the clients that asked for this number of workers; all clients if it is None."""
         with self._lock:
             due = [one for wanted, one in self._waiting if workers in (None, wanted)]
             self._waiting = [(wanted, one) for wanted, one in self._waiting if one not in due]
@@ -67,7 +66,7 @@ class Control:
             _reply(one, ok=ok, text=text)
 
     def close(self) -> None:
-        """Answer those who wait that the job has ended."""
+        """Tell waiting clients that the job has ended."""
         with self._lock:
             self._ended.set()
         with contextlib.suppress(OSError):
@@ -84,7 +83,7 @@ class Control:
                 if self._ended.wait(_PAUSE_SECONDS):
                     return
                 continue
-            # a client that sends nothing, or a byte now and then, keeps nobody else waiting
+            # a client that sends nothing, or a byte now and then, holds up no other
             threading.Thread(target=self._hear, args=(connection,), name="job control client", daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
@@ -112,12 +111,7 @@ class Control:
 
 
 def _workers(line: bytes) -> int:
-    """Return the number of workers that a request asks for.
-
-    Example:
-        >>> _workers(b'{"workers": 3}')
-        3
-    """
+    """The number of workers that a request asks for."""
     try:
         asked = json.loads(line)
     except (ValueError, RecursionError):
@@ -154,7 +148,7 @@ def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int])
 
 
 def running(environ: Mapping[str, str]) -> list[str]:
-    """Return the ids of the jobs of this user that run; what an ended one has left is removed."""
+    """The ids of this user's running jobs. Sockets of ended jobs are removed."""
     found = []
     for path in sorted(folder(environ).glob("*.sock")):
         try:
@@ -169,7 +163,7 @@ def running(environ: Mapping[str, str]) -> list[str]:
 
 
 def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: float) -> str:
-    """Ask a job for so many workers; return what it says when all of them step."""
+    """Ask a job for another number of workers; return its answer once all of them step."""
     ids = running(environ)
     fitting = [one for one in ids if one.startswith(job)]
     if len(fitting) != 1:
@@ -197,7 +191,6 @@ def ask(environ: Mapping[str, str], job: str, workers: int, *, timeout_seconds: 
 
 
 def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
-    """Return a connection to the socket of a job."""
     deadline = time.monotonic() + patience_seconds
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_PATIENCE_SECONDS)  # without one, connecting waits for ever
@@ -219,7 +212,7 @@ def _connected(path: Path, *, patience_seconds: float = 0.0) -> socket.socket:
 
 @contextlib.contextmanager
 def _reachable(path: Path) -> Iterator[str]:
-    """Yield a name for a socket that is short enough: the system takes about a hundred bytes."""
+    """Yield a short enough name for a socket: the system takes about a hundred bytes."""
     if len(os.fsencode(path)) < 100:
         yield str(path)
         return
@@ -231,7 +224,7 @@ def _reachable(path: Path) -> Iterator[str]:
 
 
 def _line(connection: socket.socket, seconds: float) -> bytes:
-    """Return the next line, or the beginning of one that is too long."""
+    """The next line, or the beginning of one that is too long."""
     deadline = time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n") and len(line) < _LONGEST:
@@ -247,7 +240,34 @@ def _line(connection: socket.socket, seconds: float) -> bytes:
 
 
 def _reply(connection: socket.socket, *, ok: bool, text: str) -> None:
-    with contextlib.suppress(OSError):  # who has asked is gone
+    with contextlib.suppress(OSError):  # the client is gone
         connection.settimeout(_PATIENCE_SECONDS)
         connection.sendall(json.dumps({"ok": ok, "text": text}).encode() + b"\n")
     connection.close()
+
+
+def worker_pages(folders: Sequence[Path] | None = None) -> dict[str, tuple[WorkerStatus, ...]]:
+    """The status of the workers of every job of this user, by the path of its table."""
+    places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
+    found = {}
+    for path in sorted({path for place in places for path in place.glob(_PAGES)}):
+        try:
+            found[str(path)] = read_all(path)
+        except (OSError, ConfigError):  # it has ended meanwhile, or is another user's
+            continue
+    return found
+
+
+def stalled_workers(
+    pages: Mapping[str, Sequence[WorkerStatus]], *, now: float, stall_seconds: float
+) -> tuple[str, ...]:
+    """A sentence for each worker without progress for too long.
+
+    A worker that has not reported yet, or has ended, is not blamed.
+    """
+    return tuple(
+        f"worker {worker} ({path}) has been {said.activity.name.lower()} for {now - said.changed:.0f} s"
+        for path, workers in pages.items()
+        for worker, said in enumerate(workers)
+        if said.changed and said.activity is not Activity.ENDED and now - said.changed > stall_seconds
+    )

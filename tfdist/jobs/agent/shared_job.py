@@ -7,13 +7,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfdist.cluster import job_key
-from tfdist.cluster.job_files import steps_folder
+from tfdist.cluster.job_files import progress_file, steps_folder
 from tfdist.jobs.agent import running_jobs
 from tfdist.jobs.agent.monitoring import Monitoring
 from tfdist.jobs.agent.restart_reporter import RestartReporter
 from tfdist.jobs.agent.standby_workers import Standby
-from tfdist.jobs.agent.status_channel import StatusChannel, opened
-from tfdist.jobs.agent.worker_group import announce
+from tfdist.jobs.agent.worker_group import StatusChannel, announce
 from tfdist.jobs.output.screen import Output
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.plan.job_plan import plan
@@ -21,8 +20,9 @@ from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import Role, roles_of, tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
 from tfdist.jobs.remote.remote_placement import RemotePlacement
-from tfdist.jobs.supervision.restarts import History
+from tfdist.jobs.supervision.supervise import History
 from tfdist.jobs.supervision.supervisor_state import Rules
+from tfdist.monitor.status import StatusTable
 from tfdist.processes.job_resources import Guard
 
 
@@ -30,22 +30,8 @@ from tfdist.processes.job_resources import Guard
 class Job:
     """What all starts of a job share.
 
-    Attributes:
-        config: the request.
-        guard: its directories, and the process that ends it if the agent is killed.
-        out: where the output goes.
-        events: what happens; signals arrive there.
-        verbose: whether to tell what is started and what ends.
-        reporter: tells the user of failures and recoveries.
-        factory: prepares for the next start.
-        placement: starts them.
-        standby: the workers in reserve.
-        control: who asks for another number of workers, if that may change.
-        monitoring: tells what the job is bound by, if that is asked for.
-        begun: clock time of its start.
-        step_seconds: of the last start that had enough steps.
-        addresses: of the last processes that were started.
-        key: by which the workers know each other.
+    `step_seconds` are those of the last start with enough steps; `addresses` are those of the last processes. `begun`
+    is a clock time. By `key` the workers know each other.
     """
 
     config: LaunchConfig
@@ -65,19 +51,18 @@ class Job:
     key: str = field(default_factory=job_key.drawn, repr=False)
 
     def say(self, text: str) -> None:
-        """Tell the user."""
         announce(self.out, text)
 
     def sized(self, workers: int) -> LaunchConfig:
-        """Return the request with this number of workers; the bounds are those of the original one."""
+        """The request with this number of workers, within the bounds of the original."""
         if self.config.parameter_servers:
             return self.config
-        least, most = self.config.range  # of which the defaults follow from the number of workers
+        least, most = self.config.range  # their defaults follow from the number of workers
         # whether workers may be evicted was judged by the original one as well, and need not hold of what is left
         return replace(self.config, workers=workers, min_workers=least, max_workers=most, evict_stragglers=False)
 
     def rules(self, workers: int) -> Rules:
-        """Return what does not change while a start with so many workers runs."""
+        """The constants of a start with this number of workers."""
         config = self.sized(workers)
         least, most = config.range
         return Rules(
@@ -91,7 +76,7 @@ class Job:
     def plan(
         self, workers: int, starts: int, *, piped: frozenset[int] = BOTH, reserve: bool = False
     ) -> tuple[tuple[WorkerSpec, ...], StatusChannel]:
-        """Return what to start, at addresses that those before did not have, and a new channel for it."""
+        """The processes to start, at addresses that earlier ones did not have, and a new status channel."""
         config = self.sized(workers)
         places = self.placement.addresses(len(tasks(config)), but=self.addresses)
         self.addresses = tuple(f"{host}:{port}" for host, port in places)
@@ -119,7 +104,7 @@ class Job:
             hosts = [host for host, _ in places]
             channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
         else:
-            channel = opened(self.guard.memory, starts, workers=workers, reserve=reserve, chief=chief)
+            channel = StatusTable(progress_file(self.guard.memory, starts), workers, reserve=reserve, chief=chief)
         # what a worker records elsewhere is brought here
         return tuple(
             replace(spec, piped=piped, error_file=self.guard.directory / spec.error_file.name) for spec in specs
@@ -128,13 +113,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What has happened to a job before a start.
-
-    Attributes:
-        history: the starts and the failures.
-        replaced: how often single processes were started again.
-        size: how many workers the start has.
-    """
+    """A job before a start: its history, how often single processes were replaced, and the number of workers."""
 
     history: History
     replaced: int
@@ -142,5 +121,5 @@ class Before:
 
 
 def reporting_role(roles: Sequence[Role]) -> Role:
-    """Return the role of which the processes report their steps."""
+    """The role whose processes report their steps."""
     return next(role for role in roles if role.runs_script)

@@ -1,8 +1,7 @@
-"""A second set of workers, which has run the script up to its first step and takes the place of one that failed.
+"""A second set of workers, which has run the script up to its first step and replaces workers that failed.
 
-What a restart costs is then paid before it is needed: the strategy, the model, the connections between the workers.
-The price is their memory, and that the script runs up to `fit` beside the job. They are forked like all workers that
-follow on others, and wait in `StatusReporter.stand_by`.
+The cost of a restart (strategy, model, connections) is then paid in advance. The price is memory, and that the script
+runs up to `fit` beside the job. Standby workers are forked like restarted ones, and wait in `StatusReporter.stand_by`.
 """
 
 import contextlib
@@ -11,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfdist.errors import TfdistError
-from tfdist.jobs.agent.status_channel import StatusChannel
-from tfdist.jobs.agent.worker_group import Events, WorkerGroup, started
+from tfdist.jobs.agent.worker_group import Events, StatusChannel, WorkerGroup, started
 from tfdist.jobs.output.screen import Output
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.plan.worker_spec import WorkerSpec
@@ -22,14 +20,7 @@ from tfdist.monitor.phases import Activity
 
 @dataclass(frozen=True, kw_only=True)
 class Reserve:
-    """Workers that wait, or will.
-
-    Attributes:
-        specs: what was started.
-        channel: to them.
-        group: their processes.
-        held: closes both.
-    """
+    """Workers in reserve. `held` closes their channel and their processes."""
 
     specs: tuple[WorkerSpec, ...]
     channel: StatusChannel
@@ -38,7 +29,7 @@ class Reserve:
 
 
 class Standby:
-    """Keeps a reserve, while it is asked to."""
+    """Keeps a reserve while asked to."""
 
     def __init__(self, placement: Placement, out: Output, factory: Factory, *, verbose: bool) -> None:
         self._placement = placement
@@ -50,9 +41,9 @@ class Standby:
         self._tried = False
 
     def tend(self, workers: int, plan: Callable[[], tuple[Sequence[WorkerSpec], StatusChannel]]) -> None:
-        """Start the reserve, unless it has been; end it if one of its workers has ended.
+        """Start the reserve once; end it if one of its workers has ended.
 
-        A script that ends before its first step would do so again: then there is none until workers step anew.
+        A script that ends before its first step would do so again, so there is no new reserve until workers step anew.
         """
         if self._reserve is not None:
             if self._events.kept or len(self._reserve.specs) != workers:
@@ -67,21 +58,21 @@ class Standby:
 
     @property
     def is_starting(self) -> bool:
-        """Whether there will be a reserve, and is not yet; asked only where one is wanted."""
+        """True if there will be a reserve but is none yet; asked only if one is wanted."""
         if self._reserve is None:
             return not self._tried
         return not self._events.kept and not self.is_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a reserve, and all of it waits to take over."""
+        """True if all of the reserve waits to take over."""
         if self._reserve is None or self._events.kept:
             return False
         channel, count = self._reserve.channel, len(self._reserve.specs)
         return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
 
     def take(self, workers: int) -> Reserve | None:
-        """Return the reserve, if it has so many workers and all live; it is the caller's from now on."""
+        """Hand the reserve over to the caller, if it has this many live workers."""
         self._tried = False
         reserve = self._reserve
         if reserve is None or self._events.kept or reserve.group.ended() or len(reserve.specs) != workers:
@@ -91,7 +82,7 @@ class Standby:
         return reserve
 
     def admit(self, reserve: Reserve, events: Events) -> None:
-        """Let a reserve that was taken take part: its ends become events, its output is shown, and it goes on."""
+        """Let the reserve take part: its ends become events, and its output is shown."""
         self._events.connect(events)
         self._events = _Relay()
         if reserve.group.pump is not None:
@@ -99,7 +90,7 @@ class Standby:
         reserve.channel.take_over()
 
     def close(self) -> None:
-        """End the reserve; nothing that it wrote is shown."""
+        """End the reserve; its output is not shown."""
         if self._reserve is not None:
             self._reserve.held.close()
             for spec in self._reserve.specs:
@@ -120,7 +111,7 @@ class Standby:
 
 
 class _Relay:
-    """Keeps events until it is connected, and passes them on afterwards."""
+    """Keeps events until it is connected, then forwards them."""
 
     def __init__(self) -> None:
         self.kept: list[Event] = []

@@ -1,6 +1,7 @@
-"""The processes of one start of a job: started, supervised by a function that decides, and ended, with all they left.
+"""The processes of one start of a job: started, supervised by a function that decides, and ended with all they left.
 
-Nothing here knows what a failure means: `supervise` does.
+Nothing here knows what a failure means. `StatusChannel` is how workers report: on one host a table in shared memory,
+otherwise authenticated TCP.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     State,
     Tick,
 )
+from tfdist.monitor.status import WorkerStatus
 from tfdist.processes import guardian
 from tfdist.processes.worker_failure import is_end_by, read_record, when_it_ended
 from tfdist.waiting import ENDING
@@ -44,7 +46,7 @@ Step = Callable[[State, Event, float], Next]
 
 
 class Events(Protocol):
-    """Where events are put, from any thread."""
+    """A queue of events that any thread may fill."""
 
     def put(self, event: Event) -> None:
         """Put one there."""
@@ -54,11 +56,8 @@ class Events(Protocol):
 class Attempt:
     """How one start of a job went.
 
-    Attributes:
-        state: the last one.
-        exits: how every process ended; the last time, if it was started again.
-        stopped_at: clock time at which the agent asked them to end; infinity if it never did.
-        killed: whether it had to kill.
+    `exits` has the last end of every process. `stopped_at` is the clock time at which the agent asked them to end;
+    infinity if it never did.
     """
 
     state: State
@@ -68,7 +67,7 @@ class Attempt:
 
 
 class WorkerGroup:
-    """The processes that `started` has started."""
+    """The processes of one start."""
 
     def __init__(
         self,
@@ -80,7 +79,6 @@ class WorkerGroup:
         pump: Pump | None,
         verbose: bool,
     ) -> None:
-        """Start nothing yet: the first call of `start` does."""
         self.specs = tuple(specs)
         self.pump = pump
         self._placement = placement
@@ -92,21 +90,21 @@ class WorkerGroup:
         self._watchers: list[threading.Thread] = []
 
     @property
-    def everybody(self) -> tuple[Handle, ...]:
-        """All that were started, also those in whose place another one was."""
+    def members(self) -> tuple[Handle, ...]:
+        """All handles, also those of replaced processes."""
         return tuple(self._all)
 
     def ended(self) -> frozenset[int]:
-        """Return who has ended by now, whether or not the event of it has been looked at."""
+        """The indexes of ended processes, whether or not the event was handled."""
         return frozenset(index for index, handle in self._now.items() if handle.wait(0.0) is not None)
 
     @property
     def present(self) -> Mapping[int, Handle]:
-        """The last one that was started, by its index."""
+        """The last process of each index."""
         return self._now
 
     def start(self, index: int) -> None:
-        """Start a process, in the place of one that has ended if there was one."""
+        """Start a process; replace an ended one."""
         if index in self._now:
             self._now[index].signal(signal.SIGKILL)  # children of it that may hold its port
         spec = self.specs[index]
@@ -128,7 +126,7 @@ class WorkerGroup:
             self._events.put(Exited(worker=handle.spec.index, returncode=returncode, time=time.monotonic()))
 
     def perform(self, action: Action) -> None:
-        """Do what was decided, as far as it concerns processes."""
+        """Carry out an action that concerns processes."""
         if isinstance(action, Send):
             for index in sorted(action.workers):
                 self._now[index].signal(action.number)
@@ -138,8 +136,8 @@ class WorkerGroup:
             self.start(action.worker)
 
     def finish(self, *, grace_seconds: float, give_up: Callable[[], bool]) -> None:
-        """End what the processes, which have ended, left running; write all that they wrote."""
-        left = self._placement.end_leftovers(self.everybody, grace_seconds=grace_seconds)
+        """End what the ended processes left running, and write their remaining output."""
+        left = self._placement.end_leftovers(self.members, grace_seconds=grace_seconds)
         if left and self._verbose:
             announce(self._out, f"ended {left} more processes that the workers had started")
         if self.pump is not None:
@@ -149,7 +147,7 @@ class WorkerGroup:
         """Make sure that no process is left."""
         for handle in self._now.values():
             handle.signal(signal.SIGKILL)  # on the way of an error they still run
-        self._placement.end_leftovers(self.everybody, grace_seconds=0.0)
+        self._placement.end_leftovers(self.members, grace_seconds=0.0)
         if self.pump is not None:
             self.pump.finish(give_up=lambda: True)  # done already, unless an error leads here
         deadline = time.monotonic() + _REAP_SECONDS
@@ -171,7 +169,7 @@ def started(
     verbose: bool,
     held: bool = False,
 ) -> Iterator[WorkerGroup]:
-    """Yield the processes, started, and their output moving; after the block none of them is left."""
+    """Yield the started processes, with their output forwarded; none is left after the block."""
     piped = any(spec.piped for spec in specs)
     pump = Pump(out, lambda: events.put(Received(number=signal.SIGPIPE)), held=held) if piped else None
     group = WorkerGroup(specs, placement=placement, out=out, events=events, pump=pump, verbose=verbose)
@@ -198,8 +196,8 @@ def supervise(
     perform = perform or group.perform
     exits: dict[int, Exited] = {}
     stopped_at, killed = float("inf"), False
-    ended_before: frozenset[int] = frozenset()  # the agent asked anybody to end
-    is_told = False  # whether who ended unasked counts as one of them
+    ended_before: frozenset[int] = frozenset()  # the agent's first request to end
+    is_told = False  # whether processes that ended unasked count as well
     while state.phase not in (Phase.DONE, Phase.LOST):
         event = _next_event(events, state, look, look_seconds(state))
         now = time.monotonic()
@@ -213,7 +211,7 @@ def supervise(
         state, actions = step(state, event, now)
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             stopped_at = event.time if isinstance(event, Exited) else now
-            if not isinstance(event, Received):  # which everybody may have got
+            if not isinstance(event, Received):  # which all may have received
                 ended_before, is_told = group.ended(), True
         killed = killed or state.phase is Phase.KILLING
         for action in actions:
@@ -234,10 +232,10 @@ def _next_event(events: "SimpleQueue[Any]", state: State, look: Callable[[State]
 
 
 def _first_of(end: Exited, number: int, events: "SimpleQueue[Any]") -> Any:
-    """Return the same signal to the agent, if it arrives together with the one that has ended a worker; else the end.
+    """The same signal to the agent, if it arrives with the one that ended a worker; otherwise the end.
 
-    Service managers send a signal to every process of a job at once: then the signal is why the job ends, not the end
-    of the worker that heard it first.
+    Service managers send a signal to every process of a job at once: then the signal is the cause, and not the end of
+    the first worker that received it.
     """
     deadline, others = time.monotonic() + TOGETHER_SECONDS, [end]
     while (left := deadline - time.monotonic()) > 0:
@@ -256,7 +254,7 @@ def _first_of(end: Exited, number: int, events: "SimpleQueue[Any]") -> Any:
 
 
 def recorded(group: WorkerGroup, state: State, *, but: int | None = None) -> Recorded | None:
-    """Return that a worker that runs has recorded a failure, if one has."""
+    """The first running worker that has recorded a failure, as an event."""
     for worker in sorted(state.running):
         file = group.specs[worker].error_file
         if file.exists() and (but is None or getattr(read_record(file), "exit_code", None) != but):
@@ -265,19 +263,19 @@ def recorded(group: WorkerGroup, state: State, *, but: int | None = None) -> Rec
 
 
 def announce(out: Output, text: str) -> None:
-    """Tell the user; but do not wait long for a reader that takes nothing, because workers are to be supervised."""
+    """Tell the user, without waiting long for a reader that takes nothing: workers need supervision."""
     deadline = time.monotonic() + ANNOUNCE_SECONDS
     out.message(f"{out.speaker}: {text}", give_up=lambda: time.monotonic() > deadline)
 
 
 def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """Tell when to stop waiting for the reader of the output: at the next signal; soon, if one has ended the job."""
+    """When to stop waiting for the output's reader: at the next signal, or soon after the one that ended the job."""
     deadline = time.monotonic() + (DRAIN_SECONDS if received is not None else float("inf"))
     return lambda: time.monotonic() > deadline or unseen_signal(events) is not None
 
 
 def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | None:
-    """Return the first signal that has arrived, asks to end, and that nobody has looked at."""
+    """The first signal that asks to end and has not been handled."""
     seen = []
     with contextlib.suppress(Empty):
         while True:
@@ -288,5 +286,33 @@ def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | 
 
 
 def at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """Tell when not to wait for the reader of the output between two starts: when a signal arrives."""
+    """When not to wait between two starts: once a signal arrives."""
     return lambda: unseen_signal(events, keep=True) is not None
+
+
+class StatusChannel(Protocol):
+    """The agent's side of the status channel. No call waits for a worker."""
+
+    def read(self, worker: int) -> WorkerStatus:
+        """The latest status of a worker."""
+
+    def new_warnings(self) -> list[str]:
+        """New warnings of all workers; several may send the same sentence."""
+
+    def ask_to_halt(self) -> None:
+        """Ask all workers to hold before their next step; positions are reliable SETTLE_SECONDS later."""
+
+    def take_back(self) -> None:
+        """Let held workers go on; only while there is no target."""
+
+    def set_target(self, step: int) -> None:
+        """Let the workers run up to and including this step."""
+
+    def take_over(self) -> None:
+        """Let workers in reserve go on."""
+
+    def end(self) -> None:
+        """Announce that the next signals to workers mean the end, not a halt."""
+
+    def close(self) -> None:
+        """Release the channel; workers that still write to it are not harmed."""

@@ -1,4 +1,4 @@
-"""The connection between the agent and a host: a program that passes on streams, as ssh does, or TCP."""
+"""Connections to host agents: the streams of a program such as ssh, or TCP."""
 
 import contextlib
 import shlex
@@ -20,49 +20,45 @@ _LINES = 20
 
 
 class Connection(Protocol):
-    """A connection to what acts for the agent on a host."""
+    """A connection to a host agent."""
 
     @property
     def wire(self) -> Wire:
-        """Messages over it."""
+        """Its messages."""
 
     @property
     def drain_seconds(self) -> float:
-        """How long what was still on its way may take after the end."""
+        """How long data on its way may take after the end."""
 
     @property
     def shares_key(self) -> bool:
-        """Whether the host has the key of the job, and nothing is encrypted on the way."""
+        """True if the host has the job's key, and nothing is encrypted."""
 
     @property
     def cure(self) -> str:
-        """What to do when nothing comes."""
+        """What to do when nothing arrives."""
 
     def note(self, line: str) -> None:
-        """Add to what is said of its end."""
+        """Add a line to the reasons of its end."""
 
     def quoted(self) -> str:
-        """Return what is known of its end, as the end of a sentence; empty when nothing is."""
+        """Known reasons of its end, as the end of a sentence; may be empty."""
 
     def unreachable(self, said: str) -> str:
-        """Return how it failed before its first message, after "host NAME cannot be reached".
-
-        Args:
-            said: what came in place of a message.
-        """
+        """How it failed before the first message, given what came instead; follows "cannot be reached"."""
 
     def cut(self) -> None:
         """End it now."""
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Announce that nothing more comes."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class ByProgram:
-    """A connection over the standard streams of a program that runs a command on the host and passes them on."""
+    """The standard streams of a program that runs a command on the host."""
 
     shares_key = False
     drain_seconds = _DRAIN_SECONDS
@@ -85,15 +81,12 @@ class ByProgram:
         self._errors = Tail(self._process)
 
     def note(self, line: str) -> None:
-        """Add to what is said of its end."""
         self._errors.add(line)
 
     def quoted(self) -> str:
-        """Return what the program has written last."""
         return self._errors.quoted()
 
     def unreachable(self, said: str) -> str:
-        """Return why no message has come, and what to do."""
         words = self._errors.quoted() or (f":\n{said}" if said.strip() else "")
         if "No module named" in words and "tfdist" in words:
             cure = "Install the same version of tfdist there, or name an interpreter that has it with --remote-python."
@@ -104,7 +97,6 @@ class ByProgram:
         return f"by {self._shell}{words}\n{cure}"
 
     def cut(self) -> None:
-        """End the program."""
         self._process.kill()  # one that has ended gets nothing
 
     def end(self) -> None:
@@ -118,7 +110,6 @@ class ByProgram:
             self._process.wait()
 
     def close(self) -> None:
-        """Close its output."""
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()
@@ -131,42 +122,37 @@ class ByTcp:
     drain_seconds = _END_SECONDS
 
     def __init__(self, joined: Joined, complaints: Callable[[], str] = lambda: "") -> None:
-        self.cure = "It has joined, and does not answer: look whether it stands still."
+        self.cure = "It has joined, and does not answer: check whether it is stopped."
         self.wire = joined.wire
         self._connection = joined.connection
         self._complaints = complaints
         self._notes: list[str] = []
 
     def note(self, line: str) -> None:
-        """Add to what is said of its end."""
         self._notes.append(line)
 
     def quoted(self) -> str:
-        """Return what was noted, and what is known of its process."""
         return "".join(f"\n  {line}" for line in (*self._notes, *self._complaints().splitlines()))
 
     def unreachable(self, said: str) -> str:
-        """Return why no message has come."""
         return f"over the connection by which it has joined{self.quoted()}"
 
     def cut(self) -> None:
-        """End the connection."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Send no more; the other side ends what runs there, and then the connection, which its reader sees."""
+        """Send no more. The other side ends what runs there and then the connection, which the reader sees."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Give back the descriptor, when nobody reads from it any more."""
         self.cut()
         self._connection.close()
 
 
 class Tail:
-    """The last lines that the program which reaches a host has written to standard error."""
+    """The last lines of a program's standard error."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -174,16 +160,14 @@ class Tail:
         self._thread.start()
 
     def add(self, line: str) -> None:
-        """Add a line of ours."""
         self._lines.append(line)
 
     def quoted(self) -> str:
-        """Return them as the end of a sentence; empty when there are none."""
+        """The lines as the end of a sentence; may be empty."""
         self._thread.join(_DRAIN_SECONDS)
         return "".join(f"\n  {line}" for line in self._lines)
 
     def close(self) -> None:
-        """Wait for its end, and let go of it."""
         self._thread.join(_DRAIN_SECONDS)
 
     def _read(self, process: "subprocess.Popen[bytes]") -> None:

@@ -38,16 +38,7 @@ _PREFIXES = ("TF_", PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """What a host has said of itself.
-
-    Attributes:
-        python: the interpreter that runs there.
-        pid: of what acts for the agent there.
-        directory: where its workers record their failures.
-        memory: a directory in memory that outlives them.
-        versions: of the packages that the workers use.
-        is_loopback: whether its address means itself to everybody.
-    """
+    """What a host reports about itself. `versions` are those of packages that workers use; `memory` outlives them."""
 
     python: str
     pid: int
@@ -58,10 +49,9 @@ class HostReport:
 
 
 def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables that processes on other hosts get from the agent's environment.
+    """The variables that processes on other hosts get from here: those of frameworks, and those named by the user.
 
-    Those that TensorFlow, Keras, tfdist and Python read, and those that are named; no other, since paths and secrets
-    of one machine mean nothing, or too much, on another.
+    Other variables stay here: paths and secrets of one machine mean nothing, or too much, on another.
 
     Example:
         >>> passed_on({"TF_NUM_INTEROP_THREADS": "1", "AWS_SECRET_ACCESS_KEY": "s", "A": "1"}, ("A",))
@@ -74,40 +64,21 @@ def passed_on(environ: Mapping[str, str], more: tuple[str, ...]) -> dict[str, st
 
 
 def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without tfdist's own that mean something on this host, or in this process, alone.
-
-    Example:
-        >>> without_those_of_a_host({"TFDIST_HOST_ID": "a", "TFDIST_STRATEGY": "ring", "A": "1"})
-        {'TFDIST_STRATEGY': 'ring', 'A': '1'}
-    """
+    """The variables without those of tfdist that belong to this host or process."""
     return {name: value for name, value in environ.items() if name not in _OF_A_HOST}
 
 
 def config_to_json(config: LaunchConfig) -> dict[str, Any]:
-    """Return what a host needs of the request.
-
-    Example:
-        >>> config_from_json(config_to_json(LaunchConfig(target="t.py", workers=2))).workers
-        2
-    """
+    """The request as a host needs it."""
     left_out = ("remote", "event_file")
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in left_out}
 
 
 def config_from_json(values: Mapping[str, Any]) -> LaunchConfig:
-    """Return the request."""
     return LaunchConfig(**{**values, **{name: tuple(values[name]) for name in ("arguments", "exporters")}})
 
 
 def spec_to_json(spec: WorkerSpec) -> dict[str, Any]:
-    """Return a process as values.
-
-    Example:
-        >>> task = TaskId(type="worker", index=1)
-        >>> spec = WorkerSpec(index=1, task=task, argv=("a",), error_file=Path("e"))
-        >>> spec_from_json(spec_to_json(spec)) == spec
-        True
-    """
     return {
         **{field.name: getattr(spec, field.name) for field in fields(spec)},
         "task": [spec.task.type, spec.task.index],
@@ -118,7 +89,6 @@ def spec_to_json(spec: WorkerSpec) -> dict[str, Any]:
 
 
 def spec_from_json(values: Mapping[str, Any]) -> WorkerSpec:
-    """Return the process."""
     kind, index = values["task"]
     return WorkerSpec(
         **{

@@ -1,14 +1,12 @@
-"""Join a job over TCP: a host connects to the launcher, and both prove that they know the job's key.
+"""Hosts join a job over TCP, and both sides prove that they know the job's key.
 
-For hosts that the launcher cannot reach by a program which passes on standard streams: those of `mpirun` and of an
-service that starts processes by itself, and hosts without ssh. The launcher has a `Rendezvous`; on the host
+Used where no program passes on standard streams: under `mpirun` and services that start processes themselves, and on
+hosts without ssh. The launcher has a `Rendezvous`; a host agent joins by its environment (RENDEZVOUS, HOST_NAME,
+JOB_KEY), which other users cannot read.
 
-    TFDIST_RENDEZVOUS=10.0.0.1:7000 TFDIST_HOST_NAME=a TFDIST_JOB_KEY=... python -m tfdist.jobs.remote.host_agent
-
-joins. The key is in the environment, which other users cannot read, and in no command line. Each side answers the
-other's random number with an HMAC; every message after that is signed with keys of this connection alone, so a stranger
-on the way can neither say anything nor say it again. Nothing is encrypted: the key of the workers is not sent, but
-derived on both sides.
+Each side answers the other's random number with an HMAC. Every later message is signed with keys of this connection, so
+a stranger can neither add nor repeat one. Nothing is encrypted: the workers' key is derived on both sides and never
+sent.
 
 Source: M. Bellare, R. Canetti, H. Krawczyk, "Keying Hash Functions for Message Authentication", 1996.
 """
@@ -37,7 +35,7 @@ _MAGIC = b"tfdist join 1\n\0\0"
 _NONCE = 32
 _PROOF = 32
 _LENGTH = struct.Struct("<H")
-_GREETING_SECONDS = 10.0  # for who connects to prove itself
+_GREETING_SECONDS = 10.0  # for a new connection to prove itself
 _MOST_STRANGERS = 64  # at once
 _AGAIN_SECONDS = 0.2
 _POLL_SECONDS = 0.1
@@ -45,14 +43,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """With what a host joins a job.
-
-    Attributes:
-        addresses: of the launcher, as "host:port"; the first that answers counts.
-        name: of the host in the job.
-        key: that the launcher has too.
-        wait_seconds: how long to try, if the launcher is not there yet.
-    """
+    """The addresses of the launcher ("host:port", the first that answers counts), the host's name, and the key."""
 
     addresses: tuple[str, ...]
     name: str
@@ -61,15 +52,7 @@ class Ticket:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Ticket | None":
-        """Return what the variables of this process say; None where they name no launcher.
-
-        Example:
-            >>> Ticket.from_environment({}) is None
-            True
-            >>> variables = {"TFDIST_RENDEZVOUS": "a:1", "TFDIST_HOST_NAME": "n", "TFDIST_JOB_KEY": "0" * 64}
-            >>> Ticket.from_environment(variables).name
-            'n'
-        """
+        """The ticket in the environment of this process; None if it names no launcher."""
         addresses = RENDEZVOUS.read(environ)
         if not addresses:
             return None
@@ -86,12 +69,7 @@ class Ticket:
         return cls(addresses=found, name=name, key=key, wait_seconds=JOIN_SECONDS.read(environ))
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which a process has this ticket; one of them is a secret.
-
-        Example:
-            >>> sorted(Ticket(addresses=("a:1",), name="n", key=bytes(32)).environment())
-            ['TFDIST_HOST_NAME', 'TFDIST_JOB_KEY', 'TFDIST_RENDEZVOUS']
-        """
+        """The variables that carry this ticket; one is a secret."""
         return {
             RENDEZVOUS.name: ",".join(self.addresses),
             HOST_NAME.name: self.name,
@@ -100,17 +78,12 @@ class Ticket:
 
 
 def key_of_workers(key: bytes, job_id: str) -> str:
-    """Return the key by which the workers of a job know each other, which launcher and hosts derive alike.
-
-    Example:
-        >>> key_of_workers(bytes(32), "a") == key_of_workers(bytes(32), "b")
-        False
-    """
+    """The key of the workers of a job, derived by launcher and hosts alike."""
     return job_key.derived(key, "workers", [job_id]).hex()
 
 
 class Rendezvous:
-    """The launcher's side: listens, and keeps the hosts that have joined until they are asked for.
+    """The launcher's side: listens, and keeps joined hosts until they are taken.
 
     Example:
         >>> key = job_key.derived(bytes(32), "example", [])
@@ -150,7 +123,7 @@ class Rendezvous:
     def take(
         self, name: str, *, timeout_seconds: float, give_up: Callable[[], bool] = lambda: False
     ) -> "Joined | None":
-        """Return the connection of a host, once it has joined; None if it has not in time."""
+        """The connection of a host once it has joined; None if it has not in time."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while (found := self._waiting.pop(name, None)) is None:
@@ -160,7 +133,7 @@ class Rendezvous:
             return found
 
     def close(self) -> None:
-        """Listen no longer, and send away who waits."""
+        """Stop listening, and close connections that were not taken."""
         with self._changed:
             self._closed.set()
             waiting = list(self._waiting.values())
@@ -185,7 +158,7 @@ class Rendezvous:
             threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
-        """Let who has connected prove that it has the key, and keep its connection."""
+        """Keep a connection that has proved to have the key."""
         try:
             joined = _met(connection, self._key)
         except (OSError, ValueError):  # a stranger, or gone
@@ -215,21 +188,13 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A host that has joined.
-
-    Attributes:
-        name: of it.
-        connection: to it.
-        wire: over that.
-    """
-
     name: str
     connection: socket.socket
     wire: Wire
 
 
 def _met(connection: socket.socket, key: bytes) -> Joined:
-    """Return who has connected."""
+    """Check the other side's proof; return the joined host."""
     until = _prepare(connection)
     theirs = _read(connection, len(_MAGIC) + _NONCE, until)
     if theirs[: len(_MAGIC)] != _MAGIC:
@@ -278,7 +243,7 @@ def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
         theirs = _read(connection, _NONCE, until)
         told = (ours, theirs)
         if not hmac.compare_digest(_read(connection, _PROOF, until), _proof(ticket.key, b"launcher", *told)):
-            raise ValueError("who listens there has another key")
+            raise ValueError("the listener there has another key")
         name = ticket.name.encode()
         connection.sendall(_LENGTH.pack(len(name)) + name + _proof(ticket.key, b"host", *told, name))
         connection.settimeout(None)
@@ -289,7 +254,7 @@ def _joined(address: str, ticket: Ticket) -> tuple[socket.socket, Wire]:
 
 
 def _prepare(connection: socket.socket) -> float:
-    """Return until when the other side has to have proved itself."""
+    """Set options; return until when the other side must have proved itself."""
     connection.settimeout(_GREETING_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -300,7 +265,7 @@ def _read(connection: socket.socket, count: int, until: float) -> bytes:
     data = b""
     while len(data) < count:
         left = until - time.monotonic()
-        if left <= 0:  # who sends byte after byte takes no longer than who sends none
+        if left <= 0:  # one bound, however slowly the bytes arrive
             raise TimeoutError("it has not proved itself in time")
         connection.settimeout(left)
         more = connection.recv(count - len(data))
@@ -315,20 +280,16 @@ def _proof(key: bytes, who: bytes, *told: bytes) -> bytes:
 
 
 def _wire(connection: socket.socket, key: bytes, told: Sequence[bytes], name: bytes, *, first: str) -> Wire:
-    """Return the messages of a connection, signed with keys of its own: that of ``first`` for what is sent."""
+    """The messages of a connection, sent with the key of ``first``."""
     keys = {who: _proof(key, f"messages of the {who}".encode(), *told, name) for who in ("launcher", "host")}
     other = {"launcher": "host", "host": "launcher"}[first]
     return Wire(connection.fileno(), connection.fileno(), Seal(keys[first], keys[other]))
 
 
 def own_addresses(hosts: Collection[str]) -> tuple[str, ...]:
-    """Return the addresses of this machine from which these hosts are reached, so that they reach it there.
+    """The addresses of this machine from which these hosts are reached.
 
-    Nothing is sent. A host whose name is not known here is left out.
-
-    Example:
-        >>> own_addresses(["127.0.0.1", "127.0.0.2"])
-        ('127.0.0.1',)
+    Nothing is sent. A host whose name does not resolve is left out.
     """
     found: dict[str, None] = {}
     for host in hosts:

@@ -1,7 +1,7 @@
-"""Messages between the agent and what acts for it on another host: JSON with its length before it, over a connection.
+"""Messages between a job and a host agent: JSON with its length, over a connection.
 
-Nothing that is read is executed or unpickled. Before the first message stands a line that no shell's greeting is, so
-that what a login script prints on the way is skipped, and shown if nothing else comes.
+Nothing that is read is executed or unpickled. A preamble comes before the first message, so that output of login
+scripts is skipped, and shown if nothing else arrives.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ _CHUNK = 1 << 16
 
 
 class WireError(ConnectionError):
-    """The other side is gone, or says what cannot be."""
+    """The other side is gone, or sent invalid data."""
 
 
 class Seal:
-    """Signs what is sent over a connection, and checks what is received: nothing is added, left out or moved.
+    """Signs what is sent and checks what is received, so that nothing is added, left out or moved.
 
     Example:
         >>> here, there = Seal(b"a", b"b"), Seal(b"b", b"a")
@@ -45,12 +45,10 @@ class Seal:
         self._received = 0
 
     def sign(self, data: bytes) -> bytes:
-        """Return what proves that these bytes are the next."""
         self._sent += 1
         return _tag(self._sending, self._sent, data)
 
     def check(self, tag: bytes, data: bytes) -> bool:
-        """Return whether these bytes are the next, and were sent by who has the key."""
         self._received += 1
         return hmac.compare_digest(tag, _tag(self._receiving, self._received, data))
 
@@ -60,16 +58,7 @@ def _tag(key: bytes, number: int, data: bytes) -> bytes:
 
 
 class Wire:
-    """A connection, as two descriptors, which are the caller's.
-
-    Example:
-        >>> read, write = os.pipe()
-        >>> wire = Wire(read, write)
-        >>> wire.begin(), wire.send({"is": "here"})
-        (None, None)
-        >>> wire.meet(), wire.receive()
-        (b'', {'is': 'here'})
-    """
+    """Messages over two descriptors, which belong to the caller."""
 
     def __init__(self, reading: int, writing: int, seal: Seal | None = None) -> None:
         self._reading = reading
@@ -79,12 +68,12 @@ class Wire:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Say that messages follow."""
+        """Announce that messages follow."""
         with self._lock:
             self._write(PREAMBLE)
 
     def meet(self) -> bytes:
-        """Wait until messages follow; return what was said before that."""
+        """Wait until messages follow; return what came before."""
         while (place := self._buffer.find(PREAMBLE)) < 0:
             if len(self._buffer) > _LONGEST_GREETING or not self._read():
                 raise WireError(bytes(self._buffer[:_LONGEST_GREETING]).decode(errors="replace"))
@@ -93,17 +82,17 @@ class Wire:
         return greeting
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, whole; any thread may."""
+        """Send a whole message; any thread may."""
         self.send_bytes(json.dumps(message).encode())
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes that are no message, whole; any thread may."""
+        """Send bytes that are no message; any thread may."""
         with self._lock:
             tag = b"" if self._seal is None else self._seal.sign(data)
             self._write(_LENGTH.pack(len(data)) + tag + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None when the other side is gone, or does not speak like one of ours."""
+        """The next message; None if the other side is gone, or does not speak the protocol."""
         data = self.receive_bytes()
         try:
             message = None if data is None else json.loads(data)
@@ -112,7 +101,7 @@ class Wire:
         return message if isinstance(message, dict) else None
 
     def receive_bytes(self) -> bytes | None:
-        """Return what the other side sends next; None when it is gone, or has not signed it as one of ours does."""
+        """The next bytes; None if the other side is gone, or its signature is wrong."""
         header = self._take(_LENGTH.size)
         length = _LENGTH.unpack(header)[0] if header else _LONGEST + 1
         tag = self._take(0 if self._seal is None else Seal.SIZE) if length <= _LONGEST else None

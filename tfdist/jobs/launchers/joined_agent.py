@@ -1,6 +1,6 @@
-"""The launcher `agent`, whose agents users start by hand: each joins a job, and rejoins it until the job has ended.
+"""The launcher `agent`: users start the agents, and each joins its job again until the job has ended.
 
-Each time that it joins, another process does (`host_agent`), so nothing of what was before is left in it.
+Each time it joins in a new process (`host_agent`), so nothing of an earlier connection is left.
 """
 
 import os
@@ -35,7 +35,6 @@ class AgentLauncher(Launcher):
         return replace(remote, key=joining_key(environ, key_file))
 
     def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
-        """The command to start on each host."""
         for host in remote.hosts:
             at = remote.rendezvous or "LAUNCHER:PORT"
             yield f"# on {host.name}, with the same key\ntfdist agent {at} --name {host.name}"
@@ -44,7 +43,7 @@ class AgentLauncher(Launcher):
 def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], stay: bool = False) -> int:
     """Serve a job until it has ended; return the exit code.
 
-    SIGINT, SIGTERM and SIGHUP end it, and the workers here with it, unless they are ignored.
+    SIGINT, SIGTERM and SIGHUP end it and its workers, unless they are ignored.
     """
     received: list[int] = []
     current: list[subprocess.Popen[bytes]] = []

@@ -50,22 +50,18 @@ class Allocator(Protocol):
 
 
 class StartedElsewhere:
-    """Agents that tfdist does not start itself: it knows nothing about them, and they end with their connections."""
+    """Agents that users or pods start: tfdist knows nothing about them, and they end with their connections."""
 
     def ended(self) -> str:
-        """Nothing: hosts may always still join."""
         return ""
 
     def said(self) -> str:
-        """Nothing: the agents' output is shown where they were started."""
         return ""
 
     def cure(self) -> str:
-        """Nothing is known."""
         return ""
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 class Launcher:
@@ -174,12 +170,7 @@ class Launcher:
 
 
 def agent_command(remote: Remote, environ: Mapping[str, str]) -> str:
-    """The command line of a host agent, for a shell on the host.
-
-    Example:
-        >>> agent_command(Remote(hosts=(), python="/p"), {"PYTHONPATH": "/a b"})
-        "PYTHONPATH='/a b' exec /p -m tfdist.jobs.remote.host_agent"
-    """
+    """The command line of a host agent, for a shell on the host."""
     path = environ.get("PYTHONPATH")
     variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     return f"{variables}exec {shlex.quote(remote.python or sys.executable)} -m {AGENT_MODULE}"

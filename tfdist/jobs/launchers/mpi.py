@@ -1,8 +1,8 @@
-"""`mpirun` of Open MPI or MPICH: it starts one host agent on each host, and these join the launcher over TCP.
+"""The launcher `mpi`: one `mpirun` of Open MPI or MPICH starts all host agents, which join over TCP.
 
-What mpirun makes of standard streams differs (Open MPI 5 keeps back the end of input), so nothing goes over them but
-complaints. Each host has a part of the command line of its own, so no default of mpirun's for mapping decides which
-agent is where; workers are theirs, and mpirun knows of none.
+Implementations treat standard streams differently (Open MPI 5 withholds the end of input), so nothing but complaints
+goes over them. Each host has its own part of the command line, so no mapping default of mpirun decides where an agent
+runs. Workers belong to the agents, and mpirun knows none of them.
 """
 
 import os
@@ -25,7 +25,7 @@ from tfdist.variables import HOST_NAME, JOB_KEY, RENDEZVOUS
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
-_HANDED_ON = (RENDEZVOUS.name, JOB_KEY.name, "PYTHONPATH")  # by name: what they are stands in no command line
+_HANDED_ON = (RENDEZVOUS.name, JOB_KEY.name, "PYTHONPATH")  # by name: no value is in a command line
 _VERSION_SECONDS = 60.0
 _END_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
@@ -33,12 +33,7 @@ _LINES = 30
 
 
 def kind_of(said: str) -> str | None:
-    """Return whose mpirun this is, from what `mpirun --version` says; None for one that is not known.
-
-    Example:
-        >>> kind_of("mpirun (Open MPI) 4.1.4"), kind_of("HYDRA build details:"), kind_of("ssh")
-        ('Open MPI', 'MPICH', None)
-    """
+    """The implementation by the output of `mpirun --version`; None if unknown."""
     if "Open MPI" in said or "OpenRTE" in said:
         return OPEN_MPI
     return MPICH if "HYDRA" in said.upper() and "Intel" not in said else None
@@ -47,16 +42,7 @@ def kind_of(said: str) -> str | None:
 def command(
     kind: str, remote: Remote, hosts: Sequence[Host], environ: Mapping[str, str], *, as_root: bool
 ) -> tuple[str, ...]:
-    """Return the command line that starts an agent on each host.
-
-    Example:
-        >>> remote = Remote(hosts=(Host(name="a", address="a"),), shell=("mpirun",), python="/p")
-        >>> words = command("MPICH", remote, remote.hosts, {}, as_root=False)
-        >>> print(*words[:6])
-        mpirun -bind-to none -genvall -hosts a:1
-        >>> print(*words[6:])
-        -n 1 env TFDIST_HOST_NAME=a /p -m tfdist.jobs.remote.host_agent
-    """
+    """The command line that starts an agent on each host."""
     names = [name for name in _HANDED_ON if name != "PYTHONPATH" or environ.get(name)]
     # MPICH hands on everything: of variables that are named (-genvlist, -envlist) its 4.0 loses some
     once: tuple[str, ...] = ("-bind-to", "none", "-genvall")
@@ -74,7 +60,7 @@ def command(
 
 
 def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return whose mpirun is installed."""
+    """The installed implementation."""
     try:
         done = subprocess.run(
             [shell[0], "--version"],
@@ -111,7 +97,6 @@ class MpiLauncher(Launcher):
     notice = "SIGTERM to a worker, or to mpirun"
 
     def hosts(self, environ: Mapping[str, str]) -> tuple[Host, ...]:
-        """The nodes of an allocation of Slurm."""
         return hosts_of_slurm(environ)
 
     def start(
@@ -122,7 +107,6 @@ class MpiLauncher(Launcher):
         environ: Mapping[str, str],
         lose: Callable[[], None],
     ) -> "MpiRun":
-        """Start mpirun."""
         with_user = [host.name for host in hosts if "@" in host.name]
         if with_user:
             raise ConfigError(
@@ -135,7 +119,6 @@ class MpiLauncher(Launcher):
         return MpiRun(words, {**without_those_of_a_host(environ), **secret}, lose)
 
     def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
-        """The command line of mpirun."""
         kind = found_kind(remote.shell, environ) if shutil.which(remote.shell[0]) else OPEN_MPI
         words = command(kind, remote, remote.hosts, environ, as_root=os.geteuid() == 0)
         yield f"# on each host, where ports and folders are chosen\n{shlex.join(words)}"
@@ -166,7 +149,6 @@ class MpiRun:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self) -> str:
-        """Return why it has ended, once it has."""
         code = self._process.poll()
         if code is None:
             return ""
@@ -174,18 +156,17 @@ class MpiRun:
         return f"{self._words[0]} has ended with {code}.{said}\n{self.cure()}"
 
     def cure(self) -> str:
-        """Return what to try when a host does not join: MPICH waits for one that its ssh does not reach."""
+        """A test command: MPICH waits for a host that its ssh does not reach."""
         return f"This has to work without a question: {shlex.join(_trial(self._words))}"
 
     def said(self) -> str:
-        """Return the last that it has written."""
         code = self._process.poll()
         self._reader.join(_DRAIN_SECONDS if code is not None else 0.0)
         ended = [f"{self._words[0]} was ended by {signal.Signals(-code).name}"] if code is not None and code < 0 else []
         return "\n".join([*self._lines, *ended])
 
     def close(self) -> None:
-        """Wait until it has ended with the agents, which have been told; else end it."""
+        """Wait until it has ended with the agents, which were told; otherwise end it."""
         with self._deciding:
             self._closing = True
         for number, seconds in ((0, _END_SECONDS), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
@@ -212,7 +193,7 @@ class MpiRun:
 
 
 def _trial(words: Sequence[str]) -> list[str]:
-    """Return the same command with `hostname` in place of every agent.
+    """The same command with `hostname` in place of every agent.
 
     Example:
         >>> print(*_trial("mpirun --host a -n 1 env A=a /p -m m : -n 1 env A=b /p -m m".split()))

@@ -26,7 +26,7 @@ class SshLauncher(Launcher):
     does_without = True
 
     def command(self, remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """The command that is run here; its last word is what a shell runs on the host.
+        """The command that is run here; its last word is run by a shell on the host.
 
         Example:
             >>> host = Host(name="me@a", address="a")

@@ -1,7 +1,7 @@
-"""Worker output in a notebook cell: whole prefixed lines, and one live progress line.
+"""Worker output in a notebook cell: whole lines with prefixes, and one live progress line.
 
-The living line, the chief's progress bar, stands above the lines, in an output of its own, which a front end replaces:
-it moves in Jupyter and elsewhere, and of a notebook that is saved only its last state is kept.
+The progress line of the chief is above the lines, in an output of its own that front ends replace. A saved notebook has
+only its last state.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from typing import Any
 
 from tfdist.jobs.output.screen import Output, prefixes_of, screen
 
-# Between two states of the living line, and between two pieces of lines: faster than that no front end can, and nobody
-# sees. A kernel drops messages when a thousand wait for a front end that is slower than it.
+# Between two states of the living line, and between two pieces of lines: no front end is faster, and no user
+# notices. A kernel drops messages when a thousand wait for a front end that is slower than it.
 _PACE_SECONDS = 0.02
 
 
 class CellOutput:
-    """An output that is not made of file descriptors. Calls from several threads are put in order.
+    """An output without file descriptors, for any thread.
 
     Example:
         >>> out = CellOutput(["worker 0", "worker 1"], write=lambda stream, text: print(text, end=""))
@@ -53,7 +53,6 @@ class CellOutput:
         self._context = contextvars.copy_context()  # what a kernel knows by it: which cell is the one
 
     def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
-        """Write complete lines of a worker."""
         if lines:  # what is written in the meantime waits in its pipe, and comes in one piece
             time.sleep(max(0.0, self._wrote + _PACE_SECONDS - time.monotonic()))
             self._wrote = time.monotonic()
@@ -61,7 +60,6 @@ class CellOutput:
             self._call(self._write, stream, b"".join(prefix + line + b"\n" for line in lines).decode(errors="replace"))
 
     def living(self, stream: int, worker: int, text: bytes) -> None:
-        """Show ``text`` as the line that is not complete; empty text removes it."""
         shown = (self._plain.get(worker, b"") + text).decode(errors="replace") if text else ""
         if self._show is None or shown == self._shown:
             return
@@ -71,7 +69,6 @@ class CellOutput:
         self._call(self._show, shown)
 
     def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
-        """Write the agent's own words."""
         self.said = [*self.said, text.removeprefix(f"{self.speaker}: ")][-2:]
         self._call(self._write, 2, f"{text}\n")
 
@@ -84,12 +81,12 @@ class CellOutput:
 
 
 def output(names: Sequence[str]) -> Output:
-    """Return the output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal."""
+    """The output for workers of these names: the cell, a replaced `sys.stdout`, or the terminal."""
     show = _living_line()
     streams: dict[int, Any] = {1: sys.stdout, 2: sys.stderr}
     if show is None and sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # a program may have none, or a closed one
-            streams[1].flush()  # what the caller has written stands before what the workers will
+            streams[1].flush()  # the caller's output comes before that of the workers
             terminal = screen(names, standard_output=streams[1].fileno(), standard_error=streams[2].fileno())
             terminal.speaker, terminal.lends = CellOutput.speaker, CellOutput.lends
             return terminal
@@ -102,7 +99,7 @@ def output(names: Sequence[str]) -> Output:
 
 
 def _living_line() -> Callable[[str], None] | None:
-    """Return what replaces a line in the cell; None outside of a kernel. IPython is not imported for it."""
+    """A function that replaces a line of the cell; None outside of a kernel. IPython is not imported for it."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or getattr(shell, "kernel", None) is None:

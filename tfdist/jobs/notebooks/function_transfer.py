@@ -1,11 +1,11 @@
-"""A function on its way to the workers, and its result on the way back: by value, in files that are the user's alone.
+"""Sends a function to the workers and its result back, by value, in private files.
 
-The function stands in a cell, so no worker could import it: cloudpickle sends its code, and what its code refers to. A
-pickle is code, and whoever reads one runs it. Here the user's own process writes it for its own children, or a child
-for its parent, in a directory of the job that nobody else may enter; nothing that comes from elsewhere is read so.
+Workers cannot import a function of a cell, so cloudpickle sends its code and what the code refers to. Reading a pickle
+runs code: here the user's own process writes it for its children, or a child for its parent, in a private folder.
+Nothing else is read like this.
 
-    code        lines of the cells, for tracebacks and for TensorFlow's AutoGraph; then the function and its arguments
-    result      what the chief's call has returned
+The code file has the lines of the cells (for tracebacks and AutoGraph), and then the function and its arguments. The
+result file has what the chief's call has returned.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 
 def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) -> None:
-    """Write a function and its arguments to a new file, which its owner alone may read.
+    """Write a function and its arguments to a new private file.
 
     Example:
         >>> import tempfile
@@ -46,7 +46,7 @@ def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) ->
 
 
 def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
-    """Return the function and its arguments that `send_function` has written; from now on its lines are known."""
+    """Read what `send_function` has written, and register its source lines."""
     import cloudpickle
 
     with open(path, "rb") as file:
@@ -56,7 +56,7 @@ def receive_function(path: Path) -> tuple[Function, tuple[Any, ...]]:
 
 
 def _pickler(file: Any) -> Any:
-    """Return a pickler that keeps the files of code, by which lines are found; cloudpickle 3.1.3 leaves them out."""
+    """A pickler that keeps the file names of code, by which lines are found; cloudpickle 3.1.3 drops them."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -77,7 +77,7 @@ def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: s
 
 
 def send_result(path: Path, result: Any, *, of: str) -> None:
-    """Write a result to a file, under another name first, so that the file is complete once it exists."""
+    """Write a result under another name first, so that the file is complete once it exists."""
     import cloudpickle
 
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -96,7 +96,6 @@ def send_result(path: Path, result: Any, *, of: str) -> None:
 
 
 def receive_result(path: Path) -> Any:
-    """Return the result that `send_result` has written."""
     import cloudpickle
 
     with open(path, "rb") as file:
@@ -104,12 +103,7 @@ def receive_result(path: Path) -> Any:
 
 
 def name_of(function: Function) -> str:
-    """Return what a function is called in messages.
-
-    Example:
-        >>> name_of(functools.partial(pow, 2))
-        'pow'
-    """
+    """The name of a function in messages."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
@@ -122,7 +116,7 @@ def _private(path: Path) -> Iterator[Any]:
 
 
 def _cells() -> dict[str, Any]:
-    """Return the sources that no file has, such as those of a notebook's cells."""
+    """Sources without a file, such as those of a notebook's cells."""
     entries = dict(linecache.cache)
     return {name: entry for name, entry in entries.items() if len(entry) == 4 and entry[1] is None}
 
@@ -148,13 +142,13 @@ def _not_sent(function: Function, arguments: tuple[Any, ...], error: Exception) 
 def _named(function: Function, arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
     try:
         names: Mapping[str, Any] = inspect.signature(function).bind(*arguments).arguments
-    except (TypeError, ValueError):  # of a callable whose parameters nobody knows
+    except (TypeError, ValueError):  # a callable with unknown parameters
         return [(f"argument {number}", value) for number, value in enumerate(arguments, start=1)]
     return [(f"the argument {name!r}", value) for name, value in names.items()]
 
 
 def _variables(function: Any) -> list[tuple[str, Any]]:
-    """Return the variables outside of a function that its code refers to, by name."""
+    """The variables outside of a function that its code refers to, by name."""
     if isinstance(function, functools.partial):
         given = [*enumerate(function.args), *function.keywords.items()]
         return [*_variables(function.func), *((f"the argument {name!r} of partial()", value) for name, value in given)]
@@ -182,7 +176,7 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _culprit(place: str, value: Any, depth: int = 0) -> tuple[str, Any, Exception] | None:
-    """Return what of a value cannot be sent: its place in words, itself, and the reason; None when all can."""
+    """The part of a value that cannot be sent: its place in words, itself, and the reason; None if all can."""
     cause = _refusal(value)
     if cause is None or depth > 5:
         return None if cause is None else (place, value, cause)

@@ -1,8 +1,6 @@
-"""A worker of a function: reads it, calls it, and leaves the result if it is the chief.
+"""A worker of a function job: calls the function, and writes the result if it is the chief.
 
-    python -m tfdist.jobs.notebooks.function_worker CODE RESULT
-
-Both are files of the job, which `notebook_sending` describes.
+`python -m tfdist.jobs.notebooks.function_worker CODE RESULT`; `function_transfer` describes both files.
 """
 
 import os
@@ -15,7 +13,6 @@ from tfdist.variables import CALL_FOLDER
 
 
 def main(code: str, result: str) -> None:
-    """Call the function; an exception of it is one of this process."""
     folder = CALL_FOLDER.read(os.environ)
     if folder:  # on another host
         code, result = (os.path.join(folder, os.path.basename(path)) for path in (code, result))

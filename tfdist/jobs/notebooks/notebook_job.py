@@ -16,14 +16,17 @@ from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, TfdistErr
 from tfdist.jobs.agent.run_job import names_of, run_to
 from tfdist.jobs.notebooks.cell_output import output
 from tfdist.jobs.notebooks.function_transfer import name_of, receive_result, send_function
-from tfdist.jobs.plan.launch_config import DEFAULT_RESTARTS, DEFAULT_SERVERS, LaunchConfig, require_variables
-from tfdist.jobs.plan.strategy_checks import (
+from tfdist.jobs.plan.launch_config import (
+    DEFAULT_RESTARTS,
+    DEFAULT_SERVERS,
+    LaunchConfig,
     check_strategy,
     has_chief,
     require_installed,
+    require_variables,
 )
 from tfdist.jobs.supervision.supervisor_state import Received
-from tfdist.processes import job_folders
+from tfdist.processes import job_resources
 from tfdist.processes.worker_failure import Outcome
 from tfdist.validation import number, shown
 
@@ -51,7 +54,7 @@ def notebook(
     The function is sent by value, with the variables of the notebook that it refers to; what it changes in them stays
     in the workers. What is no plain value (a dataset, a file, a strategy) it makes itself, and the strategy first,
     because that decides how TensorFlow starts: hand over arrays and paths, not tensors and models. cloudpickle sends
-    it, through a file in a directory of this job that nobody else may enter: code of this user's for children of this
+    it, through a file in a directory of this job that no other user may enter: code of this user's for children of this
     process. Nothing that comes from elsewhere is ever read in this way. The result comes back likewise.
 
     Args:
@@ -188,7 +191,7 @@ _NOT_OPTIONS = frozenset(("target", "is_module", "arguments", "workers", "strate
 
 
 def _environment() -> dict[str, str]:
-    """Return variables by which a worker finds the modules that this process finds, and says what concerns a cell."""
+    """Variables by which a worker finds the modules of this process."""
     places = [os.path.abspath(place) for place in sys.path if isinstance(place, str) and place]
     variables = {"PYTHONPATH": os.pathsep.join(places)}
     if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
@@ -202,7 +205,7 @@ def _environment() -> dict[str, str]:
 def _folder() -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(job_folders.claimed("cell"))  # nobody else may enter it
+            folder = stack.enter_context(job_resources.claimed("cell"))  # private
         except OSError as error:
             raise TfdistError(
                 f"no temporary directory can be made ({error}). Set TMPDIR to one that is writable."
@@ -212,7 +215,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _deadline(seconds: float | None, events: "SimpleQueue[Any]") -> Iterator[threading.Event]:
-    """Ask the job to end after so many seconds; the event that is yielded says that this has happened."""
+    """Ask the job to end after ``seconds``; the yielded event is set then."""
     is_late = threading.Event()
 
     def ask() -> None:

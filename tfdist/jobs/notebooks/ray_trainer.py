@@ -16,8 +16,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.notebooks.notebook_job import notebook
-from tfdist.jobs.plan.host_plan import Remote
-from tfdist.jobs.plan.resource_request import Demand
+from tfdist.jobs.plan.host_plan import Demand, Remote
 from tfdist.jobs.reporting import run_folder
 from tfdist.jobs.reporting.run_folder import Checkpoint, CheckpointConfig
 from tfdist.validation import shown
@@ -232,7 +231,7 @@ class Trainer:
 
 
 def _folder_of(run: Any) -> Path | None:
-    """Return the folder of a run, which is there from now on; None where nothing is to be written."""
+    """The folder of a run, which exists from now on; None if nothing is to be written."""
     if not hasattr(run, "storage_path") or not hasattr(run, "name"):
         raise ConfigTypeError(
             f"run_config is {shown(run)}; it must be a RunConfig: RunConfig(storage_path=...)",
@@ -277,12 +276,7 @@ def _kept_of(run: Any) -> CheckpointConfig:
 
 
 def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = None) -> Demand:
-    """Return what is asked of Ray for each worker.
-
-    Example:
-        >>> demand_of(ScalingConfig(num_workers=2, use_gpu=True)).resources
-        {'CPU': 1, 'GPU': 1}
-    """
+    """The request to Ray for each worker."""
     if not hasattr(scaling, "num_workers") or not hasattr(scaling, "resources_per_worker"):
         raise ConfigTypeError(
             f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)",
@@ -306,8 +300,8 @@ def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = N
 
 
 def _address() -> str:
-    """Return the cluster to which this process is connected, or is told to be; empty for that of this machine."""
-    ray = sys.modules.get("ray")  # nobody is connected who has not imported it
+    """The cluster to which this process is connected or configured; empty for that of this machine."""
+    ray = sys.modules.get("ray")  # without the module there is no connection
     if ray is not None and ray.is_initialized():
         return str(ray.get_runtime_context().gcs_address)
     return os.environ.get("RAY_ADDRESS", "")

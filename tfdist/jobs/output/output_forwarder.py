@@ -1,4 +1,4 @@
-"""Moves what the workers write to the screen, in a thread: a slow reader must not keep the agent from supervising."""
+"""Forwards workers' output to the screen in a thread, so that a slow reader does not stop supervision."""
 
 import itertools
 import os
@@ -8,13 +8,44 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tfdist.jobs.output.lines import LineBuffer
 from tfdist.jobs.output.screen import Output
 from tfdist.jobs.output.tf_log_filter import Filter
 
 _CHUNK = 1 << 16
 _MOST_IN_A_PIPE = 1 << 20  # bytes; what is there when the workers have ended
 _MOST_KEPT = 1024  # pieces of output that is held
+LONGEST_LINE = 1 << 20  # bytes; a longer line is cut, so that memory stays bounded
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines, and tracks the line of a progress bar.
+
+    A carriage return starts a line anew: as in a terminal, only the last text with content is shown. Encodings do not
+    matter.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add data; return the lines that are complete now, without line ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if b"\r" in self._rest:
+            self._rest = _from_last_return(self._rest)
+        while len(self._rest) > LONGEST_LINE:
+            cut = _character_boundary(self._rest, LONGEST_LINE)
+            lines.append(self._rest[:cut])
+            self._rest = self._rest[cut:]
+        return [visible(line) for line in lines]
+
+    def pending(self) -> bytes:
+        """The incomplete line as a terminal would show it."""
+        return visible(self._rest)
+
+    def finish(self) -> list[bytes]:
+        """The last line if it had no end; forget it."""
+        rest, self._rest = self.pending(), b""
+        return [rest] if rest else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +61,6 @@ class Pump:
     """A running thread that reads the pipes of the workers until `finish`."""
 
     def __init__(self, screen: Output, on_closed: Callable[[], None], *, held: bool = False) -> None:
-        """Start it."""
         self._screen = screen
         self._held = held
         self._kept: deque[tuple[int, int, list[bytes]]] = deque(maxlen=_MOST_KEPT)
@@ -50,17 +80,15 @@ class Pump:
         os.write(self._wake_write, b"+")
 
     def release(self) -> None:
-        """Show what is read from now on, and what was kept until now."""
+        """Show all output, also what was held back."""
         self._held = False
         os.write(self._wake_write, b"+")
 
     def finish(self, *, give_up: Callable[[], bool]) -> None:
-        """Write all that the workers wrote before now, then stop; call it when they have ended.
+        """Write the remaining output of ended workers, and stop; held output of standby workers is dropped.
 
-        Nothing is written if it is held: these workers have never taken part.
-
-        A process that still holds a pipe open is not waited for, unless the pipe ends later; a slow reader of what is
-        shown is, as by any program, until ``give_up`` says that this is enough. A second call does nothing.
+        Processes that still hold a pipe open are not waited for, unless the pipe ends later. A slow reader of the
+        screen is, until ``give_up`` says otherwise. A second call does nothing.
         """
         if self._finished:
             return
@@ -95,7 +123,7 @@ class Pump:
                 self._end(key)
 
     def _read_once(self, key: selectors.SelectorKey) -> bool:
-        """Pass on one chunk; return whether there may be more now."""
+        """Forward one chunk; True if there may be more now."""
         assert isinstance(key.fileobj, int)
         stream: _Stream = key.data
         try:
@@ -136,3 +164,30 @@ class Pump:
         if key.fileobj in self._selector.get_map():
             self._selector.unregister(key.fileobj)
             self._show(key.data, key.data.lines.finish())
+
+
+def visible(line: bytes) -> bytes:
+    r"""What a terminal leaves visible of a line with carriage returns.
+
+    Example:
+        >>> visible(b"\r 50%\b\b\b\b\r100%\r")
+        b'100%'
+    """
+    if b"\r" not in line:
+        return line
+    segments = [segment.replace(b"\b", b"") for segment in line.split(b"\r")]
+    return next((segment for segment in reversed(segments) if segment), b"")
+
+
+def _from_last_return(rest: bytes) -> bytes:
+    """Drop frames of a progress bar that newer frames replaced."""
+    before, _, after = rest.rpartition(b"\r")
+    return visible(before) + b"\r" + after
+
+
+def _character_boundary(data: bytes, cut: int) -> int:
+    """The last place up to ``cut`` that is not inside a UTF-8 character."""
+    for back in range(4):
+        if data[cut - back] & 0xC0 != 0x80:
+            return cut - back
+    return cut

@@ -1,7 +1,7 @@
-"""Writes the lines of several workers to one terminal or file: whole lines, a coloured prefix, one living line.
+"""Writes the lines of several workers to one terminal or file: whole lines, coloured prefixes, one living line.
 
-The living line is what the chief shows without a line end, such as a progress bar. On a terminal it stands at the
-bottom and moves; elsewhere only its last state is written, when its line ends.
+The living line is the chief's incomplete line, such as a progress bar. It stays at the bottom of a terminal. Elsewhere
+only its last state is written, when the line ends.
 """
 
 import os
@@ -18,13 +18,10 @@ _PATIENCE_SECONDS = 0.2  # between two questions whether to give up
 
 
 class Output(Protocol):
-    """What the agent and the workers write to: a `Screen`, or the cell of a notebook.
+    """The destination of output: a `Screen`, or a notebook cell.
 
-    Attributes:
-        speaker: what begins a line of the agent's own.
-        lends: whether a single worker may write to standard output and error by itself.
-        closed: set when nobody reads any more.
-        noise: what in a line of a worker's standard error keeps it from being shown; None shows all.
+    `speaker` begins the agent's own lines. `lends` allows a single worker to write to standard output and error itself.
+    `closed` is set when the reader is gone. `noise` matches lines of standard error to drop; None shows all.
     """
 
     speaker: str
@@ -36,25 +33,15 @@ class Output(Protocol):
         """Write complete lines of a worker."""
 
     def living(self, stream: int, worker: int, text: bytes) -> None:
-        """Show ``text`` as the line that is not complete; empty text removes it."""
+        """Show ``text`` as the incomplete line; empty text removes it."""
 
     def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
-        """Write the agent's own words; while nobody takes them, wait until ``give_up`` says so."""
+        """Write the agent's own message; if the reader takes nothing, wait until ``give_up``."""
 
 
 @dataclass(kw_only=True)
 class Screen:
-    """Where the lines go. Calls from several threads are put in order.
-
-    Attributes:
-        descriptors: file descriptors, by stream: 1 is standard output, 2 standard error.
-        terminals: the streams that are a terminal that can move its cursor.
-        prefixes: what begins a worker's line, by worker; none for workers that are not in it.
-        closed: set when a reader of the output has gone away (a closed pipe).
-        speaker: what begins a line of the agent's own.
-        lends: whether a single worker may write to these descriptors by itself.
-        noise: what in a line of a worker's standard error keeps it from being shown; None shows all.
-    """
+    """File descriptors by stream (1 and 2), for any thread. `terminals` are the streams on which a cursor can move."""
 
     descriptors: dict[int, int]
     terminals: frozenset[int]
@@ -67,12 +54,10 @@ class Screen:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
-        """Write complete lines of a worker."""
         prefix = self.prefixes[stream].get(worker, b"")
         self._write(stream, b"".join(prefix + line + b"\n" for line in lines))
 
     def living(self, stream: int, worker: int, text: bytes) -> None:
-        """Show ``text`` as the line that is not complete; empty text removes it."""
         if stream not in self.terminals:
             return
         shown = _cropped(self.prefixes[stream].get(worker, b"") + text, self.descriptors[stream]) if text else b""
@@ -83,7 +68,6 @@ class Screen:
             self._living = (stream, shown) if shown else None
 
     def message(self, text: str, *, style: str = "", give_up: Callable[[], bool]) -> None:
-        """Write the agent's own words to standard error; while nobody takes them, wait until ``give_up`` says so."""
         first, end, rest = text.partition("\n")
         if style and 2 in self.terminals:
             first = _styled(first, style)
@@ -121,17 +105,14 @@ class Screen:
         while view and not self.closed.is_set():
             try:
                 view = view[os.write(descriptor, view) :]
-            except BlockingIOError:  # somebody made it non-blocking: wait until it takes more
+            except BlockingIOError:  # another program made it non-blocking: wait until it takes more
                 select.select([], [descriptor], [], 1.0)
-            except OSError:  # nobody reads, or the terminal is gone
+            except OSError:  # the reader or the terminal is gone
                 self.closed.set()
 
 
 def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: int = 2) -> Screen:
-    """Return the screen for the workers of these names; with one worker its lines have no prefix.
-
-    Colour is used on a terminal, unless NO_COLOR is set or TERM is "dumb".
-    """
+    """The screen for these workers; a single one has no prefix. Colour needs a terminal without NO_COLOR."""
     descriptors = {1: standard_output, 2: standard_error}
     movable = frozenset(s for s, fd in descriptors.items() if os.isatty(fd) and os.environ.get("TERM") != "dumb")
     return Screen(
@@ -142,12 +123,7 @@ def screen(names: Sequence[str], *, standard_output: int = 1, standard_error: in
 
 
 def prefixes_of(names: Sequence[str], *, coloured: bool) -> dict[int, bytes]:
-    """Return what begins the lines of each worker.
-
-    Example:
-        >>> prefixes_of(["chief", "worker 0"], coloured=False)
-        {0: b'[chief] ', 1: b'[worker 0] '}
-    """
+    """The prefix of each worker's lines; none for a single worker."""
     if len(names) == 1:
         return {}
     parts = [name.partition(" ") for name in names]
@@ -168,7 +144,7 @@ def _styled(text: str, style: str) -> str:
 
 
 def _cropped(text: bytes, descriptor: int) -> bytes:
-    """Return ``text`` cut to the width of the terminal: a line that wraps could not be cleared again."""
+    """The text cut to the terminal's width: a line that wraps could not be cleared again."""
     from rich.console import Console
     from rich.text import Text
 

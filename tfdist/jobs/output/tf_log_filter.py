@@ -1,14 +1,21 @@
-"""Known TensorFlow log noise, and the filter that recognizes it.
+"""Known TensorFlow log noise, and the filter that removes it.
 
-Native code writes some lines before any level of logging applies, and the rest of what it writes at the level of
-information begins at every process. A line is dropped only if it is one of those below; a message that is not known is
-always shown. What says that there is no GPU is dropped only where the machine has none.
+Native code writes some lines before any log level applies, and at the level of information in every process. Only the
+lines below are dropped; unknown messages are always shown. Complaints about a missing GPU are dropped only on machines
+without one.
 """
 
+import atexit
+import contextlib
+import functools
 import glob
+import os
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from tfdist.variables import ALL_LOGS
 
 _STAMP = rb"^(?:[IWEF]\d{4} [\d:.]+ +\d+|\d{4}-\d\d-\d\d [\d:.]+: [IWEF]) \S*?"
 
@@ -42,15 +49,15 @@ _WITHOUT_A_GPU = (
     _STAMP + rb"cuda_\w+\.cc:\d+\] failed call to cuInit: .*UNKNOWN ERROR \(303\)",
 )
 _NVIDIA = "0x10de"
+_CHUNK = 1 << 16
+_STANDARD_ERROR = 2
+_END_SECONDS = 2.0
+# How noise begins. What begins otherwise, such as the frames of a bar, is passed on before its line is complete.
+_MAY_BE_NOISE = re.compile(rb"[IWEF]\d|\d{4}-|WARNING: |To enable|TF-TRT|[IWEF\dT]?$")
 
 
 def has_nvidia_device(devices: str = "/sys/bus/pci/devices") -> bool:
-    """Return whether a device of NVIDIA is in this machine, whatever drivers there are.
-
-    Example:
-        >>> has_nvidia_device("/nowhere")
-        False
-    """
+    """True if this machine has a device of NVIDIA, with or without drivers."""
     for path in glob.glob(f"{devices}/*/vendor"):
         try:
             if Path(path).read_text().strip() == _NVIDIA:
@@ -61,7 +68,7 @@ def has_nvidia_device(devices: str = "/sys/bus/pci/devices") -> bool:
 
 
 def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
-    """Return what is found in a line of standard error that is known to be noise.
+    """The pattern of lines on standard error that are known noise.
 
     Example:
         >>> noise = known_noise(has_gpu=False)
@@ -75,18 +82,12 @@ def known_noise(*, has_gpu: bool) -> re.Pattern[bytes]:
 
 
 class Filter:
-    """Leaves noise out of the lines of one stream, also where a message has several.
-
-    Example:
-        >>> Filter().shown([b"/job:worker/replica:0/task:1", b"Epoch 1/10"], known_noise(has_gpu=False))
-        [b'/job:worker/replica:0/task:1', b'Epoch 1/10']
-    """
+    """Removes noise from the lines of one stream, also messages of several lines."""
 
     def __init__(self) -> None:
         self._goes_on = False  # the last line was left out as part of a message that may have more
 
     def shown(self, lines: Iterable[bytes], noise: re.Pattern[bytes]) -> list[bytes]:
-        """Return the lines that are shown."""
         found = []
         for line in lines:
             self._goes_on = bool(_LEFT.search(line) or (self._goes_on and _LEFT_GOES_ON.search(line)))
@@ -96,10 +97,59 @@ class Filter:
 
 
 def variables(environ: Mapping[str, str], *, all_logs: bool) -> dict[str, str]:
-    """Return the variables that keep native code from informing; none where the user has set the level.
+    """The variables that silence native code below warnings; none if the user has set the level."""
+    return {} if all_logs or "TF_CPP_MIN_LOG_LEVEL" in environ else {"TF_CPP_MIN_LOG_LEVEL": "1"}
+
+
+@functools.cache
+def hide_noise() -> None:
+    """Hide, from now on, known noise that TensorFlow writes to standard error at every start.
+
+    To be called before TensorFlow is imported, first thing in a notebook. What is not known to be noise is written as
+    it comes, and TFDIST_ALL_LOGS=1 shows all. Under `tfdist run` workers need no such call. A second call does nothing.
 
     Example:
-        >>> variables({}, all_logs=False), variables({"TF_CPP_MIN_LOG_LEVEL": "0"}, all_logs=False)
-        ({'TF_CPP_MIN_LOG_LEVEL': '1'}, {})
+        >>> import tfdist.jobs
+        >>> tfdist.jobs.hide_noise()      # doctest: +SKIP
+        >>> import keras                    # doctest: +SKIP
     """
-    return {} if all_logs or "TF_CPP_MIN_LOG_LEVEL" in environ else {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    if ALL_LOGS.read(os.environ):
+        return
+    try:
+        original = os.dup(_STANDARD_ERROR)
+    except OSError:  # it is closed
+        return
+    os.environ.update(variables(os.environ, all_logs=False))
+    reads, writes = os.pipe()
+    os.dup2(writes, _STANDARD_ERROR)
+    os.close(writes)
+    noise = known_noise(has_gpu=has_nvidia_device())
+    thread = threading.Thread(target=_filter, args=(reads, original, noise), name="tfdist-noise", daemon=True)
+    thread.start()
+
+    def put_back() -> None:
+        os.dup2(original, _STANDARD_ERROR)  # the pipe ends, unless a child has it
+        thread.join(timeout=_END_SECONDS)
+
+    atexit.register(put_back)
+
+
+def _filter(reads: int, original: int, noise: re.Pattern[bytes]) -> None:
+    kept, midway = b"", False  # what may become noise; whether a line has been shown in part
+    with contextlib.suppress(OSError):  # the reader is gone
+        while data := os.read(reads, _CHUNK):
+            *lines, rest = (kept + data).split(b"\n")
+            shown = b""
+            for line in lines:
+                shown += b"" if not midway and noise.search(line) else line + b"\n"
+                midway = False
+            if midway or not _MAY_BE_NOISE.match(rest):
+                midway, shown, rest = midway or bool(rest), shown + rest, b""
+            kept = rest
+            _write(original, shown)
+        _write(original, kept)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

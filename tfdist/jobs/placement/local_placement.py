@@ -1,7 +1,7 @@
-"""The placement on this host: every process leads a session of its own, so that its children can be reached, and so
-that Ctrl-C in a terminal reaches the agent alone, which passes it on.
+"""The placement on this host.
 
-A process that has ended stays a zombie until `close`: its process group keeps its number, and no signal goes astray.
+Every process leads its own session, so that its children can be reached, and Ctrl-C in a terminal reaches only the
+agent. An ended process stays a zombie until `close`: its group keeps its number, and no signal goes astray.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
 from tfdist.jobs.placement import lingering
 from tfdist.jobs.placement.placement_protocol import Handle, Site
-from tfdist.jobs.plan import visible_gpus
+from tfdist.jobs.plan import worker_spec
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard
@@ -31,7 +31,7 @@ _EXITING = 0x4  # PF_EXITING of Linux, among the flags of /proc/PID/stat
 
 
 def streams_of_one(*, all_logs: bool) -> frozenset[int]:
-    """Return the streams of a single worker that go through the agent: standard error, unless all of it is shown."""
+    """The streams of a single worker that go through the agent: standard error, unless everything is shown."""
     if all_logs:
         return frozenset()
     try:
@@ -43,12 +43,7 @@ def streams_of_one(*, all_logs: bool) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A child process of this one.
-
-    Attributes:
-        pid: its process, which leads a session.
-        collect: waits for it, for so many seconds.
-    """
+    """A child process that leads a session; `collect` waits for it."""
 
     pid: int
     collect: Callable[[float], None]
@@ -73,7 +68,7 @@ def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tupl
 
 
 class LocalProcess:
-    """A process on this host, as `placement.Handle`."""
+    """A process on this host, as `placement_protocol.Handle`."""
 
     outputs_end_later = False  # it is in the pipes, which a child that lives on may hold open
 
@@ -93,12 +88,10 @@ class LocalProcess:
 
     @property
     def address(self) -> str:
-        """Where the others reach it; empty where nobody has to."""
         return self.spec.address
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
@@ -107,11 +100,10 @@ class LocalProcess:
 
     @property
     def ended_unasked(self) -> bool:
-        """Whether it had ended, or was being ended by the system, before a signal of the agent's came."""
+        """True if it had ended, or was being ended by the system, before the agent's first signal."""
         return self._returncode is not None and not self._was_asked
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Wait until it has ended; return its exit code, the negative number of a signal, or None if it goes on."""
         while timeout_seconds is None and not self._has_ended():
             self._end_if_it_lingers()
             lingering.wait_for_end(self.pid, lingering.LOOK_SECONDS)
@@ -121,7 +113,6 @@ class LocalProcess:
         return self._returncode
 
     def signal(self, number: int) -> None:
-        """Send a signal: SIGKILL to all processes of its group, any other to it alone."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self._closed:
                 return
@@ -132,7 +123,7 @@ class LocalProcess:
                 os.kill(self.pid, number)
 
     def close(self, timeout_seconds: float) -> None:
-        """Collect the ended process, and close the descriptors; one that will not end is left to the system."""
+        """Collect the ended process, and close the descriptors; one that does not end is left to the system."""
         if self._closed:
             return
         self._has_ended()
@@ -144,7 +135,7 @@ class LocalProcess:
             os.close(descriptor)
 
     def _end_if_it_lingers(self) -> None:
-        """Kill the process, and it alone, if it stays after its script has ended; the script's exit code is its own."""
+        """Kill a process that stays after its script has ended; the script's exit code becomes its own."""
         text, code = ("", None) if self._code_of_script is not None else self._lingering.look()
         if text:
             lingering.tell(self.pid, text)
@@ -156,7 +147,7 @@ class LocalProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _is_exiting(self) -> bool:
-        """Whether nothing of it runs any more: a process that is killed closes its connections before it has ended."""
+        """True if it runs no more: a killed process closes its connections before it has ended."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 words = file.read().rpartition(b")")[2].split()
@@ -180,7 +171,7 @@ class LocalProcess:
 
 
 class LocalPlacement:
-    """Starts the processes of a job on this host, as `placement.Placement`."""
+    """Starts the processes of a job on this host, as `placement_protocol.Placement`."""
 
     def __init__(
         self,
@@ -196,17 +187,15 @@ class LocalPlacement:
         self._host = host
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Return so many ports of this host that are free now."""
         return free_addresses(count, self._host, but=but)
 
     def site(self, host: str) -> Site:
-        """Return what processes find here."""
         return Site(
             directory=self._guard.directory, memory=self._guard.memory, python=sys.executable, agent_pid=os.getpid()
         )
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process from a thread that outlives it: Linux ends the process with the thread that started it."""
+        """Start a process from a thread that outlives it: Linux ends it with that thread."""
         outputs: dict[int, int] = {}
         given: dict[int, int] = {}  # to the process; closed here
         try:
@@ -218,7 +207,7 @@ class LocalPlacement:
             streams = {0: 0, 1: 1, 2: 2} | given
             environ = spec.environ(self._environ)
             if spec.gpus is not None:
-                environ[visible_gpus.VISIBLE] = visible_gpus.visible(spec.gpus, self._environ)
+                environ[worker_spec.VISIBLE] = worker_spec.visible_gpus(spec.gpus, self._environ)
             child = self._starter(spec, environ, (streams[0], streams[1], streams[2]))
         except (OSError, TfdistError) as error:
             for descriptor in outputs.values():
@@ -235,7 +224,6 @@ class LocalPlacement:
         return LocalProcess(spec, child, outputs, self._guard)
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """End what the ended processes left running: children, in whatever session; return how many there were."""
         sessions = [handle.pid for handle in handles]
         left = guardian.members(self._guard.job_id, sessions=sessions)
         for pid in left:
@@ -250,9 +238,9 @@ class LocalPlacement:
 
 
 def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
-    """Wait for those that have ended, if they are this process's children.
+    """Collect ended processes that became children of this one.
 
-    They are if they lost their parent in the moment in which a fork server made a worker this process's child.
+    That happens if they lost their parent while a fork server was making a worker a child of this process.
     """
     import psutil  # when a job ends: an agent that starts has no time for it
 
@@ -265,18 +253,13 @@ def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
 
 
 def free_addresses(count: int, host: str = LOOPBACK, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-    """Return so many free ports of a host of this machine, with the host.
-
-    Example:
-        >>> len(free_addresses(2, but=["127.0.0.1:4001"]))
-        2
-    """
+    """Free ports of this host, with the host's name."""
     ports = free_ports(count + len(but), host)
     return [(host, port) for port in ports if f"{host}:{port}" not in but][:count]
 
 
 def _terminal() -> tuple[int, int]:
-    """Return both ends of a terminal of the size of standard error: who draws there shall see no difference."""
+    """Both ends of a pseudo-terminal of the same size as standard error."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     with contextlib.suppress(OSError):

@@ -1,7 +1,4 @@
-"""Tasks of a parameter-server cluster that a process starts for itself, on this host: for notebooks and for trying out.
-
-`tfdist run` starts them as processes of its own, beside the chief; here the chief is the parent.
-"""
+"""Tasks of a parameter-server cluster that a chief starts for itself on this host, as for notebooks."""
 
 import atexit
 import os
@@ -23,13 +20,7 @@ _LINES = 20
 
 
 class LocalTasks:
-    """Worker and parameter-server processes on this host, which end with this one.
-
-    Example:
-        >>> tasks = LocalTasks(workers=2, servers=1)                         # doctest: +SKIP
-        >>> tasks.cluster["ps"]                                              # doctest: +SKIP
-        ['127.0.0.1:40003']
-    """
+    """Worker and parameter-server processes on this host, which end with this one."""
 
     def __init__(self, *, workers: int, servers: int) -> None:
         free = free_addresses(1 + workers + servers)
@@ -56,33 +47,31 @@ class LocalTasks:
             atexit.register(self.end)  # on Linux the kernel ends them, after TensorFlow has taken leave of them
 
     def pid(self, job: str, index: int) -> int:
-        """Return the process of a task."""
         return self._processes[job, index].pid
 
     def ended(self) -> list[str]:
-        """Return which tasks have ended, such as "ps 0"."""
+        """The ended tasks, such as "ps 0"."""
         return [f"{job} {index}" for (job, index), process in self._processes.items() if process.poll() is not None]
 
     def revive(self, job: str, index: int) -> None:
-        """Start a task again if it has ended; not more than a few times in all."""
+        """Start an ended task again, a few times at most."""
         if self._ended or self._processes[job, index].poll() is None or self._revivals >= _REVIVALS:
             return
         self._revivals += 1
         self._start(job, index)
 
     def printed(self) -> str:
-        """Return the last lines that the tasks have printed."""
+        """The last lines that the tasks have printed."""
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
         return "\n".join(self._log.read().decode(errors="backslashreplace").splitlines()[-_LINES:])
 
     def require_running(self) -> None:
-        """Raise if a task has ended."""
         gone = self.ended()
         if gone:
             raise TfdistError(f"{', '.join(gone)} ended when it was started. The tasks printed:\n{self.printed()}")
 
     def end(self) -> None:
-        """End all tasks, and wait until they have ended."""
+        """End all tasks, and wait for them."""
         self._ended = True
         atexit.unregister(self.end)
         for process in self._processes.values():

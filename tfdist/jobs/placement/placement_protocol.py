@@ -1,7 +1,7 @@
 """The `Placement` protocol: runs the processes of a job, and lets the agent reach them.
 
-The agent starts, waits for, signals and ends processes through this alone. `local` places them on this host; another
-launcher (ssh, Ray, Slurm) has another implementation, and runs the battery of tests/integration/test_placement.py.
+`local_placement` starts them on this host, `remote_placement` on others. tests/integration/test_placement.py tests
+both.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,61 +13,57 @@ from tfdist.jobs.plan.worker_spec import WorkerSpec
 
 
 class Handle(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     @property
     def spec(self) -> WorkerSpec:
-        """What was started."""
+        """Its specification."""
 
     @property
     def pid(self) -> int:
-        """The number of its process, on its host."""
+        """Its process number on its host."""
 
     @property
     def address(self) -> str:
-        """Where the others reach it, as "host:port"; empty where nobody has to."""
+        """Where the others reach it, as "host:port"; may be empty."""
 
     @property
     def outputs(self) -> Mapping[int, int]:
-        """Descriptors to read standard output (1) and error (2) from; those that are missing are the agent's."""
+        """Descriptors of its standard output (1) and error (2); missing ones are the agent's own."""
 
     @property
     def outputs_end_later(self) -> bool:
-        """Whether what it has written may come after its end, and then the end of each output for certain."""
+        """True if output may arrive after its end, followed by the certain end of each stream."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process stands still, because of SIGSTOP or the like; False where this cannot be told."""
+        """True if it is stopped, as by SIGSTOP; False if unknown."""
 
     @property
     def ended_unasked(self) -> bool:
-        """Whether it had ended, or was ending, before a signal of the agent's came to it; False as long as it runs."""
+        """True if it had ended, or was ending, before the agent's first signal."""
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Wait until it has ended; return its exit code, or the negative number of the signal that killed it.
+        """Wait for its end; the exit code, the negative number of a signal, or None.
 
-        Any thread may call it, and as often as it likes. It is None when the process has not ended in time.
+        Any thread may call it, repeatedly.
         """
 
     def signal(self, number: int) -> None:
-        """Send a signal: SIGKILL to the process and its children, any other to it alone; to one that has ended, none.
+        """Send a signal: SIGKILL to its group, any other to it alone.
 
-        Children that an ended process has left get SIGKILL too, until `close`.
+        Until `close`, SIGKILL also reaches children it left.
         """
 
     def close(self, timeout_seconds: float) -> None:
-        """Give back what the ended process has held: its number, and the descriptors."""
+        """Release the number and the descriptors of the ended process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What a process of the job finds where it runs.
+    """What processes find on a host.
 
-    Attributes:
-        directory: where it records its failure.
-        memory: what is in it outlives the process, and not the job.
-        python: the interpreter.
-        agent_pid: the process that starts it, which it does not outlive.
+    `directory` is for error files, and `memory` outlives the processes, which end with `agent_pid`.
     """
 
     directory: Path
@@ -81,10 +77,10 @@ class Factory(Protocol):
 
     @property
     def waiting(self) -> int:
-        """How many workers are forked and have nothing to run."""
+        """The number of forked workers that wait for something to run."""
 
     def prepare(self, pid: int) -> None:
-        """Prepare, if this worker, which steps, has loaded TensorFlow; once is enough."""
+        """Prepare, once this stepping worker has loaded TensorFlow; repeated calls do nothing."""
 
     def tend(self, workers: int) -> None:
         """Keep so many workers ready, once that is possible."""
@@ -97,31 +93,13 @@ class Placement(Protocol):
     """Starts processes of one job."""
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Return host and port for so many processes that listen.
-
-        Args:
-            count: how many.
-            but: addresses, as "host:port", of earlier starts: what is left of those must not be met there.
-        Raises:
-            ConfigError: there are not enough ports.
-        """
+        """Host and port for each process, but no addresses (``but``) of earlier starts, which may still be in use."""
 
     def site(self, host: str) -> Site:
-        """Return what processes find at a host that `addresses` has returned."""
+        """The site of a host that `addresses` has returned."""
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process, which ends with the agent at the latest.
-
-        The calling thread must outlive it: Linux ends a process together with the thread that started it.
-
-        Raises:
-            TfdistError: it cannot be started.
-        """
+        """Start a process, which ends with the agent at the latest, and on Linux with the calling thread."""
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """End what ended processes have left running: SIGTERM, the grace period, SIGKILL; return how many there were.
-
-        Args:
-            handles: of all that were started and have ended; not closed yet.
-            grace_seconds: between SIGTERM and SIGKILL.
-        """
+        """End what ended processes left running: SIGTERM, grace period, SIGKILL. Return their number."""

@@ -1,7 +1,7 @@
-"""Supply restarted workers from a process that has imported TensorFlow already.
+"""Restarts workers quickly by forking them from a process that has already imported TensorFlow.
 
-It is prepared when the workers step for the first time, with the variables that they have set for TensorFlow and the
-like, and only if they have loaded TensorFlow. Whatever goes wrong with it costs seconds: a worker is started anew then.
+It is prepared when workers with TensorFlow first step, with the variables that they have set. If it fails, workers are
+started normally, which costs seconds.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _LIBRARY = b"_pywrap_tensorflow"
 
 
 class WorkerFactory:
-    """Starts workers, the fastest way that there is."""
+    """Starts workers in the fastest way available."""
 
     def __init__(self, config: LaunchConfig, guard: Guard) -> None:
         self._config = config
@@ -40,7 +40,6 @@ class WorkerFactory:
         self._tried = False
 
     def prepare(self, pid: int) -> None:
-        """Prepare for a restart, if this worker has loaded TensorFlow; once is enough."""
         if self._tried or not self._config.is_elastic or sys.platform != "linux":
             return
         maps = _maps(pid)
@@ -60,7 +59,6 @@ class WorkerFactory:
             self._watch()
 
     def tend(self, workers: int) -> None:
-        """Keep so many workers forked that wait for something to run, once that is possible; else do nothing."""
         if self._server is None or len(self._server.idle) >= workers or not self._server.is_ready:
             return
         try:
@@ -71,7 +69,7 @@ class WorkerFactory:
             self._watch()
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
-        """Wait for what is being prepared: it has begun earlier than anything that could be begun now."""
+        """Wait for what is being prepared: nothing else would be ready earlier."""
         deadline = time.monotonic() + _PREPARE_SECONDS
         while self._server is not None and not self._server.idle and not self._server.wait(_LOOK_SECONDS):
             if interrupted():
@@ -81,17 +79,15 @@ class WorkerFactory:
 
     @property
     def waiting(self) -> int:
-        """How many workers are forked and have nothing to run."""
         return 0 if self._server is None else len(self._server.idle)
 
     def start(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-        """Start a worker; as `local.started_anew` does, or faster."""
+        """Start a worker as `started_anew` does, or by a fork."""
         with contextlib.suppress(TfdistError):
             return self.fork(spec, environment, streams)
         return started_anew(spec, environment, streams)
 
     def fork(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-        """Start a worker by a fork."""
         if self._server is None or not (self._server.idle or self._server.is_ready):
             raise TfdistError("there is no process that workers can be forked from.")
         try:
@@ -101,7 +97,6 @@ class WorkerFactory:
             raise
 
     def close(self) -> None:
-        """End what was prepared."""
         if self._server is not None:
             pids = self._server.pids
             self._server.close()
@@ -117,14 +112,13 @@ class WorkerFactory:
 def forked(
     server: "ForkServer", spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]
 ) -> Child:
-    """Fork a worker; as `local.started_anew` starts one."""
     stdin, stdout, stderr = streams
     pid = server.spawn(spec.argv, environment, stdin=stdin, stdout=stdout, stderr=stderr)
     return Child(pid=pid, collect=lambda seconds: _collect(pid, seconds))
 
 
 def _maps(pid: int) -> bytes | None:
-    """Return what a process has loaded; None when it is gone."""
+    """The files that a process has mapped; None if it is gone."""
     try:
         return Path(f"/proc/{pid}/maps").read_bytes() or None  # of a process that ends it is empty
     except OSError:

@@ -1,37 +1,30 @@
-"""The hosts of a job, as `--hosts a:2,b:2` names them, and which process runs where: pure functions.
+"""The hosts of a job, resource requests, and which process runs where: pure functions.
 
-Processes fill the hosts in the order in which these are named, so the ranks of a host are contiguous: what adds up in
-each host first, and between hosts then, relies on it.
+Processes fill the hosts in order, so the ranks of a host are contiguous. Hierarchical sums, first within hosts and then
+between them, rely on it.
 """
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfdist.errors import ConfigError
-from tfdist.jobs.plan.resource_request import Demand
-from tfdist.validation import integer, parse_integer, shown, text
+from tfdist.validation import integer, number, parse_integer, shown, text
 
 MAX_SLOTS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]*[A-Za-z0-9_])?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _FORM = "[USER@]HOST[=ADDRESS][:SLOTS], such as a:2 or me@gpu1=10.0.0.5:4"
+PACKINGS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # as Ray's placement groups have them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A machine, and how many processes it takes.
+    """A machine with `slots` for processes.
 
-    Attributes:
-        name: by which the launcher reaches it, with a user if one is named.
-        address: by which the processes of the job reach it.
-        slots: how many processes run there at most.
-        group: which component of a heterogeneous job of Slurm it is of; None where there are none.
-
-    Example:
-        >>> Host(name="me@a", address="a", slots=2).slots
-        2
+    The launcher reaches it by `name` (which may have a user), the processes of the job by `address`. `group` is its
+    component of a heterogeneous job of Slurm.
     """
 
     name: str
@@ -53,7 +46,7 @@ class Host:
 
 
 def parse_hosts(text_of_all: str) -> tuple[Host, ...]:
-    """Return the hosts of a text.
+    """The hosts of a text.
 
     Example:
         >>> [(host.name, host.address, host.slots) for host in parse_hosts("a:2, me@b=10.0.0.5")]
@@ -87,9 +80,9 @@ def _parsed(part: str) -> Host:
 
 
 def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host, ...]:
-    """Return the host of each of so many processes.
+    """The host of each process.
 
-    Where hosts are of two components, a chief and parameter servers are in the first, and workers in the second.
+    With two components, a chief and parameter servers run in the first, workers in the second.
 
     Example:
         >>> a, b = parse_hosts("a:2,b:2")
@@ -113,6 +106,49 @@ def places(hosts: Sequence[Host], count: int, *, servers: int = 0) -> tuple[Host
             received=count,
         )
     return tuple(slots[:count])
+
+
+class NoRoomError(ConfigError):
+    """The nodes have fewer resources than requested: room for `room` processes."""
+
+    def __init__(self, message: str, room: int) -> None:
+        super().__init__(message)
+        self.room = room
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The resources of each process, whatever its role, and the cluster that is asked.
+
+    `memory` is in bytes, 0 for unlimited. An empty `address` is the cluster that Ray finds. `wait_seconds` is how long
+    to wait for room; None waits for other jobs, but not for resources that no node has.
+    """
+
+    cpus: float = 1
+    gpus: float = 0
+    memory: int = 0
+    packing: str = "PACK"
+    address: str = ""
+    wait_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        number("cpus (--cpus-per-worker)", self.cpus, minimum=0)
+        number("gpus (--gpus-per-worker)", self.gpus, minimum=0)
+        integer("memory (--memory-per-worker)", self.memory, minimum=0)
+        if self.wait_seconds is not None:
+            number("wait_seconds (--wait-seconds)", self.wait_seconds, minimum=0, maximum=30 * 86_400)
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"packing is {shown(self.packing)}; it must be one of {', '.join(PACKINGS)}.")
+        if not self.resources:
+            raise ConfigError("cpus, gpus and memory are all 0; a process needs one of them. Give --cpus-per-worker 1.")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ConfigError(f"gpus (--gpus-per-worker) is {self.gpus:g}; above 1 it must be whole.")
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The resources of one bundle, without those that are 0."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory}
+        return {name: amount for name, amount in wanted.items() if amount}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +184,11 @@ class Remote:
 
     @property
     def slots(self) -> int:
-        """How many processes all hosts take."""
         return sum(host.slots for host in self.hosts)
 
 
 def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]:
-    """Return the words of the command that runs another on a host.
-
-    Example:
-        >>> parse_shell("ssh -F 'my config'")
-        ('ssh', '-F', 'my config')
-    """
+    """The words of a command that reaches a host."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -170,3 +200,26 @@ def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]
             f"{name} is empty; name a program, such as 'ssh -p 2222', or leave it out.", name=name, received=command
         )
     return words
+
+
+def room(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
+    """The number of bundles that fit on the nodes."""
+    return sum(min(int(node.get(name, 0) / amount + 1e-6) for name, amount in bundle.items()) for node in nodes)
+
+
+def resources_in_words(resources: Mapping[str, float]) -> str:
+    """Resources as text."""
+    said = [f"{name} {resources[name]:g}" for name in ("CPU", "GPU") if name in resources]
+    if "memory" in resources:
+        said.append(f"memory {resources['memory'] / 2**30:.3g} GiB")
+    return ", ".join(said) or "nothing"
+
+
+def too_few(count: int, bundle: Mapping[str, float], nodes: Mapping[str, Mapping[str, float]]) -> str:
+    """What was requested, and what there is, as an error message."""
+    have = "; ".join(f"{address}: {resources_in_words(node)}" for address, node in nodes.items()) or "it has none"
+    return (
+        f"{count} processes of {resources_in_words(bundle)} each are asked for, and the nodes of the cluster have "
+        f"room for {room(bundle, list(nodes.values()))} ({have}). Ask for less (-n, --cpus-per-worker, "
+        "--gpus-per-worker, --memory-per-worker); if more nodes will come, say how long to wait: --wait-seconds 600"
+    )

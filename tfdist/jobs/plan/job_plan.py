@@ -1,7 +1,6 @@
-"""From a request to one process per member of its roles, as a pure function: same inputs, same environments, commands.
+"""The processes of a job, from its request: a pure function to environments and commands.
 
-Processes of a role that runs the script get what a worker needs to report and to resume. All others serve them, and
-need no code of the user's. All are told the cluster by TF_CONFIG, which TensorFlow and `tfdist.cluster` read alike.
+Processes that run the script also get what they need to report and to resume. All learn the cluster by TF_CONFIG.
 """
 
 import json
@@ -19,7 +18,7 @@ from tfdist.cluster.job_files import (
     steps_folder,
     tasks_file,
 )
-from tfdist.jobs.plan import visible_gpus
+from tfdist.jobs.plan import worker_spec
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import Role, members, roles_of
 from tfdist.jobs.plan.worker_spec import WorkerSpec
@@ -54,7 +53,7 @@ _OF_A_SCRIPT = (PROGRESS_FILE.name, ENVIRONMENT_FILE.name, ERROR_FILE.name, TASK
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """What all processes of one start of a job share."""
+    """What all processes of one start share."""
 
     config: LaunchConfig
     job_id: str
@@ -75,7 +74,7 @@ def plan(
     restarts: int = 0,
     key: str = "",
 ) -> tuple[WorkerSpec, ...]:
-    """Return one specification per process, in the order of `roles.tasks`.
+    """One specification per process, in the order of `roles.tasks`.
 
     Example:
         >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
@@ -87,22 +86,22 @@ def plan(
         >>> server.environment["TF_CONFIG"][-35:], server.host
         ('"task": {"type": "ps", "index": 0}}', 'n3')
     """
-    everybody = members(roles_of(config))
-    assert len(addresses) == len(everybody)
+    found = members(roles_of(config))
+    assert len(addresses) == len(found)
     start = _Start(config=config, job_id=job_id, directory=directory, memory=memory or directory, restarts=restarts)
     cluster: dict[str, list[str]] = {}
-    for (task, _), (host, port) in zip(everybody, addresses, strict=True):
+    for (task, _), (host, port) in zip(found, addresses, strict=True):
         cluster.setdefault(task.type, []).append(f"{host}:{port}")
     hosts = tuple(host for host, _ in addresses)
-    tasks = [task for task, _ in everybody]
+    tasks = [task for task, _ in found]
     result = []
-    for index, (task, role) in enumerate(everybody):
+    for index, (task, role) in enumerate(found):
         error_file = _error_file(start, task, role)
         environment = {**config.environment, JOB_ID.name: job_id, "PYTHONUNBUFFERED": "1"}
         environment[STACKS_FILE.name] = str(stacks_file(start.memory, start.restarts, task))
         environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
         environment |= _place_in_step(cluster[task.type], index, hosts) if role.in_step else {}
-        alone = len(everybody) == 1  # it is in no cluster, and not in that of an outer job either
+        alone = len(found) == 1  # it is in no cluster, and not in that of an outer job either
         environment |= {} if alone else {"TF_CONFIG": tf_config(cluster, task)}
         run = script_command(config, python=python, agent_pid=agent_pid)
         result.append(
@@ -132,7 +131,7 @@ def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
 
 
 def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
-    """Return what a process that runs the script is told, whatever its place."""
+    """Variables of a process that runs the script."""
     config = start.config
     variables = {
         ERROR_FILE.name: str(error_file),
@@ -157,24 +156,24 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
 
 
 def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Return which of the workers that step together a process is, in the job and on its host."""
+    """Variables with a worker's index in the job and on its host."""
     here = [one for one, host in enumerate(hosts) if host == hosts[index]]
     values = (",".join(addresses), str(index), str(len(here)), str(here.index(index)))
     return dict(zip(_PLACE, values, strict=True))
 
 
 def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequence[str]) -> tuple[int, ...] | None:
-    """Return which GPUs of its host a process sees: a chief and parameter servers see none of those of the workers."""
+    """The GPUs of its host that a process sees: a chief and parameter servers see none."""
     if config.gpus_per_worker is None:
         return None
     if tasks[index].type != "worker":
         return ()
     before = [one for one in range(index) if tasks[one].type == "worker" and hosts[one] == hosts[index]]
-    return visible_gpus.of_worker(len(before), config.gpus_per_worker)
+    return worker_spec.gpus_of_worker(len(before), config.gpus_per_worker)
 
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:
-    """Return the variables of an outer job that a process must not take for its own."""
+    """Variables of an outer job that a process must not inherit."""
     unmonitored = () if start.config.monitor or not role.runs_script else (MONITOR_DIR.name,)
     if role.in_step:
         return (*unmonitored, *(() if start.config.is_elastic else _RESTARTABLE))
@@ -183,31 +182,16 @@ def _removed(start: _Start, role: Role) -> tuple[str, ...]:
 
 
 def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tuple[str, ...]:
-    """Return the command that runs the script, in a process that does not outlive the agent.
-
-    Example:
-        >>> script_command(LaunchConfig(target="train.py"), python="python3", agent_pid=7)[2:]
-        ('--parent', '7', '--script', 'train.py')
-    """
+    """The command that runs the script, in a process that ends with the agent."""
     kind = "--module" if config.is_module else "--script"
     return (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
 
 
 def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
-    """Return the command that serves a task, in a process that does not outlive the agent.
-
-    Example:
-        >>> task_command(python="python3", agent_pid=7)[2:]
-        ('--parent', '7')
-    """
+    """The command that serves a task, in a process that ends with the agent."""
     return (python, str(TASK_FILE), "--parent", str(agent_pid))
 
 
 def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
-    """Return TF_CONFIG for a task of a cluster, given every task's address by type.
-
-    Example:
-        >>> tf_config({"worker": ["a:1"]}, TaskId(type="worker", index=0))
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
-    """
+    """TF_CONFIG for a task of a cluster, given every task's address by type."""
     return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})

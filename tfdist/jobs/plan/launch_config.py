@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.cluster import strategy_table
+from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
 from tfdist.validation import integer, shown, text
-from tfdist.variables import ALL_LOGS, REPLICAS_PER_WORKER, STRATEGY
+from tfdist.variables import ALL_LOGS, COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
 COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
@@ -19,6 +20,7 @@ DAY_SECONDS = 86_400
 DEFAULT_SERVERS = 1  # parameter servers, where they are not counted
 DEFAULT_RESTARTS = 3  # of a job with parameter servers
 MAX_RESTARTS = 10_000  # of one run; the same failure at the same step ends a job long before
+_SERVERS = "parameter_servers (--parameter-servers)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class LaunchConfig:
         monitor: whether workers record what their steps are made of, and the agent says what the job is bound by.
         trace: where the last steps of all workers are written at the end, as a chrome trace, or None; with ``monitor``.
         exporters: what gets the job's figures while it runs, such as "tensorboard:logs"; with ``monitor``.
-        all_logs: whether to show what TensorFlow writes and is known to tell nobody anything, too.
+        all_logs: whether to show known log noise of TensorFlow, too.
         strategy: registered name for the workers' ``tfdist.strategies.from_environment()``, or None.
         replicas_per_worker: devices that each worker uses, or None for all that it has.
         gpus_per_worker: how many GPUs of its host each worker sees, none of them another's; None: each sees all.
@@ -165,7 +167,7 @@ class LaunchConfig:
         if self.parameter_servers:
             raise ConfigError(
                 f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
-                "their workers do not wait for each other, and a slow one keeps nobody waiting. Leave it out.",
+                "their workers do not wait for each other, and a slow one holds up no other. Leave it out.",
                 name="parameter_servers (--parameter-servers)",
                 received=self.parameter_servers,
             )
@@ -174,14 +176,14 @@ class LaunchConfig:
                 "evict_stragglers (--evict-stragglers) is given on several hosts (--hosts or --engine) without standby "
                 "(--standby); workers fill the hosts in their order, so one worker fewer would not be the slow one. "
                 "Give --standby and --max-restarts, so that another process takes the slow one's place, or leave it "
-                "out: --monitor tells who is slow.",
+                "out: --monitor names slow workers.",
                 name="standby (--standby)",
                 received=self.standby,
             )
         if not self.monitor:
             raise ConfigError(
-                "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); who is slow is read from "
-                "what --monitor records. Give both.",
+                "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); slow workers are found "
+                "in what --monitor records. Give both.",
                 name="monitor (--monitor)",
                 received=self.monitor,
             )
@@ -207,16 +209,12 @@ class LaunchConfig:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether workers may be started again, for whatever reason."""
+        """True if workers may be started again."""
         return self.max_restarts > 0 or self.range[0] < self.range[1]
 
 
 def require_variables(name: str, value: Any) -> None:
-    """Check that the value can be environment variables.
-
-    Example:
-        >>> require_variables("env", {"OMP_NUM_THREADS": "1"})
-    """
+    """Check that the value can be environment variables."""
     if not isinstance(value, Mapping):
         raise ConfigTypeError(
             f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.",
@@ -266,3 +264,62 @@ def require_script(config: LaunchConfig) -> None:
         )
     if not os.access(path, os.R_OK):
         raise ConfigError(f"script is {shown(path)}, which may not be read. Permit it: chmod u+r {path}")
+
+
+def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> bool:
+    """True if a chief runs the script for this strategy; check that no other strategy has parameter servers."""
+    if strategy is not None and strategy_table.get(strategy).processes == "chief":
+        if parameter_servers is not None:
+            integer(_SERVERS, parameter_servers, minimum=1, hint="They hold the variables.")
+        return True
+    if parameter_servers is not None:
+        able = ", ".join(name for name in strategy_table.names() if strategy_table.get(name).processes == "chief")
+        received = "no strategy is chosen" if strategy is None else f"the strategy is {strategy!r}"
+        raise ConfigError(
+            f"{_SERVERS} is {parameter_servers}, but {received}; only {able} has it. Leave it out, or choose "
+            f"--strategy {able}."
+        )
+    return False
+
+
+def server_count(strategy: str | None, *, parameter_servers: int | None = None) -> int:
+    """The number of parameter servers: as requested, or the default; 0 without a chief."""
+    if not has_chief(strategy, parameter_servers=parameter_servers):
+        return 0
+    return DEFAULT_SERVERS if parameter_servers is None else parameter_servers
+
+
+def check_strategy(config: LaunchConfig) -> None:
+    """Check that the strategy supports this number of processes and replicas."""
+    if config.strategy is None:
+        return
+    entry = strategy_table.get(config.strategy)
+    most = config.range[1]
+    if entry.processes == "one" and most > 1:
+        option = "workers (-n)" if config.workers == most else "max_workers (--max-workers)"
+        raise ConfigError(
+            f"{option} is {most}, but the strategy {entry.name!r} runs in one process: its replicas are the "
+            f"devices of that process. For {most} replicas: `tfdist run --strategy {entry.name} "
+            f"--replicas-per-worker {most} SCRIPT`, in Python workers=1 and replicas_per_worker={most}."
+        )
+    replicas = config.replicas_per_worker or 1
+    if replicas > 1 and not entry.may_have_several:
+        raise ConfigError(
+            f"replicas_per_worker (--replicas-per-worker) is {replicas}, but under the strategy {entry.name!r} each "
+            f"process has one replica. For {config.workers * replicas} replicas: `tfdist run --strategy {entry.name} "
+            f"-n {config.workers * replicas} SCRIPT`, in Python workers={config.workers * replicas}."
+        )
+
+
+def require_installed(config: LaunchConfig) -> None:
+    """Check that the strategy's packages are installed, before workers are started."""
+    wanted = (
+        [] if config.strategy is None else [(strategy_table.get(config.strategy), f"the strategy {config.strategy!r}")]
+    )
+    if COLLECTIVES.read(config.environment) == "horovod":
+        wanted.append((strategy_table.get("ring"), "collectives 'horovod'"))  # the ring is Horovod's
+    for entry, what in wanted:
+        if entry.needs is not None and not entry.is_installed:
+            package, cure = entry.needs
+            verb = "needs" if entry.name == config.strategy else "need"
+            raise MissingDependencyError(f"{what} {verb} {package}, which is not installed here. Install it: {cure}")

@@ -1,10 +1,12 @@
 """One process of a job for a placement to start, as a frozen value."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.cluster_values import TaskId
+from tfdist.errors import ConfigError
 from tfdist.variables import JOB_KEY
 
 EXIT_SECONDS = 300.0
@@ -13,6 +15,8 @@ BOTH = frozenset({1, 2})  # standard output and standard error
 # What gRPC reads, in this order and in lower case only: with a proxy it sends even 127.0.0.1 there, and waits for ever.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DRIVER = "/proc/driver/nvidia/gpus"  # one entry for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,7 @@ class WorkerSpec:
         environment: variables that it gets on top of those of the agent.
         removed: variables of the agent that it does not get.
         error_file: where it records its failure.
-        host: where it runs, by the name at which the others reach it; empty where nobody has to reach it.
+        host: where it runs, by the name at which the others reach it; empty if no process has to reach it.
         port: on which it listens there; 0 with an empty host.
         peers: the hosts of all processes of the job, which it reaches without a proxy.
         key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
@@ -52,7 +56,7 @@ class WorkerSpec:
 
     @property
     def address(self) -> str:
-        """Where the others reach it, as "host:port"; empty where nobody has to.
+        """Where the others reach it, as "host:port"; empty if none has to.
 
         Example:
             >>> task = TaskId(type="worker", index=0)
@@ -78,7 +82,7 @@ class WorkerSpec:
 
 
 def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the variable that lets workers reach each other directly where a proxy is set; the proxy stays for others.
+    """The variable that exempts workers' hosts from a configured proxy.
 
     Example:
         >>> around_the_proxy({"http_proxy": "http://proxy:3128", "no_proxy": "intranet"}, ["127.0.0.1"])
@@ -90,3 +94,30 @@ def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[s
         return {}
     known = next((environ[name] for name in _EXCEPTIONS if environ.get(name)), "")
     return {"no_grpc_proxy": ",".join(filter(None, [known, *dict.fromkeys(hosts)]))}
+
+
+def gpus_of_worker(local_index: int, count: int) -> tuple[int, ...]:
+    """The positions of a worker's GPUs among those of its host."""
+    return tuple(range(local_index * count, (local_index + 1) * count))
+
+
+def visible_gpus(places: Sequence[int], environ: Mapping[str, str], *, driver: str = _DRIVER) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for a worker."""
+    given = environ.get(VISIBLE)
+    if given is not None:
+        words = [word.strip() for word in given.split(",")]
+        named = words[: words.index("-1")] if "-1" in words else words  # CUDA reads no further
+        devices = [word for word in named if word]
+        source = f"{VISIBLE} is {given!r}"
+    else:
+        devices = [str(number) for number in range(len(os.listdir(driver)) if os.path.isdir(driver) else 0)]
+        source = f"the driver lists {len(devices)} ({driver})"
+    if places and places[-1] >= len(devices):
+        raise ConfigError(
+            f"a worker is to have GPU {', '.join(map(str, places))} of its host (--gpus-per-worker), counted from 0, "
+            f"and there {source}. Run fewer workers on a host, or ask for fewer GPUs; {VISIBLE} says which there are.",
+            name=None if given is None else VISIBLE,
+            received=len(devices) if given is None else given,
+            path=driver if given is None else None,
+        )
+    return ",".join(devices[place] for place in places)

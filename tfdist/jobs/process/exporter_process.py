@@ -1,7 +1,7 @@
 """The exporter process of a job: runs `tfdist export` for as long as the job lasts.
 
-It runs at a low priority, in a session of its own, and waits for standard input: a line or the end of it, which comes
-when the job's process is gone however that has ended, lets it look for the last time and end.
+It has a low priority and its own session. A line on standard input, or its end when the job's process is gone, makes it
+export for the last time and end.
 """
 
 import contextlib
@@ -20,11 +20,7 @@ _NICE = 10
 
 
 class Exporting:
-    """Exports a job until it is ended.
-
-    Attributes:
-        pid: of the process; 0 where it could not be started.
-    """
+    """Exports a job until `end`. `pid` is 0 if the process could not be started."""
 
     def __init__(
         self, job: str, exporters: Sequence[str], say: Callable[[str], None], *, every: int = 10, after: int = -1
@@ -34,7 +30,7 @@ class Exporting:
         self.pid = 0
         root = str(Path(tfdist.__file__).parents[1])
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])
-        # -P: a file mlflow.py beside the user's script is not the package
+        # -P: a file mlflow.py next to the user's script is not the package
         command = [sys.executable, "-P", "-m", "tfdist", "export", "--beside", f"--every={every}", f"--after={after}"]
         try:
             self._process = subprocess.Popen(
@@ -56,7 +52,7 @@ class Exporting:
         self._reader.start()
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """Let it look for the last time, and wait until it has ended; it is killed when that takes too long."""
+        """Let it export for the last time, and wait; it is killed if that takes too long."""
         if self._process is None:
             return
         self._ends = True

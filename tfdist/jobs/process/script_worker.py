@@ -1,14 +1,11 @@
-"""Runs a script as ``python script.py`` would, in a process that does not outlive its agent and records its failure.
+"""Runs a script as ``python script.py`` would, in a process that ends with its agent and records its failure.
 
-    python worker.py --parent PID --script train.py [arguments]
-    python worker.py --parent PID --module package.module [arguments]
+`python script_worker.py --parent PID --script train.py [arguments]`, or `--module package.module [arguments]`.
 
-The script finds `__main__`, `sys.argv` and `sys.path[0]` as it would without this file. An exception that nobody
-caught, or an exit with a code that is not 0, is written to TFDIST_ERROR_FILE as JSON, under another name first, so that
-the file is complete once it exists. Beside it is noted with which code the script has ended, for the case that the
-process does not end (`end_note`), and which files AutoGraph makes where temporary files belong: it
-removes them when the process ends, and cannot when that is killed. This file imports the standard library only: it is
-started by its path, and nothing of tfdist is loaded before the script asks for it.
+`__main__`, `sys.argv` and `sys.path[0]` are as without this file. An uncaught exception or a failing exit code is
+written to TFDIST_ERROR_FILE as JSON, atomically. A note next to it has the exit code of the script, in case the process
+does not end, and a list has AutoGraph's temporary files, which a killed process leaves. This file imports the standard
+library alone: it is started by path, and nothing of tfdist is loaded before the script asks for it.
 """
 
 import os
@@ -18,13 +15,12 @@ from typing import NoReturn
 
 END_NOTE = ".ended"
 LISTING, GENERATED = ".generated", "__autograph_generated_file"
-STACKS = 11  # the signal after SIGRTMIN at which this process writes where it stands; `monitor.stacks` sends it
+STACKS = 11  # offset from SIGRTMIN of the signal for stacks; `monitor.stacks` sends it
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 
 
 def main(argv: list[str]) -> None:
-    """Run what the arguments name, and end as it ends."""
     _, parent, kind, target, *arguments = argv
     if int(parent):
         end_with_parent(int(parent))
@@ -55,7 +51,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
-    """Run a script or a module as Python does that is given it; what it raises is raised here."""
+    """Run a script or a module as Python does; its exceptions are raised here."""
     sys.argv = [target, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
@@ -66,7 +62,7 @@ def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, where it can (Linux); no parent left: end now."""
+    """Let the kernel kill this process when its parent dies (Linux); if the parent is gone, end now."""
     try:
         import ctypes
 
@@ -78,7 +74,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def tell_stacks_when_asked(path: str | None) -> None:
-    """Let faulthandler write the stacks of all threads into a file, at a signal that nobody else uses."""
+    """Let faulthandler write the stacks of all threads into a file, at a signal of its own."""
     if not path:
         return
     try:
@@ -92,7 +88,7 @@ def tell_stacks_when_asked(path: str | None) -> None:
 
 
 def list_generated_files(listing: str) -> None:
-    """Write down each file that AutoGraph is about to make, so that whoever looks after this process can remove it."""
+    """List each file that AutoGraph creates, so that it can be removed after a kill."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event != "tempfile.mkstemp":
@@ -110,7 +106,7 @@ def list_generated_files(listing: str) -> None:
 
 
 class End:
-    """Notes that the script has ended, and again when no code of it runs any more: `end_note` reads both."""
+    """Notes that the script has ended, and again when no code of it runs any more; `lingering` reads the notes."""
 
     def __init__(self, path: str | None) -> None:
         import atexit
@@ -121,7 +117,7 @@ class End:
         atexit.register(self._note_again)  # called behind all functions that the script registers
 
     def note(self, exit_code: int) -> None:
-        """Note that the script has ended with this code; its threads and functions of `atexit` may still run."""
+        """Note the exit code; threads and functions of `atexit` may still run."""
         self._code = exit_code
         self._write(runs_python=True)
 
@@ -143,7 +139,7 @@ class End:
 
 
 def record(error: BaseException, *, exit_code: int) -> None:
-    """Write the failure to TFDIST_ERROR_FILE, if that is set; what goes wrong with it must not hide the failure."""
+    """Write the failure to TFDIST_ERROR_FILE; errors here must not hide it."""
     import contextlib
     import json
     import time
@@ -194,7 +190,7 @@ def _run_module(name: str) -> None:
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames at its top: of files that start a script, and of runpy."""
+    """The traceback without its top frames: of files that start a script, and of runpy."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     starting = tuple(os.path.join(package, room, "") for room in ("jobs", "processes"))
     while trace is not None:
@@ -208,12 +204,12 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - the message of somebody's exception may fail in any way
+    except Exception:  # noqa: BLE001 - __str__ of any exception may fail in any way
         return "(its message cannot be shown)"
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return the code with which Python ends for this exception."""
+    """The exit code of Python for this exception."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
@@ -222,7 +218,7 @@ def _exit_code(error: SystemExit) -> int:
 def _end_as_uncaught(error: BaseException) -> NoReturn:
     """Show the exception through sys.excepthook, without the frames of this file, and exit with code 1.
 
-    Of a worker that has lost another the message alone: the cause is in the other, and nobody is to look for it here.
+    A worker that has lost another shows the message alone: the cause is in the other.
     """
     error.__traceback__ = _own_frames(error.__traceback__)
     errors = sys.modules.get("tfdist.errors")

@@ -1,12 +1,9 @@
 """The host agent: starts workers on its host as `tfdist run` does locally, and reports on them.
 
-    python -m tfdist.jobs.remote.host_agent
-
-It speaks over its standard streams with the agent, which has started it by ssh or the like; or, where TFDIST_RENDEZVOUS
-is set, over a connection that it opens (`joining`). Workers have a directory,
-memory and a status table of this host, so they need not know that their agent is elsewhere. When the connection ends,
-or nothing has come for a minute, every process is ended and nothing is left; if this process is killed, its guardian
-does that.
+`python -m tfdist.jobs.remote.host_agent` speaks with the job's agent over its standard streams, or, if
+TFDIST_RENDEZVOUS is set, over a connection that it opens. Workers use folders, memory and a status table of this host.
+When the connection ends, or nothing has arrived for a minute, all processes are ended. If this process is killed, its
+guardian ends them.
 """
 
 import contextlib
@@ -38,10 +35,8 @@ from tfdist.jobs.placement.local_placement import LocalPlacement
 from tfdist.jobs.placement.placement_protocol import Handle
 from tfdist.jobs.placement.worker_factory import WorkerFactory
 from tfdist.jobs.plan.launch_config import require_script
-from tfdist.jobs.remote.copying.copies import Copies
-from tfdist.jobs.remote.host.forward import Forward
-from tfdist.jobs.remote.host.host_steps import Steps
-from tfdist.jobs.remote.host.host_tables import Tables
+from tfdist.jobs.remote.host_reports import Forward, Steps, Tables
+from tfdist.jobs.remote.state_copies import Copies
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard, guarded
 from tfdist.variables import ENDS_WITH_INPUT, ERROR_FILE, JOB_PART, JOIN_SECONDS
@@ -57,7 +52,7 @@ _why_sigterm = ["was asked to end (SIGTERM)"]  # what is told of this process at
 
 
 def main() -> None:
-    """Serve the agent at the other end of the standard streams until it is gone."""
+    """Serve the agent until it is gone."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's processes block SIGINT, and workers would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
@@ -85,11 +80,11 @@ def main() -> None:
         code = serve(wire, key)
     if ticket is not None:
         connection.close()
-    os._exit(code)  # threads that wait for output of nobody's do not matter
+    os._exit(code)  # do not wait for threads that still forward output
 
 
 def _end_with(descriptor: int) -> None:
-    """End this process as SIGTERM does when nobody can write there any more."""
+    """End this process as by SIGTERM at the end of its input."""
     while os.read(descriptor, _CHUNK):
         pass
     _why_sigterm[0] = "has ended with what had started it"
@@ -97,7 +92,7 @@ def _end_with(descriptor: int) -> None:
 
 
 def serve(wire: Wire, key: bytes | None = None) -> int:
-    """Serve an agent until it is gone; afterwards no process of the job is left here."""
+    """Serve an agent until it is gone; no process of the job is left here afterwards."""
     hello = wire.receive()
     if hello is None or "version" not in hello:
         if hello is not None and "refused" in hello:
@@ -178,7 +173,7 @@ def _version(package: str) -> str:
 
 
 class HostAgent:
-    """Does what the agent asks for, and tells it what happens."""
+    """Carries out the agent's requests, and reports."""
 
     def __init__(
         self,
@@ -233,7 +228,7 @@ class HostAgent:
         }
 
     def run(self) -> bool:
-        """Serve until the agent is gone; return whether it has said that it needs this host no longer."""
+        """Serve until the agent is gone; True if it no longer needs this host."""
         threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._tell)]
         for thread in threads:
             thread.start()
@@ -255,21 +250,21 @@ class HostAgent:
         return self._finished
 
     def give_notice(self) -> None:
-        """Tell the workers here that this host is taken away, in a handler of a signal."""
+        """Give the workers notice that this host is taken away; called by a signal handler."""
         self._requests.put({"do": "notice"})
 
     def tell_of_sigterm(self) -> None:
-        """Tell the agent that SIGTERM has come here, in a handler of a signal."""
+        """Report a SIGTERM; called by a signal handler."""
         self._requests.put({"do": "tell of sigterm"})
 
     def tell_why_it_ends(self) -> None:
-        """Tell the agent that this process was asked to end, which is no failure of its workers."""
+        """Report that this process was asked to end, which is no failure of its workers."""
         self._gone.set()
         with contextlib.suppress(WireError):
             self._wire.send({"note": f"what acts for the launcher there {_why_sigterm[0]}"})
 
     def end(self) -> None:
-        """End every process, and what it has left."""
+        """End every process and what it has left."""
         self._gone.set()
         self._copies.close()
         handles = list(self._handles.values())
@@ -293,7 +288,7 @@ class HostAgent:
             value = do(request)
         except TfdistError as failure:
             error = str(failure)
-        except Exception as failure:  # noqa: BLE001 - who waits for the answer is told, whatever it is
+        except Exception as failure:  # noqa: BLE001 - any error is the answer
             error = repr(failure)
         if "id" in request:
             self._send({"answer": request["id"], "value": value, "error": error})
@@ -367,11 +362,11 @@ class HostAgent:
             self._recorded.discard(asked["handle"])
             outputs = [self._outputs.pop((asked["handle"], stream)) for stream in handle.outputs]
         for forward in outputs:
-            forward.give(1 << 62)  # who still writes waits for nobody
+            forward.give(1 << 62)  # a process that still writes is not held up
         handle.close(_CLOSE_SECONDS)
         path = ERROR_FILE.read(handle.spec.environment)
         if path:
-            Path(path).unlink(missing_ok=True)  # it was told; who takes the place of a reserve has the same
+            Path(path).unlink(missing_ok=True)  # it was sent; a standby worker uses the same path
             guardian.remove_listed(f"{path}{guardian.LISTING}")
 
     def _leftovers(self, asked: dict[str, Any]) -> int:
@@ -395,7 +390,7 @@ class HostAgent:
             self._awaited = len(running)
 
     def _tell(self) -> None:
-        """Tell what the workers have said, as long as there is somebody to tell."""
+        """Report until the agent is gone."""
         while not self._gone.is_set():
             for number, handle in self._running().items():
                 self._tell_record(number, handle)
@@ -407,7 +402,7 @@ class HostAgent:
             time.sleep(_TELL_WHILE_HALTING_SECONDS if self._tables.is_halting else _TELL_SECONDS)
 
     def _tell_once(self) -> None:
-        """Tell what the workers have said in the table, where that is new, and that this host is there."""
+        """Report changes of the tables, and that this host is alive."""
         with self._telling:
             for message in self._tables.new_warnings():
                 self._send(message)
@@ -418,14 +413,14 @@ class HostAgent:
                 self._send({"tables": said[0], "stopped": stopped, "waiting": said[2], "clock": time.monotonic()})
 
     def _look_for_states(self) -> None:
-        """Let the copies look, where workers hold other states in memory than before."""
+        """Send copies of states when workers hold new ones in memory."""
         states = self._tables.states()
         if states != self._states:
             self._states = states
             self._copies.look()
 
     def _tell_steps(self) -> None:
-        """Tell what the workers have recorded of their steps, after what says how far this host's clock is."""
+        """Report recorded steps, after this host's clock."""
         for message in () if self._steps is None else self._steps.new():
             self._send(message)
 

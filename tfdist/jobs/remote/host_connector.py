@@ -49,7 +49,7 @@ class HostConnector:
         return self._hosts, variables
 
     def begin(self, hosts: Sequence[Host]) -> None:
-        """Have these hosts join, where they do; what was started for hosts before has to be done with."""
+        """Let these hosts join, unless a command reaches them; earlier ones must be done."""
         if self._launcher.by_command:
             return
         if self._rendezvous is None:
@@ -70,7 +70,6 @@ class HostConnector:
     def connection(
         self, host: Host, *, interrupted: Callable[[], bool], join_seconds: float | None = None
     ) -> Connection:
-        """Return a connection to a host."""
         if self._launcher.by_command:
             return ByProgram(host, self._launcher.command(self._remote, host, self._environ))
         rendezvous, started = self._rendezvous, self._started
@@ -99,7 +98,6 @@ class HostConnector:
         )
 
     def close(self) -> None:
-        """End what was started, and wait for nobody any more."""
         if self._started is not None:
             self._started.close()
         if self._allocator is not None:

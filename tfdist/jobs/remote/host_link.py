@@ -1,28 +1,99 @@
-"""The agent's side of the connection to one host: its requests, and the host's reports."""
+"""The agent's side of the connection to one host: requests, and the host's reports on the agent's clock."""
 
 import base64
 import contextlib
 import itertools
+import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from tfdist.cluster.job_files import steps_folder
 from tfdist.errors import DeadlineError, TfdistError
 from tfdist.jobs.connecting.connection import Connection
 from tfdist.jobs.connecting.serialization import KEY_IS_DERIVED, HostReport, spec_to_json
 from tfdist.jobs.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.jobs.plan.host_plan import Host
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.jobs.remote import clock_offset
 from tfdist.jobs.remote.remote_process import RemoteProcess
-from tfdist.jobs.remote.remote_steps import Recorded
-from tfdist.monitor.status import RECORD, WorkerStatus
+from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.status import RECORD, Word, WorkerStatus, status_of
+from tfdist.processes.worker_failure import HOST_LOST
+
+if TYPE_CHECKING:
+    from tfdist.monitor.recording.row_ring import Ring
 
 ANSWER_SECONDS = 120.0  # a start that waits for TensorFlow to be imported takes up to a minute
 _DRAIN_SECONDS = 1.0
+
+
+class RecentOffset:
+    """The difference between another host's clock and this one, by the messages of the last seconds.
+
+    It is the smallest difference of a message, so only the fastest message's delay remains. It follows clocks that
+    drift.
+
+    Example:
+        >>> offset = RecentOffset(seconds=10.0)
+        >>> for heard, said in ((7.0, 2.0), (8.0, 3.5), (19.0, 14.0), (30.0, 25.0)):
+        ...     offset.add(heard, said)
+        ...     print(offset.value)
+        5.0
+        4.5
+        4.5
+        5.0
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._begun = -math.inf
+        self._now = self._before = math.inf
+
+    def add(self, heard: float, said: float) -> None:
+        """Add a message: when it arrived here, and its host's clock."""
+        if heard - self._begun >= self._seconds:
+            self._begun, self._before, self._now = heard, self._now, math.inf
+        self._now = min(self._now, heard - said)
+
+    @property
+    def value(self) -> float:
+        """The offset in seconds; infinite before the first message."""
+        return min(self._now, self._before)
+
+
+class RemoteSteps:
+    """Stores steps recorded on other hosts like local ones, on this host's clock. NumPy is loaded with the first."""
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        self._rings: dict[tuple[int, int], Ring] = {}
+        self._lock = threading.Lock()
+
+    def take(self, start: int, worker: int, data: bytes, clock_offset: float) -> None:
+        import numpy as np
+
+        from tfdist.monitor.recording.row_ring import Ring
+        from tfdist.monitor.recording.rows import TIMES, WIDTH
+
+        rows = np.frombuffer(data, np.int64).reshape(-1, WIDTH).copy()
+        times = rows[:, TIMES]
+        rows[:, TIMES] = np.where(times, times + int(clock_offset * 1e9), 0)
+        with self._lock:
+            if (start, worker) not in self._rings:
+                self._rings[start, worker] = Ring(steps_folder(self._memory, start) / f"worker-{worker}")
+            self._rings[start, worker].add(rows)
+
+    def close(self) -> None:
+        """Close the files; they stay."""
+        with self._lock:
+            for ring in self._rings.values():
+                ring.close()
+            self._rings.clear()
 
 
 class HostLink:
@@ -34,14 +105,14 @@ class HostLink:
         connection: Connection,
         *,
         say: Callable[[str], None] = lambda text: None,
-        recorded: Recorded | None = None,
+        recorded: RemoteSteps | None = None,
         terminated: Callable[[], None] = lambda: None,
     ) -> None:
         self.host = host
         self._say = say
         self._recorded = recorded
         self._terminated = terminated
-        self._recent = clock_offset.RecentOffset()
+        self._recent = RecentOffset()
         self.report: HostReport | None = None
         self._offset = math.inf  # what is added to its clock to have this host's
         self._connection = connection
@@ -62,7 +133,7 @@ class HostLink:
         self._threads: list[threading.Thread] = []
 
     def meet(self, hello: dict[str, Any], *, timeout_seconds: float, interrupted: Callable[[], bool]) -> HostReport:
-        """Wait until the host answers; return what it is."""
+        """Wait until the host answers; return its report."""
         reader = threading.Thread(target=self._run, args=(hello,), name=f"host {self.host.name}", daemon=True)
         self._threads.append(reader)
         reader.start()
@@ -83,13 +154,13 @@ class HostLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
         return bool(self._lost)
 
     # What is asked for
 
     def ask(self, do: str, **values: Any) -> Any:
-        """Ask for something, and return the answer."""
+        """Send a request; return the answer."""
         number = next(self._numbers)
         self.tell(do, id=number, **values)
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -106,14 +177,13 @@ class HostLink:
         return answer["value"]
 
     def tell(self, do: str, **values: Any) -> None:
-        """Ask for something that has no answer; a host that is lost does nothing."""
+        """Send a request without an answer; a lost host does nothing."""
         try:
             self._wire.send({"do": do, **values})
         except WireError:  # the thread that reads finds out, and says why
             return
 
     def start(self, spec: WorkerSpec, *, reserve: bool = False) -> "RemoteProcess":
-        """Start a process there."""
         number = next(self._numbers)
         handle = RemoteProcess(self, number, spec)
         with self._lock:
@@ -130,40 +200,35 @@ class HostLink:
         return handle
 
     def key_for(self, key: str) -> str:
-        """Return what the host is told of a key of the workers: it does not travel to where it can be derived."""
+        """What to send in place of a workers' key: it does not travel to where it can be derived."""
         return KEY_IS_DERIVED if self._connection.shares_key and key else key
 
     def is_stopped(self, number: int) -> bool:
-        """Whether a process stands still."""
         return number in self._stopped
 
     def forget(self, number: int) -> None:
-        """Give back a process that has ended."""
         with self._lock:
             self._handles.pop(number, None)
         self.tell("close", handle=number)
 
     def status(self, start: int, worker: int, asked: int) -> WorkerStatus:
-        """Return what a worker there has said, on this host's clock.
-
-        While a request to halt is on its way the step that a worker will run is not known, whatever it had said before.
-        """
+        """A worker's status, on this host's clock."""
         with self._lock:
             settled, request, workers = self._tables.get(start, (0, 0, {}))
             offset = self._offset
         words = workers.get(str(worker), [0] * RECORD)
-        return clock_offset.status(words, request, is_settled=settled == asked, clock_offset=offset)
+        return status_on_our_clock(words, request, is_settled=settled == asked, clock_offset=offset)
 
     def new_warnings(self, start: int) -> list[str]:
-        """Return what workers of a start have warned of there since the last call."""
+        """New warnings of the workers of a start."""
         with self._lock:
             return self._warnings.pop(start, [])
 
     def shown(self, start: int, worker: int) -> list[int]:
-        """Return the words of a worker's record for who looks here."""
+        """A worker's record for programs that look here."""
         with self._lock:
             _, _, workers = self._tables.get(start, (0, 0, {}))
-            return clock_offset.shown(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
+            return record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
 
     # What is told
 
@@ -223,7 +288,7 @@ class HostLink:
             self._take_word(message)
         elif "record" in message:
             if (handle := self._handles.get(message["record"])) is not None:
-                handle.record(clock_offset.on_our_clock(message["content"], self._offset))
+                handle.record(failure_on_our_clock(message["content"], self._offset))
         elif "ended" in message and (handle := self._handles.get(message["ended"])) is not None:
             handle.end(message["returncode"], unasked=message["unasked"])
 
@@ -241,7 +306,7 @@ class HostLink:
                 self._recorded.take(start, worker, data, self._recent.value)
 
     def _beat(self) -> None:
-        """Say that the agent is there; if the host has been silent for too long, end the connection."""
+        """Send signs of life; end the connection of a host that is silent for too long."""
         while not self._lost:
             awake = time.monotonic()
             self.tell("beat")
@@ -263,12 +328,12 @@ class HostLink:
             self._changed.notify_all()
         for handle in handles:
             if not self._ending:
-                handle.record(clock_offset.of_lost_host(why, now=time.monotonic()))
+                handle.record(lost_host_record(why, now=time.monotonic()))
             handle.end_output()
             handle.end(-signal.SIGKILL if self._ending else 1)
 
     def close(self) -> None:
-        """End the connection, and with it whatever still runs there; wait until that is done."""
+        """End the connection and everything that still runs there; wait for it."""
         self._ending = True
         self.tell("end")
         self._connection.end()
@@ -277,3 +342,55 @@ class HostLink:
                 thread.join(seconds)
             self._connection.cut()
         self._connection.close()
+
+
+def failure_on_our_clock(content: str, clock_offset: float) -> str:
+    """A worker's failure record with its time on this host's clock."""
+    try:
+        values = json.loads(content)
+        values["clock"] += clock_offset if math.isfinite(clock_offset) else 0.0
+    except (ValueError, TypeError, KeyError):
+        return content
+    return json.dumps(values)
+
+
+def lost_host_record(why: str, *, now: float) -> str:
+    """The failure record of a worker whose host is lost."""
+    values = {"time": 0.0, "clock": now, "type": HOST_LOST, "message": why, "exit_code": 1}
+    return json.dumps({**values, "traceback": f"{why}\n"})
+
+
+def record_on_our_clock(words: Sequence[int], *, clock_offset: float) -> list[int]:
+    """A worker's record on this host's clock, without the process number, which is another host's."""
+    found = list(words)
+    found[Word.PID] = 0
+    for word in (Word.CHANGED, Word.FIRST_STEP):
+        if found[word] and math.isfinite(clock_offset):
+            found[word] += int(clock_offset * 1e9)
+    return found
+
+
+def status_on_our_clock(words: Sequence[int], request: int, *, is_settled: bool, clock_offset: float) -> WorkerStatus:
+    """The status of a worker on another host.
+
+    While a request to halt is on its way, the next step is unknown.
+
+    Example:
+        >>> from tfdist.monitor.status import RECORD, Word
+        >>> words = [0] * RECORD
+        >>> words[Word.POSITION], words[Word.CHANGED] = 4 * 8 + StepState.RUNNING, 5 * 10**9
+        >>> said = status_on_our_clock(words, 0, is_settled=True, clock_offset=-1.0)
+        >>> said.position.step, said.position.state.name, said.changed
+        (7, 'RUNNING', 4.0)
+        >>> status_on_our_clock(words, 0, is_settled=False, clock_offset=-1.0).position.state.name
+        'DONE'
+    """
+    said, offset = status_of(words, request), clock_offset if math.isfinite(clock_offset) else 0.0
+    first = said.first_step_ended
+    position = said.position if is_settled else StepPosition(step=said.position.step, state=StepState.DONE)
+    return replace(
+        said,
+        position=position,
+        changed=said.changed + offset if said.changed else 0.0,
+        first_step_ended=None if first is None else first + offset,
+    )

@@ -1,4 +1,4 @@
-"""The placement on several hosts, each reached by a link; and what goes to all of them: the status of a start."""
+"""The placement on several hosts, each reached by a link, and the status channel to all of them."""
 
 import contextlib
 import os
@@ -17,15 +17,14 @@ from tfdist.jobs.connecting.serialization import config_to_json, passed_on
 from tfdist.jobs.connecting.tcp_joining import key_of_workers
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.placement.placement_protocol import Handle, Site
-from tfdist.jobs.plan.host_plan import Host, Remote, places
+from tfdist.jobs.plan.host_plan import Host, NoRoomError, Remote, places
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.plan.resource_request import NoRoomError
 from tfdist.jobs.plan.worker_spec import WorkerSpec
-from tfdist.jobs.remote.copying.copies import ring
 from tfdist.jobs.remote.host_connector import HostConnector
 from tfdist.jobs.remote.host_link import HostLink
+from tfdist.jobs.remote.host_link import RemoteSteps as Recorded
 from tfdist.jobs.remote.remote_process import RemoteProcess
-from tfdist.jobs.remote.remote_steps import Recorded
+from tfdist.jobs.remote.state_copies import ring
 from tfdist.monitor.status import StatusTable, WorkerStatus
 from tfdist.waiting import join_heeding_signals
 
@@ -34,9 +33,9 @@ MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
 class RemotePlacement:
-    """Starts the processes of a job on other hosts, as `placement.Placement`.
+    """Starts the processes of a job on other hosts, as `placement_protocol.Placement`.
 
-    A host that was lost is reached again when the next start of the job needs it.
+    A lost host is reached again when the next start needs it. As `Factory`, it lets hosts prepare for restarts.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class RemotePlacement:
         self._copying: list[HostLink] = []  # to the hosts that copy states, each to the next
 
     def addresses(self, count: int, *, but: Collection[str] = ()) -> list[tuple[str, int]]:
-        """Return host and a port that is free there now for so many processes, host by host."""
         if self._remote.demand is not None:
             self._allocate(count)
         wanted = self._places = self._reached_places(count)
@@ -92,7 +90,6 @@ class RemotePlacement:
         return [(host.address, ports[host].pop(0)) for host in wanted]
 
     def site(self, host: str) -> Site:
-        """Return what a process finds on a host that was reached."""
         report = self._link(host).report
         assert report is not None
         return Site(
@@ -106,11 +103,11 @@ class RemotePlacement:
         return self._link(spec.host).start(spec, reserve=reserve)
 
     def reserving(self) -> "Reserving":
-        """Return what starts processes that wait in reserve, on the same hosts."""
+        """A placement for processes in reserve, on the same hosts."""
         return Reserving(self)
 
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
-        """End what the ended processes left running; return how many there were. A lost host ends it by itself."""
+        """As the protocol; a lost host ends its processes itself."""
         numbers: dict[HostLink, list[int]] = {}
         for handle in handles:
             assert isinstance(handle, RemoteProcess)
@@ -128,14 +125,13 @@ class RemotePlacement:
     def status(
         self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
     ) -> "RemoteStatus":
-        """Return a channel to the workers of a start."""
+        """A channel to the workers of a start."""
         links = [self._link(host) for host in hosts[:workers]]
         return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
 
     # As `placement.worker_factory` prepares for restarts on one host
 
     def prepare(self, pid: int) -> None:
-        """Let every host prepare for a restart."""
         for link in self._links.values():
             link.tell("prepare")
 
@@ -144,7 +140,7 @@ class RemotePlacement:
 
     @property
     def waiting(self) -> int:
-        """How many workers are forked where the last ones were placed; 0 unless there are as many as there."""
+        """The number of forked workers where the last ones ran; 0 unless there are enough."""
         for host in dict.fromkeys(self._places):
             link = self._links[host.name]
             if link.is_lost or link.waiting < self._places.count(host):
@@ -152,10 +148,10 @@ class RemotePlacement:
         return len(self._places)
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
-        """Do nothing: hosts wait for what they prepare, when they are to start workers."""
+        """Do nothing: hosts wait for what they prepare, when they start workers."""
 
     def close(self) -> None:
-        """End all connections, and with them all that still runs there."""
+        """End all connections and everything that still runs there."""
         self._end_links()
         self._connector.close()
         if self._recorded is not None:
@@ -168,7 +164,7 @@ class RemotePlacement:
         raise ConfigError(f"host {host!r} is none of the job's: {', '.join(self._links)}.")
 
     def _allocate(self, count: int) -> None:
-        """Have the launcher choose hosts, unless those that it has chosen before are there and are as many."""
+        """Let the launcher choose hosts, unless the present ones are alive and as many."""
         if len(self._variables) == count and not any(link.is_lost for link in self._links.values()):
             return
         self._end_links()
@@ -180,7 +176,7 @@ class RemotePlacement:
         self._terminated.clear()
 
     def _reached_places(self, count: int) -> tuple[Host, ...]:
-        """Return hosts with places for so many processes, all of them reached; none that was lost and stays so."""
+        """Hosts with places for so many processes, all reached; lost ones are left out."""
         if sum(host.slots for host in self._left()) < count:
             self._without.clear()  # they are needed, so they are tried again
         before = set(self._without)
@@ -213,14 +209,14 @@ class RemotePlacement:
         return [host for host in self._hosts if host.name not in self._without]
 
     def _can_do_without(self, hosts: Sequence[Host], count: int) -> bool:
-        """Return whether the job could go on without those of these hosts that it has lost."""
+        """True if the job could go on without the lost ones of these hosts."""
         least = count if self._config.parameter_servers else self._config.range[0]
         lost = [host for host in hosts if host.name in self._known and not self._is_reached(host)]
         room = sum(host.slots for host in self._left()) - sum(host.slots for host in lost)
         return self._launcher.does_without and room >= least
 
     def _reach(self, hosts: Sequence[Host], *, in_a_hurry: bool) -> dict[str, str]:
-        """Connect to the hosts to which there is no connection, all at once; return why some cannot be, by name."""
+        """Connect to unconnected hosts in parallel; return failures by name."""
         missing = [host for host in hosts if not self._is_reached(host)]
         if missing and self._launcher.all_again:  # all end with one
             missing = list(hosts)
@@ -255,7 +251,7 @@ class RemotePlacement:
         return errors
 
     def _note_sigterm(self, host: Host) -> None:
-        """End the job once SIGTERM has come to all agents; one that is lost has not got it."""
+        """End the job once SIGTERM has come to the agents of all connected hosts."""
         self._terminated.add(host.name)
         if self._terminated == self._links.keys():
             self._terminated.clear()
@@ -265,7 +261,7 @@ class RemotePlacement:
             self._end()
 
     def _copy_between(self, hosts: Sequence[Host]) -> None:
-        """Let each host copy the newest states of its workers into the memory of the next one."""
+        """Let each host copy its workers' newest states into the memory of the next."""
         config = self._config
         if not (self._key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
             return
@@ -335,7 +331,7 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
 
 
 class Reserving:
-    """Starts workers in reserve, as `placement.Placement` does others."""
+    """Starts workers in reserve, as `placement_protocol.Placement`."""
 
     def __init__(self, placement: RemotePlacement) -> None:
         self._placement = placement
@@ -344,15 +340,14 @@ class Reserving:
         self.end_leftovers = placement.end_leftovers
 
     def start(self, spec: WorkerSpec) -> Handle:
-        """Start a process, which waits in reserve."""
         return self._placement.start(spec, reserve=True)
 
 
 class RemoteStatus:
-    """What the workers of a start report, and are told, as `StatusChannel`.
+    """The status channel to workers on other hosts, as `StatusChannel`.
 
-    Each host has a status table as one host has; what is written there comes over the link, and what the agent asks
-    for is written there by the host. A request to halt counts once the host says that its workers have seen it.
+    Each host has its own status table; reports and requests travel over the link. A request to halt counts once the
+    host confirms that its workers have seen it.
     """
 
     def __init__(
@@ -383,7 +378,6 @@ class RemoteStatus:
             self._table = StatusTable(progress_file(self._memory, self._number), len(self._links), chief=self._chief)
 
     def read(self, worker: int) -> WorkerStatus:
-        """Return what a worker has said until now."""
         said = self._links[worker].status(self._number, worker, self._asked)
         if self._table is not None:
             self._table.show(worker, self._links[worker].shown(self._number, worker))
@@ -391,37 +385,30 @@ class RemoteStatus:
         return replace(said, changed=max(said.changed, self._took_over)) if self._took_over else said
 
     def new_warnings(self) -> list[str]:
-        """Return what workers have warned of since the last call."""
         links = dict.fromkeys(self._links)
         return [sentence for link in links for sentence in link.new_warnings(self._number)]
 
     def ask_to_halt(self) -> None:
-        """Ask all workers to hold before their next step."""
         self._requests += 1
         self._asked = self._requests
         self._tell("halt")
 
     def take_back(self) -> None:
-        """Let the workers that hold go on; only while there is no target."""
         self._asked = 0
         self._tell("take back")
 
     def set_target(self, step: int) -> None:
-        """Let the workers run up to and including this step, and stop before the next."""
         self._tell("target", step)
 
     def take_over(self) -> None:
-        """Let workers in reserve go on."""
         self._took_over = time.monotonic()
         self._tell("take over")
         self._show()
 
     def end(self) -> None:
-        """Say that the signals which workers get now mean their end, not a halt."""
         self._tell("end")
 
     def close(self) -> None:
-        """Let go of the tables; workers that still write to them are not harmed."""
         for link in dict.fromkeys(self._links):
             link.tell("close table", number=self._number)
         if self._table is not None:
@@ -445,7 +432,7 @@ def remote_placement(
     memory: Path | None = None,
     end: Callable[[], None] = lambda: None,
 ) -> Iterator[RemotePlacement]:
-    """Yield a placement; after the block nothing of the job is left on any host that answers."""
+    """Yield a placement; afterwards nothing of the job is left on any host that answers."""
     placement = RemotePlacement(
         config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory, end=end
     )

@@ -16,7 +16,7 @@ from tfdist.variables import REPORTS
 
 
 class _Reporter:
-    """What this process reports to, and the place of its next report."""
+    """The destination of this process's reports, and the index of the next one."""
 
     def __init__(self) -> None:
         self.next: int | None = None
@@ -51,15 +51,15 @@ _reporter = _Reporter()
 def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
     """Report metrics, and a checkpoint, from a function that `Trainer.fit` calls, as `ray.train.report` does.
 
-    Every worker may call it; what the chief reports counts, and nobody waits. When it returns, report and checkpoint
+    Every worker may call it; what the chief reports counts, and no worker waits. When it returns, report and checkpoint
     are in the folder of the run, on the disk, whatever becomes of the job. The folder of the checkpoint is copied.
 
     Args:
         metrics: names, and numbers, texts, bools, None, arrays and tensors, or lists and dicts of them.
         checkpoint: a folder: a path, a `Checkpoint`, or Ray's, on the chief; None for none.
     Raises:
-        ConfigError: nobody has said where to (``storage_path``), or that is another folder on this node; a name is
-            taken; a worker that is not the chief has a checkpoint, of which nothing would be kept.
+        ConfigError: there is no folder to report to (``storage_path``), or it is another one on this node; a name is
+            taken; or a worker that is not the chief has a checkpoint, which would not be kept.
         ConfigTypeError: metrics or checkpoint are of another kind.
         StorageError: it cannot be written.
 
@@ -84,7 +84,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
 
 
 def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -> None:
-    """Write a report of the chief's."""
+    """Write a report of the chief."""
     reports = _reporter.reports()
     if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
         raise ConfigError(
@@ -96,19 +96,19 @@ def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -
 
 
 def here(*, checked: bool = True) -> Reports:
-    """Return the reports of this job."""
+    """The reports of this job."""
     return _reporter.reports(checked=checked)
 
 
 def place() -> int:
-    """Return the place of the next report."""
+    """The index of the next report."""
     if _reporter.next is None:
-        _reporter.next = len(_reporter.reports().rows())  # nobody else reports
+        _reporter.next = len(_reporter.reports().rows())  # only this process reports
     return _reporter.next
 
 
 def resume_at(number: int) -> None:
-    """Let the next report have this place: training goes on where that had not been made."""
+    """Set the index of the next report: training resumes there."""
     _reporter.next = number
 
 
@@ -130,12 +130,7 @@ def get_checkpoint() -> Checkpoint | None:
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Return metrics as JSON has them.
-
-    Example:
-        >>> plain_metrics({"loss": np.float32(0.5), "each": np.arange(3)})
-        {'loss': 0.5, 'each': [0, 1, 2]}
-    """
+    """Metrics as JSON has them."""
     if not isinstance(metrics, Mapping):
         raise ConfigTypeError(
             f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.",
@@ -154,7 +149,6 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def _plain(where: str, value: Any) -> Any:
-    """Return a value as JSON has it."""
     if value is None or isinstance(value, bool | str) or type(value) in (int, float):
         return value
     if isinstance(value, Mapping):

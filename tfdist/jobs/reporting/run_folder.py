@@ -1,9 +1,8 @@
 """The folder of a Ray job's run, shared by its nodes and its starter.
 
-    result.json          a line for each report, as Ray Tune writes them: `ray.tune.Result.from_path` reads the folder
-    checkpoint_000003    what report 4 came with
-
-Each report replaces the file as a whole, after its checkpoint is there, so whoever is killed leaves all reports before.
+`result.json` has a line for each report, as Ray Tune writes it, so `ray.tune.Result.from_path` reads the folder.
+`checkpoint_000003` came with report 4. Each report replaces the file after its checkpoint is complete, so all earlier
+reports survive a kill.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> "Checkpoint":
-        """Return the checkpoint that a folder is."""
+        """The checkpoint that a folder is."""
         return cls(os.fspath(path))
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -125,7 +124,7 @@ class Reports:
         self._storage = LocalStorage(folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the reports, in order."""
+        """All reports, in order."""
         if FILE not in self._storage.names():
             return []
         rows = []
@@ -144,7 +143,7 @@ class Reports:
         return rows
 
     def add(self, metrics: dict[str, Any], source: Path | None, *, at: int | None, move: bool = False) -> int:
-        """Add a report; it is on the disk afterwards. Return its place."""
+        """Add a report durably; return its index."""
         rows = self.rows()
         place = len(rows) if at is None else min(at, len(rows))
         with explained(self.folder, "written"):
@@ -158,7 +157,7 @@ class Reports:
         return place
 
     def checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """Return those that are kept, in order, each with the metrics of its report."""
+        """Kept checkpoints in order, each with the metrics of its report."""
         found = [(self.folder / row[_FOLDER], row) for row in self.rows() if row.get(_FOLDER)]
         return [(Checkpoint(str(path)), metrics_of(row)) for path, row in found if path.is_dir()]
 
@@ -179,7 +178,7 @@ class Reports:
         return name
 
     def _clean(self, rows: list[dict[str, Any]]) -> None:
-        """Remove checkpoints that are not kept, and what killed processes left."""
+        """Remove checkpoints that are not kept, and leftovers of killed processes."""
         kept = self._kept.of(rows)
         for name in os.listdir(self.folder):
             is_ours = _CHECKPOINT.fullmatch(name) or name.startswith(_TEMPORARY)
@@ -188,13 +187,13 @@ class Reports:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was reported of a line."""
+    """The reported values of a line."""
     return {name: value for name, value in row.items() if name not in OWN}
 
 
 @contextlib.contextmanager
 def running(folder: Path, kept: CheckpointConfig) -> Iterator[dict[str, str]]:
-    """Be the one job that reports to a folder, for a block; yield the variables of its workers."""
+    """Be the only job that reports to a folder; yield the variables of its workers."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(LocalStorage(folder).lock(timeout_seconds=0.0))
@@ -203,7 +202,7 @@ def running(folder: Path, kept: CheckpointConfig) -> Iterator[dict[str, str]]:
                 f"another job that runs reports to {folder}. Give this one another name: RunConfig(name=...)",
                 path=folder,
             ) from None
-        Reports(folder).rows()  # what stands there is no job's that is over, so that its end is not the first to say so
+        Reports(folder).rows()  # damaged reports are an error now, not at the end of the job
         run = secrets.token_hex(8)
         with explained(folder, "written"):
             (folder / SIGN).write_text(run, encoding="utf-8")

@@ -1,14 +1,10 @@
-"""Replace a worker that stays slow, as pure functions: by a standby, or by going on without it.
+"""Replaces a worker that stays slow, by a standby or by going on without it: pure functions.
 
-    --standby            the second set of workers takes over, once for each place: where the new one is slow as well,
-                         it is not the process
-    --min-workers        on one host the others go on without it, if they are then faster in spite of what it did: they
-                         have its share of the batch to compute
-    neither, too often,  it stays, and that is said
-    or no state is kept
+`--standby`: a standby worker takes over, once for each place, because a slow replacement is not the process's fault.
+`--min-workers`: on one host the others go on, if they are faster despite its share of the batch. Otherwise, after three
+evictions, or without saved state, it stays, which is reported.
 
-Every eviction costs the time of a start. So it must be worth it, a job has at most three, and for each of them a worker
-must have been slow for twice as long as for the one before.
+Every eviction costs a restart, so each requires twice the slow time of the one before.
 """
 
 from dataclasses import dataclass, field, replace
@@ -37,18 +33,13 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Evictions:
-    """What has been done until now.
-
-    Attributes:
-        count: how many workers were evicted.
-        replaced: the places whose process is another one by it.
-    """
+    """Earlier evictions, and the places whose process was replaced."""
 
     count: int = 0
     replaced: frozenset[int] = field(default_factory=frozenset)
 
     def after(self, worker: int, measure: Measure) -> "Evictions":
-        """Return this with one more.
+        """Add an eviction.
 
         Example:
             >>> Evictions(replaced=frozenset({0, 2})).after(1, Measure.LEFT_OUT).replaced == {0, 1}
@@ -62,14 +53,9 @@ class Evictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What there is to be done with.
+    """What an eviction can use. `keeps_state`: workers can resume.
 
-    Attributes:
-        workers: how many there are.
-        min_workers: with how many the job goes on.
-        has_standby: whether a second set of workers is ready to take over.
-        keeps_state: whether others can go on where these stop.
-        is_on_one_host: whether a worker fewer can be the slow one: several hosts are filled in their order again.
+    Several hosts are refilled in order, so removing one worker there would not remove the slow one.
     """
 
     workers: int
@@ -81,24 +67,19 @@ class Means:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """What is to be done about a slow worker.
-
-    Attributes:
-        measure: what.
-        why: why it stays; empty if it does not.
-    """
+    """The measure, and why a worker stays."""
 
     measure: Measure
     why: str = ""
 
 
 def is_due(slow: "Slow", before: Evictions, *, patience_seconds: float) -> bool:
-    """Return whether a worker has been slow for long enough."""
+    """True if a worker has been slow for long enough."""
     return slow.ended - slow.began >= patience_seconds * 2**before.count
 
 
 def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
-    """Return what is done about a worker that has been slow for long enough."""
+    """The measure for a worker that has been slow for long enough."""
     if not means.keeps_state:
         return Decided(measure=Measure.KEPT, why="the script trains without tfdist.callbacks.BackupAndRestore")
     if before.count >= MOST:
@@ -123,7 +104,7 @@ def what_to_do(slow: "Slow", before: Evictions, means: Means) -> Decided:
 
 
 def told(slow: "Slow", decided: Decided) -> str:
-    """Return in a sentence which worker is slow, how slow beside the median, and what is done."""
+    """A sentence: which worker is slow, compared with the median, and what is done."""
     follows = {
         Measure.REPLACED: "a standby takes its place",
         Measure.LEFT_OUT: "the others go on without it",
@@ -136,12 +117,12 @@ def told(slow: "Slow", decided: Decided) -> str:
 
 
 def may_evict(state: State) -> bool:
-    """Return whether the workers could be asked to stop now: they step, and nothing else is about to happen."""
+    """True if workers step, and nothing else is about to happen."""
     return state.phase is Phase.RUNNING and state.deadline is None and state.halt is None and state.steps
 
 
 def evicted(state: State, event: Evict, now: float) -> Next:
-    """Let all stop before the same step because of a slow worker, and go on without its process."""
+    """Let all stop before the same step, and go on without the slow process."""
     if not may_evict(state) or state.leaving or state.wanted != state.size or event.worker not in state.running:
         return state, ()
     if not event.is_replaced:

@@ -1,17 +1,13 @@
-"""Stop workers before the same step, as pure functions of their reports.
+"""Stops and ends workers: before the same step, or by signals. Pure functions of their reports.
 
-    another number is asked for     all stop before the same step and save; so many go on
-    a worker is asked to leave      likewise; the job goes on without it
-    a worker stays slow             likewise; the job goes on without it, or with another one in its place
-    a signal                        likewise, and the job ends
-
-How the step is agreed upon is in `monitor.halt`.
+All stop before the same step and save when another number is requested, a worker has to leave or stays slow, or a
+signal ends the job. `monitor.halt` determines the step. Otherwise processes are asked to end, killed after the grace
+period, and finally given up.
 """
 
 import signal
 from dataclasses import replace
 
-from tfdist.jobs.supervision.ending import fail_together, kill
 from tfdist.jobs.supervision.supervisor_state import (
     Action,
     GoOn,
@@ -34,10 +30,11 @@ from tfdist.monitor.status import SETTLE_SECONDS
 
 ENDED_SECONDS = 0.5  # for workers that have stopped and saved to end, before they are killed
 HALT_SECONDS = 300.0  # for all to reach their next step; less than a worker holds
+KILL_SECONDS = 15.0
 
 
 def asked(state: State, workers: int, rules: Rules) -> Next:
-    """Note how many workers are wanted; when they step, the next look sees to it."""
+    """Note the wanted number of workers, for the next look."""
     if not rules.min_workers <= workers <= rules.max_workers:
         text = f"{shown(workers)} wanted; --min-workers is {rules.min_workers}, --max-workers {rules.max_workers}."
         return state, (Say(text=f"{text} Nothing is changed."),)
@@ -45,7 +42,7 @@ def asked(state: State, workers: int, rules: Rules) -> Next:
 
 
 def end_after_this_step(state: State, number: int, now: float, rules: Rules) -> Next:
-    """Let workers that step save and end, because a signal asks the job to."""
+    """Let stepping workers save and end, because of a signal to the job."""
     asked_at, target = (now, None) if state.halt is None else (state.halt.asked, state.halt.target)
     said = Say(
         text=f"{signal.Signals(number).name}: {rules.have(state.running)} {rules.grace_seconds:g} s to stop after this "
@@ -66,7 +63,7 @@ def end_after_this_step(state: State, number: int, now: float, rules: Rules) -> 
 
 
 def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
-    """Return what follows from a look at the workers; without any action only time decides."""
+    """What follows from a look at the workers; without an action only time decides."""
     state = replace(state, steps=event.steps, leaving=state.leaving | event.leaving)
     if state.halt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING):
         return _halting(state, state.halt, event, now, rules)
@@ -108,6 +105,55 @@ def _halting(state: State, halt: Halt, event: Looked, now: float, rules: Rules) 
 
 
 def _saved(state: State, now: float) -> Next:
-    """Kill workers that have stopped and saved: TensorFlow takes its time to end, and may wait for others."""
+    """Kill workers that have saved: TensorFlow ends slowly, and may wait for others."""
     verdict = Verdict.RESTART if state.verdict is Verdict.OPEN else state.verdict
     return kill(replace(state, verdict=verdict, halted=state.halted | state.running), now)
+
+
+def stop(
+    state: State, verdict: Verdict, now: float, rules: Rules, *, said: str = "", number: int | None = None
+) -> Next:
+    """Ask all processes to end."""
+    words = (Say(text=said),) if said else ()
+    state = replace(state, verdict=verdict, asked_at=now)
+    if not state.running:
+        return replace(state, phase=Phase.DONE, deadline=None), words
+    state = replace(state, phase=Phase.STOPPING, deadline=now + rules.grace_seconds)
+    scripts = rules.scripts(state.running)
+    if number is not None and scripts:
+        return state, (Send(workers=scripts, number=number), *words)
+    return state, (Send(workers=state.running, number=signal.SIGTERM), *words)
+
+
+def kill(state: State, now: float) -> Next:
+    """Kill all processes, without a message."""
+    if not state.running:
+        return replace(state, phase=Phase.DONE, deadline=None), ()
+    state = replace(state, phase=Phase.KILLING, deadline=now + KILL_SECONDS)
+    return state, (Send(workers=state.running, number=signal.SIGKILL),)
+
+
+def kill_aloud(state: State, now: float, rules: Rules) -> Next:
+    """Kill processes that do not end as asked, and report it."""
+    state, actions = kill(state, now)
+    return state, (*actions, Say(text=f"killing {rules.shown(state.running)}"))
+
+
+def give_up(state: State, rules: Rules) -> Next:
+    """Go on without processes that survive SIGKILL."""
+    verdict = Verdict.FAILED if state.verdict is Verdict.RESTART else state.verdict  # they are in the way of a restart
+    text = f"{rules.names(state.running)} did not end after SIGKILL; the kernel holds them. Look with ps."
+    return replace(state, phase=Phase.LOST, deadline=None, verdict=verdict), (Say(text=text),)
+
+
+def fail_together(state: State, now: float, rules: Rules) -> Next:
+    """Kill processes that step together: none holds unsaved state."""
+    verdict = Verdict.RESTART if may_restart(state, rules) else Verdict.FAILED
+    if state.received is not None:
+        verdict = Verdict.INTERRUPTED
+    return kill(replace(state, failed=True, verdict=verdict), now)
+
+
+def may_restart(state: State, rules: Rules) -> bool:
+    """True if another start follows a failure."""
+    return state.restarts < rules.max_restarts

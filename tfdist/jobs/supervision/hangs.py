@@ -1,12 +1,10 @@
-"""Detect hangs, as a pure function of the workers' reports and the clock.
+"""Detects hangs: a pure function of the workers' reports and the clock.
 
-Workers that step together wait for each other, so they hang when none of them has said anything new for longer than
-what they do may take: a step for some times what steps took before, data for a minute, the compilation of a function
-or a save for as long as `--stall-seconds` says. What the user does while no step is under way, in a callback or between
-two calls, is bounded by that alone. The most patient worker counts. A process that is stopped (SIGSTOP) hangs whatever
-it does. Of a job with parameter servers the chief alone has steps.
+Workers that step together hang when none has reported progress for longer than its activity may take: a step several
+times the usual, data a minute, compiling or saving `--stall-seconds`. User code between steps has only that bound. The
+most patient worker counts. A process stopped by SIGSTOP always hangs. With parameter servers only the chief steps.
 
-An agent that was stopped itself, or whose machine was, has seen nothing: what it waits for begins anew.
+An agent that was stopped itself has seen nothing, so its waits begin anew.
 """
 
 import math
@@ -20,7 +18,7 @@ from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus
 
 STEPS = 5.0  # a step hangs after so many times the median
-SAMPLES = 50  # steps of which that is the median
+SAMPLES = 50  # steps of that median
 FEWEST = 3  # steps, before there is one
 FIRST = 5.0  # after a restart, until then, a step may take so many times as long as it could before
 INPUT_SECONDS = 60.0
@@ -29,12 +27,7 @@ GAP_SECONDS = 1.0  # at most between two looks of an agent that was not stopped,
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long what may take.
-
-    Attributes:
-        hang_seconds: a step, at least; and a process may be stopped for so long.
-        stall_seconds: what has no measure of its own.
-    """
+    """How long activities may take. `hang_seconds` is the least for a step, and the most for a stopped process."""
 
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
@@ -42,14 +35,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A worker, as the agent has just seen it.
-
-    Attributes:
-        worker: its index.
-        status: what it says.
-        stopped: whether the process is stopped.
-        name: what it is called; by default "worker" and its index.
-    """
+    """A worker as the agent has just seen it."""
 
     worker: int
     status: WorkerStatus
@@ -62,13 +48,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """No worker goes on.
-
-    Attributes:
-        worker: the one that the others wait for, if that can be told.
-        text: what is known, in a line.
-        since: clock time since which nothing has changed.
-    """
+    """No worker makes progress. `worker` is the one that the others wait for, if known; `since` is a clock time."""
 
     worker: int | None
     text: str
@@ -77,22 +57,18 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class Hung:
-    """Event: somebody hangs."""
+    """Event: workers hang."""
 
     hang: Hang
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What the agent remembers from look to look.
+    """The agent's memory between looks.
 
-    Attributes:
-        looked: clock time of the last look.
-        awake: clock time since which it has looked without a gap.
-        steps: how many steps all workers had ended when the last sample was taken.
-        samples: seconds of the last steps, each that of the slowest worker.
-        earlier: the same, of the start before; none where there was none.
-        stopped: clock time since which a process has been seen stopped, by worker.
+    `looked` and `awake` are the clock times of the last look and of the first without a gap. `samples` are seconds of
+    the last steps, each of the slowest worker; `earlier` those of the start before. `stopped` has the clock time at
+    which each process was first seen stopped.
     """
 
     looked: float
@@ -104,7 +80,7 @@ class Watch:
 
 
 def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
-    """Return the memory of an agent that has just started its workers."""
+    """The memory of an agent that has just started its workers."""
     return Watch(looked=now, awake=now, earlier=earlier)
 
 
@@ -116,12 +92,7 @@ def look(
     *,
     stopped_tasks: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Watch, Hang | None]:
-    """Return what to remember, and the hang if there is one.
-
-    Example:
-        >>> look(begin(0.0), [], 0.1, Patience())[1] is None
-        True
-    """
+    """The new memory, and the hang if there is one."""
     names = {one.worker: str(one) for one in seen if one.stopped} | dict(stopped_tasks)
     watch, hang = _look_for_stopped(watch, names, now, patience)
     watch = _sampled(watch, seen)
@@ -145,7 +116,7 @@ def _look_for_stopped(
 
 
 def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Patience) -> float:
-    """Return how long a worker may say nothing new while it does this.
+    """How long a worker may report nothing new during an activity.
 
     Example:
         >>> patience = Patience()
@@ -172,7 +143,7 @@ def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
 
 def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> Hang | None:
     if not any(one.status.pid for one in seen) or all(_is_held(one) for one in seen):
-        return None  # nobody has said how far it is; or the agent itself is waited for
+        return None  # no worker has reported yet; or all wait for the agent
     since = max(watch.awake, *(one.status.changed for one in seen))
     samples = watch.samples
     if watch.steps < FEWEST:  # steps of the start before say how long one takes, once all is restored and compiled
@@ -191,9 +162,9 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
 
 
 def _culprit(seen: Sequence[Seen]) -> Seen | None:
-    """Return the only one that has started fewer steps; else the only one that is not in a step, or not yet.
+    """The only one with fewer started steps; otherwise the only one that is not in a step yet.
 
-    Who has ended the step and waits for an agreement is not to blame: the only one that is still in the step is then.
+    A worker that waits for an agreement after the step is not to blame: the only one still in the step is.
     """
     if len(seen) == 1:
         return seen[0]

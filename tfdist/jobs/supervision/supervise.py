@@ -1,25 +1,32 @@
 """The agent's next actions, as a pure function: (state, event, now) -> (state, actions). No process, no clock.
 
-The same for every job: what the end of a process means is in the restart policy of its role.
+What the end of a process means is in the restart policy of its role:
 
-    a worker that steps with others fails   all are killed at once and started again, or end if the budget is spent
-    a worker of a chief ends                it holds nothing: it is started again, at its port, and the chief finds it
-    a server ends                           its variables are gone: all are ended and started again
-    the chief is killed                     likewise
-    the chief fails                         the job fails; unless a server ends soon after, which was the cause then
-    the chief ends well                     the job is done, and the others are ended
-    somebody hangs                          workers in step: all fail; else it is killed, and its end decides
-    a signal                                workers in step save and end; else it goes to those that run the script,
-                                            and the others are ended after them
+    a worker that steps with others fails   all are killed and restarted, or end if the budget is spent
+    a worker of a chief ends                it is restarted alone at its port, because it holds no state
+    a server ends, or the chief is killed   all are ended and restarted
+    the chief fails                         the job fails, unless a server ends soon after, which was the cause
+    the chief ends well                     the others are ended
+    workers hang                            in step, all fail; otherwise the one is killed, and its end decides
+    a signal                                workers in step save and end; otherwise it goes to the scripts first
 """
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from tfdist.jobs.plan.roles import Consequence, RestartPolicy, Scope, Success, consequence
-from tfdist.jobs.supervision.ending import fail_together, give_up, kill_aloud, may_restart, stop
 from tfdist.jobs.supervision.evicting import evicted
-from tfdist.jobs.supervision.halting import asked, end_after_this_step, looked
+from tfdist.jobs.supervision.halting import (
+    asked,
+    end_after_this_step,
+    fail_together,
+    give_up,
+    kill_aloud,
+    looked,
+    may_restart,
+    stop,
+)
 from tfdist.jobs.supervision.hangs import Hang, Hung
 from tfdist.jobs.supervision.supervisor_state import (
     Asked,
@@ -47,7 +54,7 @@ _RESIZING = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
 
 
 def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
-    """Return the state after the event, and what to do.
+    """The state after the event, and the actions.
 
     Example:
         >>> from tfdist.jobs.plan.launch_config import LaunchConfig
@@ -92,7 +99,7 @@ def _is_news(state: State, event: Recorded, rules: Rules) -> bool:
 
 
 def _recorded(state: State, event: Recorded, now: float, rules: Rules) -> Next:
-    """Let a process that has recorded a failure end by itself; and the end of another may be on its way, the cause."""
+    """Let a process that has recorded a failure end by itself; the end of another, the cause, may be on its way."""
     policy = rules.role(event.worker).restart_policy
     at_once = policy.kills and may_restart(state, rules)
     seconds = RECORDED_SECONDS if at_once else max(rules.grace_seconds, policy.blame_seconds)
@@ -119,7 +126,7 @@ def _exited(state: State, event: Exited, now: float, rules: Rules) -> Next:
     if policy.blame_seconds:
         return _suspected(state, event, policy, now, rules)
     if _is_late(state, now, rules):
-        return _blamed(state, now, rules)  # somebody else has failed long before, and does not end
+        return _blamed(state, now, rules)  # another process has failed long before, and does not end
     return _failed(state, event, follows, now, rules)
 
 
@@ -127,7 +134,7 @@ def _exited_while_ending(state: State, event: Exited, now: float, rules: Rules) 
     role = rules.role(event.worker)
     completes = role.restart_policy.on_success is Success.COMPLETE
     if completes and event.returncode == 0 and event.time <= state.asked_at:
-        state = replace(state, verdict=Verdict.FINISHED, failed=False)  # nobody had asked it: its work was done
+        state = replace(state, verdict=Verdict.FINISHED, failed=False)  # it ended unasked: its work was done
     heard = state.received is not None and is_end_by(event.returncode, state.received)
     if state.phase is Phase.STOPPING and state.halt is not None and event.returncode != 0 and not heard:
         return fail_together(state, now, rules)
@@ -179,7 +186,7 @@ def _is_late(state: State, now: float, rules: Rules) -> bool:
 
 
 def _blamed(state: State, now: float, rules: Rules) -> Next:
-    """Decide about a failure that nobody else has caused, or that has been recorded and not been followed by an end."""
+    """Decide about a failure without another cause, or without the expected end."""
     if rules.in_step:
         if may_restart(state, rules):
             return fail_together(state, now, rules)
@@ -200,7 +207,7 @@ def _blamed(state: State, now: float, rules: Rules) -> Next:
 
 
 def _failed(state: State, event: Exited, follows: Consequence, now: float, rules: Rules) -> Next:
-    """Start all again, or fail, because of the end of a process."""
+    """Restart or fail because of the end of a process."""
     again = follows is Consequence.RESTART
     if rules.in_step:
         if again:
@@ -257,3 +264,46 @@ def _failed_first(state: State, rules: Rules) -> int:
 
 def _ended(event: Exited, rules: Rules) -> str:
     return f"{rules.task(event.worker)} ended ({how_it_ended(event.returncode)})"
+
+
+class Decision(Enum):
+    """What is done when no process is left."""
+
+    END = "end"  # as the last start has ended
+    RESTART = "restart"  # with as many workers as `next_size` says
+    TOO_FEW_WORKERS = "too few workers"  # workers were asked to leave, and too few would be left
+    REPEATED_FAILURE = "repeated failure"  # the same failure has come too often
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Earlier starts and failures. `same` counts the last failure in a row; `signature` identifies it and its step."""
+
+    starts: int = 0
+    failures: int = 0
+    same: int = 0
+    signature: str | None = None
+
+
+def next_size(state: State) -> int:
+    """The number of workers of the next start."""
+    return min(state.wanted, state.size - len(state.leaving)) if state.leaving else state.wanted
+
+
+def after_failure(history: History, signature: str | None) -> History:
+    """Add a failure."""
+    again = signature is not None and signature == history.signature
+    return replace(history, failures=history.failures + 1, same=history.same + 1 if again else 1, signature=signature)
+
+
+def decide_restart(state: State, history: History, *, same_failures: int | None, min_workers: int) -> Decision:
+    """Decide when no process is left.
+
+    Failures have a budget (`--max-restarts`), resizing does not use it. The same failure again and again at one step is
+    deterministic and ends the job earlier.
+    """
+    if state.received is not None or state.phase is Phase.LOST or state.verdict is not Verdict.RESTART:
+        return Decision.END
+    if state.failed and same_failures is not None and history.same >= same_failures:
+        return Decision.REPEATED_FAILURE
+    return Decision.RESTART if next_size(state) >= min_workers else Decision.TOO_FEW_WORKERS

@@ -10,12 +10,7 @@ _LARGEST_BYTES = 64 * 2**20
 
 
 def pack(message: Any) -> bytes:
-    """Return a message as it travels: four bytes of length, then JSON in UTF-8.
-
-    Example:
-        >>> pack([1])
-        b'\\x00\\x00\\x00\\x03[1]'
-    """
+    """A message with its length in four bytes, as JSON in UTF-8."""
     try:
         body = json.dumps(message).encode()
     except TypeError as error:
@@ -37,7 +32,7 @@ def write(descriptor: int, message: Any) -> None:
 
 
 def read(descriptor: int) -> Any:
-    """Return the next message of a pipe; blocks until it is there."""
+    """The next message of a pipe; blocks until it is complete."""
     return json.loads(_exactly(descriptor, _LENGTH.unpack(_exactly(descriptor, _LENGTH.size))[0]))
 
 
@@ -53,7 +48,7 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 class Mailbox:
-    """Takes bytes as a pipe has them and gives whole messages, so that a reader never blocks on half of one.
+    """Turns bytes into whole messages, so that a reader never blocks on half of one.
 
     Example:
         >>> box = Mailbox()
@@ -65,7 +60,7 @@ class Mailbox:
         self._bytes = b""
 
     def put(self, data: bytes) -> list[Any]:
-        """Return the messages that are complete with these bytes."""
+        """Add bytes; return the messages that are complete."""
         self._bytes += data
         messages = []
         while len(self._bytes) >= _LENGTH.size:

@@ -1,7 +1,6 @@
-"""A worker process of a pool: runs named functions one after the other until its pool lets go of it.
+"""A worker process of a pool: runs named functions until its pool closes the pipe.
 
-Started as ``python -m tfdist.processes.pool.pool_worker REQUESTS REPLIES`` with two inherited pipes. What the
-functions print goes to the log that the pool opened as standard output.
+`python -m tfdist.processes.pool.pool_worker REQUESTS REPLIES` gets two pipes. Prints go to the pool's log.
 """
 
 import faulthandler
@@ -23,7 +22,7 @@ def main() -> None:
     """Serve requests ``{"target": "module:function", "arguments": {...}}`` until the pool closes the pipe."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks where a worker that is silent stands
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool requests the stacks of silent workers
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, waiting), daemon=True).start()
     while True:

@@ -35,9 +35,7 @@ class _RemoteError(Exception):
 class TaskPool:
     """Processes that are started by the first task, and end with `close`.
 
-    Args:
-        processes: how many.
-        cure: what to pass instead when memory is too small, as messages say it.
+    ``cure`` is what messages advise if memory is too small.
     """
 
     def __init__(self, processes: int, *, cure: str = "fewer processes") -> None:
@@ -49,7 +47,7 @@ class TaskPool:
         self._broken = ""
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Have one of the processes call a function; any thread may."""
+        """Let one of the processes call a function; any thread may."""
         data = cloudpickle.dumps((function, arguments))
         with self._lock:
             while len(self._workers) < self._count:
@@ -145,7 +143,7 @@ class _Worker:
 
 
 def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:
-    """Yield the results of a function for each tuple of arguments, as they are ready.
+    """Yield results as they are ready.
 
     The first error stops the rest, and so does leaving the iteration. No process stays.
     """

@@ -30,7 +30,7 @@ def _receive(connection: Connection, waiting: "queue.SimpleQueue[bytes]") -> Non
         while True:
             waiting.put(connection.recv_bytes())
     except (EOFError, OSError):
-        os._exit(0)  # nobody waits for a result any more
+        os._exit(0)  # the pool is gone
 
 
 def _answer(task: bytes) -> bytes:

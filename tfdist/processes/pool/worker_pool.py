@@ -38,14 +38,8 @@ _LOG_BYTES = 12_000
 class Reply:
     """What one worker did with a call.
 
-    Attributes:
-        worker: its index.
-        status: "returned", "raised", "exited" (the process ended) or "silent" (no answer in time).
-        value: what the function returned, a JSON value.
-        types: names of the raised exception's class and its bases, most derived first.
-        message: the exception's message, or how the process ended.
-        detail: the traceback; for "exited" and "silent" the end of what the process printed.
-        seconds: from the start of the call.
+    "exited": the process ended; "silent": no answer in time. `types` are the exception's class and its bases. `detail`
+    is the traceback, or the end of what the process printed. `seconds` count from the start of the call.
     """
 
     worker: int
@@ -73,12 +67,8 @@ class _Process:
 class WorkerPool:
     """Worker processes that call the same function together.
 
-    Args:
-        environments: returns the environment of each worker; called at every start, so that ports are fresh.
-        start: starts a process, as `started` does, which is what does it by default.
-
-    The processes have a directory of their own for temporary files, which goes with them: they are ended at once, with
-    no time to tidy up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
+    ``environments`` is called at every start, so that ports are fresh. Temporary files go to a folder that is removed
+    with the processes, which end at once: by `close`, on leaving the ``with`` block, or when this process dies.
     """
 
     def __init__(self, environments: Callable[[], Sequence[Mapping[str, str]]], start: "Start | None" = None) -> None:
@@ -99,22 +89,13 @@ class WorkerPool:
 
     @property
     def running(self) -> bool:
-        """Whether processes are there."""
         return bool(self._processes)
 
     def call(self, target: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> tuple[Reply, ...]:
-        """Run ``module:function`` with keyword arguments on every worker at once and return what each did.
+        """Run ``module:function`` with keyword arguments (JSON values) on every worker at once; return their replies.
 
-        Args:
-            target: importable in the worker, such as ``"mypackage.steps:train"``.
-            arguments: JSON values.
-            timeout_seconds: a worker that has not answered by then is "silent"; so is one that has not answered 5 s
-                after another one failed.
-        Returns:
-            One reply per worker, in their order. If any is "exited" or "silent", all processes have been ended.
-
-        Example:
-            >>> pool.call("os:getpid", {}, timeout_seconds=30)         # doctest: +SKIP
+        A worker is "silent" after ``timeout_seconds``, or 5 s after another one failed. If any is "exited" or "silent",
+        all processes have been ended.
         """
         with self._calling:
             started = time.monotonic()
@@ -130,10 +111,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the processes where they are for the time of the ``with`` block, so that they use no processor.
-
-        They do not notice that this process dies meanwhile, unless the kernel tells them.
-        """
+        """Stop the processes within the block, so that they use no processor."""
         for process in self._processes:
             process.popen.send_signal(signal.SIGSTOP)
         try:
@@ -161,7 +139,7 @@ class WorkerPool:
                 self._scratch = None
 
     def close(self) -> None:
-        """End the processes for good; a call under way in another thread returns with "exited"."""
+        """End the processes for good; a call in another thread returns "exited"."""
         with self._starting:
             self._closed = True
             for process in self._processes:
@@ -186,7 +164,7 @@ class WorkerPool:
 def started(
     environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes], *, inside: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start a worker process in its own session: the parent handles Ctrl-C and ends its workers."""
+    """Start a worker process in its own session, so that only the parent gets Ctrl-C."""
     return subprocess.Popen(
         [*inside, sys.executable, "-m", "tfdist.processes.pool.pool_worker", str(requests), str(replies)],
         env=dict(environment),
@@ -221,7 +199,7 @@ def _connected(start: Start, environment: Mapping[str, str]) -> _Process:
 
 
 def _collect(processes: list[_Process], started: float, deadline: float) -> dict[int, tuple[Any, float]]:
-    """Return (message, or None for a process that ended; seconds) for each worker that answered in time."""
+    """The answers in time: message (None for an ended process) and seconds, by worker."""
     answers: dict[int, tuple[Any, float]] = {}
     with selectors.DefaultSelector() as selector:
         for index, process in enumerate(processes):

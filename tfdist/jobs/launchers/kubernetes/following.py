@@ -32,11 +32,10 @@ def submit(
     *,
     say: Callable[[str], None],
 ) -> int:
-    """Submit a job, show what its first pod writes, and wait for its end; return its exit code.
+    """Submit a job, show the output of its first pod, and wait for its end; return its exit code.
 
-    The Job is made first, suspended, and owns what comes after it: whenever this process is killed, nothing is left
-    that deleting the Job would leave. Ctrl-C and SIGTERM delete the job, whose pods get SIGTERM and the grace period;
-    again, at once.
+    The Job is created suspended, and owns what is created after it: whenever this process is killed, deleting the Job
+    leaves nothing. Ctrl-C and SIGTERM delete the job, whose pods get SIGTERM and the grace period; again, at once.
     """
     require_writable(request.outputs)
     first = {**made[0], "spec": {**made[0]["spec"], "suspend": True}}
@@ -60,7 +59,7 @@ def submit(
 
 
 class _Following:
-    """Looks at a job until it has ended."""
+    """Observes a job until it has ended."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class _Following:
         self._heeded = 0
 
     def run(self) -> int:
-        """Return the exit code."""
+        """Observe the job; return its exit code."""
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         begun = looked = time.monotonic()
@@ -122,7 +121,7 @@ class _Following:
             self._over.wait(_AGAIN_SECONDS)
 
     def _take(self, seconds: float) -> None:
-        """Take what is known of the pods; wait for the first change."""
+        """Handle changes of pods; wait for the first."""
         try:
             what, pod = self._changes.get(timeout=seconds)
         except queue.Empty:
@@ -154,7 +153,7 @@ class _Following:
             self._logs[uid].start()
 
     def _follow(self, name: str, uid: str) -> None:
-        """Show what a pod writes; when the connection breaks, from where it broke."""
+        """Show a pod's log; after a broken connection, continue where it broke."""
         receiver, shown = Receiver(self._request.outputs, self._say), 0
         while True:
             place = 0
@@ -176,7 +175,7 @@ class _Following:
         return self._uids[0] != uid or 0 in self._ended
 
     def _heed(self) -> None:
-        """Delete the job when a signal has come, and at once when another one has; say who heeds others."""
+        """Delete the job at a signal, and at once at the second; explain signals that are meant for the launcher."""
         while self._asked:
             name = signal.Signals(self._asked.pop(0)).name
             pod = self._pods[0]["metadata"]["name"] if 0 in self._pods else "POD"
@@ -207,7 +206,7 @@ class _Following:
             self._say(text)
 
     def _outcome(self, seen: Values | None) -> int | None:
-        """Return the exit code of a job that has ended, once its log was shown; None while it runs."""
+        """The exit code of a job that has ended, once its log was shown; None while it runs."""
         held = {} if seen is None else pod_states.conditions(seen)
         is_done = bool({"Complete", "Completed"} & held.keys())
         if seen is not None and not is_done and "Failed" not in held:
@@ -218,7 +217,7 @@ class _Following:
         if self._received:
             return 128 + self._received[0]
         if seen is None:
-            self._say("the job was deleted by somebody else")
+            self._say("the job was deleted by another user or command")
             return 128 + signal.SIGTERM
         first = pod_states.first_failure(self._ended.values())
         if first is None:
@@ -228,7 +227,7 @@ class _Following:
         return first.exit_code
 
     def _settle(self) -> None:
-        """Take what is told of pods a moment after the end of their job, and show the rest of the log."""
+        """Wait for late reports about pods, and for the rest of the log."""
         until = time.monotonic() + _LOG_SECONDS
         for _ in range(3):
             self._take(LOOK_SECONDS / 5)

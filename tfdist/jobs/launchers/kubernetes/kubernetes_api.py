@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes, by its client library: what a submission does there, and what it looks at."""
+"""The requests of a submission to the Kubernetes API, by the client library."""
 
 import contextlib
 import json
@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.jobs.launchers.kubernetes.client import load
-from tfdist.jobs.launchers.kubernetes.pods import CONTAINER, Values
+from tfdist.jobs.launchers.kubernetes.pods import CONTAINER, Values, load
 
 _CONFIGURATION = "~/.kube/config"
 _ANSWER_SECONDS = 20.0
@@ -26,7 +25,7 @@ _CONFLICT = 409
 
 
 class Cluster:
-    """The namespace of a job on the cluster that is configured, as kubectl has it."""
+    """The namespace of a job on the cluster that is configured for kubectl."""
 
     def __init__(self, namespace: str | None) -> None:
         self._library = library = load()
@@ -43,7 +42,7 @@ class Cluster:
             library.client.VersionApi(api).get_code(_preload_content=False, _request_timeout=_ANSWER_SECONDS)
 
     def create(self, made: Values) -> Values:
-        """Create an object, and return it; a field that the cluster does not know is an error."""
+        """Create an object, and return it. Fields that the cluster does not know are an error."""
         kind = made["kind"]
         options = {"field_validation": "Strict", "_preload_content": False, "_request_timeout": _ANSWER_SECONDS}
         with self._errors(f"{kind} {made['metadata']['name']}", missing=_CURES.get(kind, "")):
@@ -67,7 +66,7 @@ class Cluster:
             )
 
     def look(self, owner: Values) -> Values | None:
-        """Return an owner as it is now; None when it is not there any more."""
+        """The owner as it is now; None if it is gone."""
         try:
             found = _values(
                 self._owners.get_namespaced_custom_object(
@@ -82,7 +81,7 @@ class Cluster:
         return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
 
     def complaints(self, owner: Values) -> list[str]:
-        """Return what the cluster says of pods that it could not even make, as of a quota; the newest last."""
+        """The reasons why pods could not be created, such as a quota; the newest last."""
         found = self._core.list_namespaced_event(
             self.namespace,
             field_selector="reason=FailedCreate",
@@ -101,7 +100,7 @@ class Cluster:
         return [message for _, message in sorted(ours, key=lambda one: one[0])]
 
     def pods(self, selector: str, changed: Callable[[str, Values], None], ended: Callable[[], bool]) -> None:
-        """Tell of each pod of a job, and of each change of one, until `ended`, or the server ends it."""
+        """Report each pod of a job, and each change, until `ended` or until the server ends the watch."""
         listed = _values(
             self._core.list_namespaced_pod(
                 self.namespace, label_selector=selector, _preload_content=False, _request_timeout=_ANSWER_SECONDS
@@ -126,7 +125,7 @@ class Cluster:
                 changed("gone" if event["type"] == "DELETED" else "there", event["object"])
 
     def log(self, pod: str) -> Iterator[bytes]:
-        """Yield what the container of a pod writes, from the beginning, until it ends."""
+        """Yield a pod's log from its beginning, until the container ends."""
         answer = self._core.read_namespaced_pod_log(
             pod,
             self.namespace,
@@ -140,7 +139,7 @@ class Cluster:
                 yield data
 
     def delete(self, owner: Values, *, at_once: bool = False) -> None:
-        """Delete an owner, its pods before it: with SIGTERM and the grace period, or at once."""
+        """Delete an owner, its pods first: with SIGTERM and the grace period, or at once."""
         for_pods: Mapping[str, Any] = {"grace_period_seconds": 0} if at_once else {}
         try:
             self._owners.delete_namespaced_custom_object(
@@ -155,7 +154,7 @@ class Cluster:
                 raise
 
     def end(self) -> None:
-        """End what is read in other threads, which then end as well: they would hinder the end of the process."""
+        """End reads in other threads, which would otherwise hold up the end of the process."""
         self._is_over = True
         for answer in list(self._answers):
             _shut(answer)
@@ -173,11 +172,11 @@ class Cluster:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What may go wrong on the way to the API server, and may go well the next time."""
+        """Errors on the way to the API server that may not occur again."""
         return (self._library.client.ApiException, *_transport_errors())
 
     def _configured(self, configuration: Any) -> str | None:
-        """Fill in the configuration, and return its namespace."""
+        """Load the configuration; return its namespace."""
         config = self._library.config
         path = os.environ.get("KUBECONFIG") or _CONFIGURATION  # read now, and not when the library was imported
         try:
@@ -229,12 +228,7 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 def said(error: Any) -> str:
-    """Return what has gone wrong on the way to the API server, or there, in the same words each time.
-
-    Example:
-        >>> said(OSError("<Connection object at 0x7f0c>: refused"))
-        '<Connection object at 0x...>: refused'
-    """
+    """The message of an error of the API, without what differs each time."""
     message = re.sub(r"0x[0-9a-f]+", "0x...", str(getattr(error, "reason", None) or error))
     with contextlib.suppress(AttributeError, ValueError, TypeError, KeyError):
         message = json.loads(error.body)["message"]
@@ -242,7 +236,7 @@ def said(error: Any) -> str:
 
 
 def _refused(error: Any, missing: str) -> str:
-    """Return why the API server refuses, and what to do."""
+    """Why the API server refuses, and what to do."""
     message = said(error)
     if error.status in _FORBIDDEN:
         return f"you may not: {message}. Try: kubectl auth can-i create jobs"
@@ -253,13 +247,7 @@ def _refused(error: Any, missing: str) -> str:
 
 
 def owned(made: Values, owner: Mapping[str, Any]) -> Values:
-    """Return an object that goes with its owner when that is deleted.
-
-    Example:
-        >>> owner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "t", "uid": "u"}}
-        >>> owned({"metadata": {"name": "s"}}, owner)["metadata"]["ownerReferences"][0]["kind"]
-        'Job'
-    """
+    """The object, deleted together with its owner."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

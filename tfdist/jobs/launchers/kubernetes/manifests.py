@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster.environments.kubernetes_environment import PORT
-from tfdist.jobs.launchers.kubernetes.client import load
 from tfdist.jobs.launchers.kubernetes.pods import (
     CONTAINER,
     Values,
     container,
     failure_policy,
+    load,
     requirements,
     shared_memory,
     template,
@@ -26,12 +26,7 @@ _JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 
 
 def job(request: Request) -> Values:
-    """Return an indexed Job: one pod for each process, which has its index for a name.
-
-    Example:
-        >>> job(Request(name="t", image="i", pods=3, arguments=("python",)))["spec"]["completions"]
-        3
-    """
+    """An indexed Job: one pod for each process, named by its index."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -41,12 +36,7 @@ def job(request: Request) -> Values:
 
 
 def service(request: Request) -> Values:
-    """Return the headless service of a Job, by which pods find each other before they are ready.
-
-    Example:
-        >>> service(Request(name="t", image="i", pods=3, arguments=()))["spec"]["selector"]
-        {'batch.kubernetes.io/job-name': 't'}
-    """
+    """The headless service of a Job, by which pods find each other before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -61,13 +51,7 @@ def service(request: Request) -> Values:
 
 
 def job_set(request: Request) -> Values:
-    """Return a JobSet, which makes the service itself, and starts all pods again where a Job would end.
-
-    Example:
-        >>> made = job_set(Request(name="t", image="i", pods=3, arguments=("python",), kind="jobset", restarts=2))
-        >>> made["spec"]["failurePolicy"]["maxRestarts"], made["spec"]["network"]["subdomain"]
-        (2, 't')
-    """
+    """A JobSet, which makes the service itself, and restarts all pods where a Job would end."""
     spec = _job_spec(request)
     del spec["template"]["spec"]["subdomain"]  # it is the JobSet's to set
     failed = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
@@ -85,13 +69,7 @@ def job_set(request: Request) -> Values:
 
 
 def train_job(request: Request) -> Values:
-    """Return a TrainJob of Kubeflow's Trainer v2, whose pods are those of `runtime`.
-
-    Example:
-        >>> made = train_job(Request(name="t", image="i", pods=3, arguments=("python",), kind="trainjob"))
-        >>> made["spec"]["runtimeRef"], made["spec"]["trainer"]["numNodes"]
-        ({'name': 'tensorflow-distributed'}, 3)
-    """
+    """A TrainJob of Kubeflow's Trainer v2, whose pods are those of `runtime`."""
     trainer: Values = {
         "image": request.image,
         "args": list(request.arguments),
@@ -109,7 +87,7 @@ def train_job(request: Request) -> Values:
 
 
 def secret(request: Request, values: Mapping[str, str]) -> Values:
-    """Return the Secret with the key of the job, and the variables that nobody else reads."""
+    """The Secret with the job's key and with private variables."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -121,7 +99,7 @@ def secret(request: Request, values: Mapping[str, str]) -> Values:
 
 
 def config_map(request: Request) -> Values:
-    """Return the ConfigMap with the script that goes along."""
+    """The ConfigMap with the script."""
     assert request.script is not None
     name, content = request.script
     return {
@@ -134,7 +112,7 @@ def config_map(request: Request) -> Values:
 
 
 def objects(request: Request) -> list[Values]:
-    """Return all that is submitted but for the Secret, whose values nobody prints: what owns the rest comes first.
+    """All objects except the Secret, whose values are never printed. The owner of the others comes first.
 
     Example:
         >>> request = Request(name="t", image="i", pods=3, arguments=("python",), script=("t.py", "pass"))
@@ -150,14 +128,10 @@ def objects(request: Request) -> list[Values]:
 
 
 def runtime(image: str = "tfdist:gpu") -> Values:
-    """Return `tensorflow-distributed`, a ClusterTrainingRuntime of Kubeflow's Trainer v2.
+    """`tensorflow-distributed`, a ClusterTrainingRuntime of Kubeflow's Trainer v2.
 
-    A TrainJob names it, what it runs, and how many nodes. Trainer has no policy for TensorFlow. That for JAX tells each
-    pod how many there are (JAX_NUM_PROCESSES), which is all that tfdist has to be told; the rest it reads off the pod.
-
-    Example:
-        >>> runtime()["metadata"]["labels"], runtime()["spec"]["mlPolicy"]
-        ({'trainer.kubeflow.org/framework': 'tensorflow'}, {'numNodes': 1, 'jax': {}})
+    Trainer has no policy for TensorFlow. The one for JAX sets the number of pods (JAX_NUM_PROCESSES), which is all that
+    tfdist needs.
     """
     label = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOBSET_NAME}']"}}
     pod = {
@@ -188,16 +162,11 @@ def runtime(image: str = "tfdist:gpu") -> Values:
 
 
 def as_text(made: Sequence[Values]) -> str:
-    """Return objects as YAML.
-
-    Example:
-        >>> as_text([{"kind": "Job"}, {"kind": "Service"}])
-        'kind: Job\\n---\\nkind: Service\\n'
-    """
+    """Objects as YAML."""
     yaml = load("yaml")
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
-        """Writes texts of several lines as lines."""
+        """Writes multi-line texts as blocks."""
 
     def text_of(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
@@ -209,13 +178,7 @@ def as_text(made: Sequence[Values]) -> str:
 
 
 def how_to_make_the_secret(request: Request) -> str:
-    """Return, as comments, how the Secret is made for manifests that were printed.
-
-    Example:
-        >>> print(how_to_make_the_secret(Request(name="t", image="i", pods=2, arguments=(), secret=("TOKEN",))))
-        # The key of the job is shown nowhere. What is submitted has it in the Secret t, with TOKEN; by hand:
-        #   openssl rand -hex 32 | kubectl -n default create secret generic t --from-file=TFDIST_JOB_KEY=/dev/stdin
-    """
+    """How to create the Secret for printed manifests, as comments."""
     name, others = request.name, f", with {', '.join(request.secret)}" if request.secret else ""
     return (
         f"# The key of the job is shown nowhere. What is submitted has it in the Secret {name}{others}; by hand:\n"
@@ -240,7 +203,7 @@ def _job_spec(request: Request) -> Values:
 
 
 def _how_it_ends(*, restarts: int) -> Values:
-    """Return what makes a Job end: the success of pod 0, which supervises, or a failure that no restart mends."""
+    """The end of a Job: the success of pod 0, which supervises, or a failure that no restart mends."""
     return {
         "backoffLimit": restarts,
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},

@@ -1,7 +1,7 @@
-"""Files that a job on Kubernetes writes where it was submitted: a trace, events, what exporters write.
+"""Files that a job on Kubernetes writes where it was submitted: a trace, events, output of exporters.
 
-The launcher runs in the first pod, whose files go with it. What it writes comes here through its log, which is followed
-anyway and asks for no right more: as records, which whoever follows takes out of the lines that he shows.
+The launcher runs in the first pod, whose files vanish with it. They are sent through the pod's log, which is followed
+anyway and needs no further permission: as records, which the follower removes from the lines that it shows.
 """
 
 import base64
@@ -27,31 +27,20 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """A file, or a folder, that comes from the first pod.
-
-    Attributes:
-        place: where it is here.
-        grows: whether it is only ever appended to; if not, it comes as a whole at the end.
-        is_folder: whether it is a folder.
-    """
+    """A file or a folder from the first pod. One that `grows` is only appended to; others are sent at the end."""
 
     place: Path
     grows: bool = False
     is_folder: bool = False
 
     def in_pod(self, number: int, folder: Path = FOLDER) -> str:
-        """Return where the pod writes it.
-
-        Example:
-            >>> Output(place=Path("trace.json")).in_pod(0)
-            '/dev/shm/tfdist-whole-0'
-        """
+        """The path in the pod."""
         return str(folder / f"{_GROWS if self.grows else _WHOLE}{number}")
 
 
 @contextlib.contextmanager
 def sent(folder: Path = FOLDER, *, write: Callable[[bytes], object] = lambda data: os.write(1, data)) -> Iterator[None]:
-    """Write what grows to the log while a job runs, and the rest when it has ended."""
+    """Write growing outputs to the log while a job runs, and the others at its end."""
     sender, over = _Sender(folder, write), threading.Event()
 
     def run() -> None:
@@ -76,7 +65,7 @@ class _Sender:
         self._done: dict[Path, int] = {}
 
     def look(self, kind: str) -> None:
-        """Send what there is of a kind, and was not sent."""
+        """Send unsent outputs of a kind."""
         for place in sorted(self._folder.glob(f"{kind}*")):
             number = place.name.removeprefix(kind)
             if not number.isdecimal():  # a file that is to take its place
@@ -103,9 +92,7 @@ class _Sender:
 
 @dataclass
 class Receiver:
-    """Takes outputs out of the log of a pod, and writes them where they belong.
-
-    A pod that takes another's place begins anew, with a receiver of its own.
+    """Takes outputs out of a pod's log, and writes them to their places. A replaced pod gets a new receiver.
 
     Example:
         >>> receiver = Receiver((), say=print)
@@ -119,7 +106,7 @@ class Receiver:
     _pieces: list[str] = field(default_factory=list)
 
     def shown(self, data: bytes, *, is_last: bool = False) -> bytes:
-        """Return what of the log is to be shown; the rest was written, or is kept until more has come."""
+        """The part of the log to show; the rest was written, or is kept until more arrives."""
         data, self._rest = self._rest + data, b""
         shown = b""
         while data:
@@ -140,7 +127,7 @@ class Receiver:
         return shown
 
     def _took(self, record: bytes) -> bool:
-        """Take a record; return whether it is one."""
+        """Handle a record; True if it is one."""
         try:
             content = json.loads(record)
             output, name = self.outputs[content["output"]], PurePosixPath(content["name"])
@@ -172,7 +159,7 @@ class Receiver:
 
 
 def require_writable(outputs: Sequence[Output]) -> None:
-    """Check that what grows can be written here, before anything is submitted."""
+    """Check that growing outputs can be written, before anything is submitted."""
     for output in outputs:
         try:
             if output.is_folder:
@@ -188,5 +175,5 @@ def require_writable(outputs: Sequence[Output]) -> None:
 
 
 def _beginning(data: bytes) -> int:
-    """Return how many bytes at the end may be the beginning of a record."""
+    """The number of bytes at the end that may begin a record."""
     return next((size for size in range(min(len(_MARK), len(data)), 0, -1) if _MARK.startswith(data[-size:])), 0)

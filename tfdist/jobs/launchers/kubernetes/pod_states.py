@@ -1,7 +1,4 @@
-"""Interpret the state of a job's pods: why they wait, and which failed first. Pure functions.
-
-A pod is the object as the API server gives it.
-"""
+"""Why the pods of a job wait, and which failed first: pure functions of the API server's objects."""
 
 import math
 import re
@@ -33,17 +30,7 @@ _ALWAYS_A_CONSEQUENCE = frozenset({143})  # SIGTERM, as the cluster ends the oth
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a pod has ended.
-
-    Attributes:
-        index: of the pod.
-        name: of it.
-        node: on which it ran.
-        exit_code: of its container; 0 for success.
-        reason: as Kubernetes has it, such as OOMKilled, Evicted or Error.
-        message: what Kubernetes says of it, or the last lines that it wrote.
-        finished: when, as Kubernetes writes it.
-    """
+    """How a pod has ended: its exit code, and the reason and message of Kubernetes, or its last lines."""
 
     index: int
     name: str
@@ -55,30 +42,19 @@ class Ended:
 
 
 def index_of(pod: Pod) -> int:
-    """Return which pod of the job this is.
-
-    Example:
-        >>> index_of({"metadata": {"annotations": {"batch.kubernetes.io/job-completion-index": "3"}}})
-        3
-    """
+    """The index of a pod in its job."""
     return int(pod["metadata"].get("annotations", {}).get(INDEX, 0))
 
 
 def is_running(pod: Pod) -> bool:
-    """Return whether its container has begun, and so has a log."""
+    """True if the container has started, and so has a log."""
     return any(
         one["name"] == CONTAINER and "waiting" not in one["state"] for one in _containers(pod) if one.get("state")
     )
 
 
 def why_it_waits(pod: Pod) -> str:
-    """Return why a pod does not run; empty when it does, or nobody has said.
-
-    Example:
-        >>> condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
-        >>> why_it_waits({"status": {"phase": "Pending", "conditions": [condition]}})
-        '0/3 nodes are available.'
-    """
+    """Why a pod does not run; empty if it runs, or if no reason is known."""
     status = pod.get("status", {})
     if status.get("phase", "Pending") != "Pending":
         return ""
@@ -94,7 +70,7 @@ def why_it_waits(pod: Pod) -> str:
 
 
 def waiting(pods: Iterable[Pod], request: Request) -> str:
-    """Return what to tell of pods that wait: why, how many, and what each of them asks for; empty if none does.
+    """The report of waiting pods: why, how many, and what each requests; may be empty.
 
     Example:
         >>> condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
@@ -110,9 +86,7 @@ def waiting(pods: Iterable[Pod], request: Request) -> str:
 
 
 def missing(there: int, complaints: Sequence[str], request: Request) -> str:
-    """Return what to tell of pods that the cluster has not made.
-
-    Each time that it tries again it is another pod's name, which is left out: what is said stays the same.
+    """The report of pods that were not created, without their names, which change at every attempt.
 
     Example:
         >>> said = 'Error creating: pods "t-1-x2x4z" is forbidden: exceeded quota: small'
@@ -132,9 +106,9 @@ def _asked(request: Request) -> str:
 
 
 def how_it_ended(pod: Pod) -> Ended | None:
-    """Return how a pod has ended; None while it runs.
+    """How a pod has ended; None while it runs.
 
-    Another container, such as one of `--pod FILE`, ends a pod only if it has failed, and the pod with it.
+    Another container, as of `--pod FILE`, ends a pod only if it fails, and the pod with it.
 
     Example:
         >>> state = {"terminated": {"exitCode": 7, "reason": "Error", "finishedAt": "2026-11-25T04:00:00Z"}}
@@ -161,9 +135,9 @@ def how_it_ended(pod: Pod) -> Ended | None:
 
 
 def first_failure(ended: Iterable[Ended]) -> Ended | None:
-    """Return the pod that failed first; None when none did.
+    """The pod that failed first; None if none did.
 
-    Who was killed did not die of what its peers raised: if that was in the same moment, its end comes first.
+    A killed pod did not die of its peers' errors: at about the same time, its end is the cause.
 
     Example:
         >>> def end(index, code, second):
@@ -187,7 +161,7 @@ def first_failure(ended: Iterable[Ended]) -> Ended | None:
 
 
 def described(failure: Ended, *, pods: int, log_is_shown: bool) -> str:
-    """Return what to tell of the pod that failed first."""
+    """The report of the pod that failed first."""
     on = f" on node {failure.node}" if failure.node else ""
     why = f"{failure.reason}, " if failure.reason not in ("", "Error") else ""
     text = f"pod {failure.name} (of {pods}){on} failed first: {why}exit code {failure.exit_code}"
@@ -199,12 +173,7 @@ def described(failure: Ended, *, pods: int, log_is_shown: bool) -> str:
 
 
 def conditions(owner: Mapping[str, Any]) -> dict[str, str]:
-    """Return the conditions of a Job or a JobSet that hold, and what is said of each.
-
-    Example:
-        >>> conditions({"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
-        {'Complete': ''}
-    """
+    """The conditions of a Job or a JobSet that hold, with their reasons."""
     found = owner.get("status", {}).get("conditions", ())
     return {
         one["type"]: ": ".join(filter(None, [one.get("reason"), one.get("message")]))
@@ -219,7 +188,7 @@ def _containers(pod: Pod) -> list[Mapping[str, Any]]:
 
 
 def _seconds(moment: str) -> float:
-    """Return a moment as seconds; one that is not told comes last."""
+    """A moment in seconds; an unknown one is last."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except ValueError:

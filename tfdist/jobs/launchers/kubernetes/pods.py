@@ -1,12 +1,13 @@
 """The template of a job's pods, as values."""
 
 import copy
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from tfdist import validation
 from tfdist.cluster.environments.kubernetes_environment import PORT
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.jobs.launchers.kubernetes.request import SCRIPT_FOLDER, Request
 from tfdist.validation import number
 from tfdist.variables import K8S_SERVICE, K8S_WORKERS
@@ -21,15 +22,9 @@ Values = dict[str, Any]
 
 
 def template(request: Request) -> Values:
-    """Return the template of the pods of a Job or a JobSet.
+    """The template of the pods of a Job or a JobSet.
 
-    Each pod has memory in /dev/shm, a name that the others resolve before it is ready, and the job's key and the
-    secret variables from a Secret.
-
-    Example:
-        >>> made = template(Request(name="t", image="i", pods=2, arguments=("python", "t.py")))
-        >>> made["spec"]["containers"][0]["args"], made["spec"]["subdomain"]
-        (['python', 't.py'], 't')
+    Each pod has memory in /dev/shm, a name that resolves before it is ready, and key and variables from a Secret.
     """
     spec: Values = {
         "subdomain": request.name,
@@ -49,7 +44,7 @@ def template(request: Request) -> Values:
 
 
 def variables(request: Request) -> list[Values]:
-    """Return the variables of a pod's container."""
+    """The variables of a pod's container."""
     return [
         {"name": K8S_WORKERS.name, "value": str(request.pods)},
         {"name": K8S_SERVICE.name, "value": request.name},
@@ -61,7 +56,7 @@ def variables(request: Request) -> list[Values]:
 
 
 def container(image: str, *, env: list[Values], resources: Mapping[str, str]) -> Values:
-    """Return a container in which a process of the job may run, without its command."""
+    """A container for a process of the job, without its command."""
     made: Values = {
         "name": CONTAINER,
         "image": image,
@@ -75,12 +70,7 @@ def container(image: str, *, env: list[Values], resources: Mapping[str, str]) ->
 
 
 def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: int | None = None) -> dict[str, str]:
-    """Return what a process needs as Kubernetes names it.
-
-    Example:
-        >>> quantities(cpus=0.5, gpus=1, memory=16 << 30)
-        {'cpu': '0.5', 'memory': '16Gi', 'nvidia.com/gpu': '1'}
-    """
+    """The needs of a process, in Kubernetes' names and units."""
     found = {}
     if cpus is not None:
         found["cpu"] = f"{number('--cpus-per-worker', cpus, minimum=0.001, maximum=100_000):.10g}"
@@ -95,7 +85,7 @@ def quantities(*, cpus: float | None = None, gpus: float | None = None, memory: 
 
 
 def requirements(resources: Mapping[str, str]) -> Values:
-    """Return resources as a container asks for them: of CPUs at least as many, of all else as much.
+    """Resources of a container: CPUs are a minimum, everything else is also a limit.
 
     Example:
         >>> requirements({"cpu": "4", "memory": "8Gi"})
@@ -106,16 +96,15 @@ def requirements(resources: Mapping[str, str]) -> Values:
 
 
 def shared_memory() -> Values:
-    """Return the volume for /dev/shm, which has 64 MiB in a container without it; it counts as memory of the pod."""
+    """The volume for /dev/shm, which otherwise has 64 MiB; it counts as memory of the pod."""
     return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}
 
 
 def failure_policy() -> Values:
-    """Return what the end of a pod means for its Job.
+    """What the end of a pod means for its Job.
 
-    A pod that was evicted, preempted or asked to end is replaced and counts as no failure; one that was killed is
-    replaced as often as the job has restarts. Any other failure ends the job at once, since what can be started again
-    was started again inside the pods.
+    An evicted or terminated pod is replaced and is no failure; a killed one is replaced up to the job's restarts. Any
+    other failure ends the job: what can be restarted was restarted inside the pods.
     """
 
     def codes(operator: str, *values: int) -> Values:
@@ -131,7 +120,7 @@ def failure_policy() -> Values:
 
 
 def _topology(request: Request) -> Values:
-    """Return where pods run: each on another node where there are enough, and all in one domain if one is named."""
+    """Placement of pods: on different nodes if there are enough, and in one topology domain if requested."""
     selector = {"matchLabels": dict([request.selector])}
     spread = {
         "maxSkew": 1,
@@ -147,9 +136,7 @@ def _topology(request: Request) -> Values:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """Return values with a patch merged into them: mappings by key, lists whose members have names by name.
-
-    Other lists and values replace those that were there, and None removes a key.
+    """Values with a patch: mappings are merged by key, lists of named members by name; None removes a key.
 
     Example:
         >>> merged({"a": [{"name": "x", "v": 1}], "b": 1}, {"a": [{"name": "x", "w": 2}, {"name": "y"}], "b": None})
@@ -168,3 +155,14 @@ def merged(base: Any, patch: Any) -> Any:
 
 def _have_names(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(v, Mapping) and "name" in v for v in values)
+
+
+def load(name: str = "kubernetes") -> Any:
+    """Import the client library of Kubernetes, which is optional, or a library that comes with it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--engine kubernetes needs the client of Kubernetes, which is not installed. Install it: "
+            "pip install 'tfdist[kubernetes]'"
+        ) from error

@@ -24,25 +24,8 @@ _LARGEST_SCRIPT = 900_000  # bytes; a ConfigMap has 1 MiB at most
 class Request:
     """A job for Kubernetes, one pod for each process.
 
-    Attributes:
-        name: of all that is made for it.
-        image: that has Python, tfdist and TensorFlow.
-        pods: how many.
-        arguments: that the image's entry point gets in each of them.
-        kind: "job", "jobset" or "trainjob".
-        namespace: in which.
-        secret: names of variables, besides the key of the job, whose values are in the Secret.
-        script: a file that goes along: its name and its content; None when the image has it.
-        resources: what each pod is given: Kubernetes' name of it, and a quantity.
-        grace_seconds: between SIGTERM and SIGKILL for what runs in a pod.
-        restarts: how many pods may be replaced that were killed, and how often a JobSet starts all pods again.
-        topology: label of nodes; all pods run where it has one value.
-        patch: merged into the pods' template.
-        outputs: what its first pod writes, and is wanted where it is submitted.
-
-    Example:
-        >>> Request(name="train", image="tfdist:cpu", pods=2, arguments=("python", "train.py")).namespace
-        'default'
+    `secret` names variables whose values go into the Secret, besides the job's key. `script` is the name and content of
+    a file to send. All pods run where the node label `topology` has one value. `patch` is merged into the pod template.
     """
 
     name: str
@@ -105,28 +88,18 @@ class Request:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of the variables that pods get from the Secret.
-
-        Example:
-            >>> Request(name="t", image="i", pods=2, arguments=(), secret=("TOKEN",)).variables
-            ('TFDIST_JOB_KEY', 'TOKEN')
-        """
+        """Names of the variables that pods get from the Secret."""
         return (JOB_KEY.name, *self.secret)
 
     @property
     def selector(self) -> tuple[str, str]:
-        """The label of its pods that no other job's have, and the value of it.
-
-        Example:
-            >>> Request(name="t", image="i", pods=2, arguments=()).selector
-            ('batch.kubernetes.io/job-name', 't')
-        """
+        """The label that only this job's pods have, and its value."""
         key = "batch.kubernetes.io/job-name" if self.kind == "job" else "jobset.sigs.k8s.io/jobset-name"
         return key, self.name
 
 
 def job_name(stem: str) -> str:
-    """Return a name for a job of a script, which no other job has.
+    """A unique name for a job of a script.
 
     Example:
         >>> job_name("My train")[:-5], len(job_name("é" * 80)) <= 40

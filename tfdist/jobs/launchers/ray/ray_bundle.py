@@ -1,6 +1,7 @@
-"""The actor that holds a bundle of a placement group, on whatever node Ray has put it. It knows nothing of tfdist.
+"""The actor that holds a bundle of a placement group.
 
-Its class travels by value, so what the node lacks is said by the process that it starts.
+It imports nothing of tfdist: its class travels by value, so that the process that it starts can report what the node
+lacks.
 """
 
 import contextlib
@@ -18,23 +19,23 @@ _LINES = 30
 
 
 class Place:
-    """Holds a bundle; the first of a node also runs the agent of that host."""
+    """Holds a bundle; the first one of a node also runs the host agent."""
 
     def where(self) -> dict[str, Any]:
-        """Return the node's address, and the numbers of the GPUs that are this bundle's."""
+        """The node's address, and the GPUs of this bundle."""
         import ray
 
         devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return {"address": ray.util.get_node_ip_address(), "devices": [str(one) for one in devices]}
 
     def hold(self) -> None:
-        """Do nothing for ever: that this has ended says that the actor has."""
+        """Wait for ever: the end of this call means the end of the actor."""
         threading.Event().wait()
 
     def serve(
         self, python: str, arguments: Sequence[str], variables: Mapping[str, str], call: Sequence[Any] | None
     ) -> tuple[int, list[str], bytes | None]:
-        """Run a program that ends with this actor; return its exit code, its last lines and the file it made."""
+        """Run a program that ends with this actor; return its exit code, its last lines, and its result file."""
         with contextlib.ExitStack() as stack:
             more, result = {}, ""
             if call is not None:
@@ -62,11 +63,11 @@ class Place:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """Yield a folder that nobody else may enter; if this process is killed, the next job here removes it."""
+    """Yield a private folder; if this process is killed, the next job removes it."""
     with tempfile.TemporaryDirectory(prefix="tfdist-job-call-") as folder:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(OSError):  # no locks here: then nobody removes it
+            with contextlib.suppress(OSError):  # no locks here: then no other job removes it
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with open(f"{folder}/host", "w", encoding="utf-8") as file:
                     file.write(socket.gethostname())

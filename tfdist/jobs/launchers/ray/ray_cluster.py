@@ -1,4 +1,4 @@
-"""A cluster of Ray, as the launcher sees it: what it has allotted, and that agents of the job run there."""
+"""The launcher `ray`: the launcher's side of a Ray cluster."""
 
 import importlib.util
 import json
@@ -15,8 +15,7 @@ from tfdist.jobs.connecting.connection import Tail
 from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
 from tfdist.jobs.connecting.wire import Wire, WireError
 from tfdist.jobs.launchers.launcher import Launcher
-from tfdist.jobs.plan.host_plan import Host, Remote
-from tfdist.jobs.plan.resource_request import Demand, NoRoomError
+from tfdist.jobs.plan.host_plan import Demand, Host, NoRoomError, Remote
 from tfdist.variables import ENDS_WITH_INPUT
 
 DRIVER = "tfdist.jobs.launchers.ray.ray_driver"
@@ -41,7 +40,6 @@ class RayLauncher(Launcher):
     adds_workers = "as nodes have room"
 
     def require(self, shell: tuple[str, ...]) -> None:
-        """Check that Ray is installed."""
         if importlib.util.find_spec("ray") is None:
             raise MissingDependencyError("--engine ray needs Ray, which is not installed: pip install 'tfdist[ray]'")
 
@@ -54,21 +52,9 @@ class RayLauncher(Launcher):
         say: Callable[[str], None],
         lose: Callable[[str], None],
     ) -> "Cluster":
-        """Connect to the cluster."""
         return Cluster(remote, environ, name=name, say=say, lose=lose)
 
     def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
-        """What would be asked of Ray.
-
-        Example:
-            >>> remote = Remote(hosts=(), launcher="ray", demand=Demand(cpus=2))
-            >>> print("\\n".join(RayLauncher().shown(remote, 2, {})))
-            # placement group of Ray at auto, PACK
-            bundle 0: {"CPU": 2}
-            bundle 1: {"CPU": 2}
-            # an actor in each bundle; the first on each node runs there, where ports and folders are chosen
-            python -m tfdist.jobs.remote.host_agent
-        """
         demand = _demand(remote)
         yield f"# placement group of Ray at {demand.address or 'auto'}, {demand.packing}"
         yield from (f"bundle {index}: {json.dumps(demand.resources)}" for index in range(count))
@@ -82,7 +68,7 @@ def _demand(remote: Remote) -> Demand:
 
 
 class Cluster:
-    """Asks Ray's driver, which runs in a process of its own, for hosts, and has it start agents there."""
+    """Requests hosts and agents from Ray's driver, which runs in a separate process."""
 
     def __init__(
         self,
@@ -103,7 +89,6 @@ class Cluster:
     def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        """Return hosts with places for so many processes, and each process's variables; replaces earlier places."""
         demand = _demand(self._remote)
         if self._driver is None or self._driver.is_gone:
             self.close()
@@ -115,7 +100,6 @@ class Cluster:
         return grouped(self._driver.answer("allotted", interrupted=interrupted))
 
     def start(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
-        """Start the agent of each host."""
         assert self._driver is not None
         path = self._environ.get("PYTHONPATH")
         more = {ENDS_WITH_INPUT.name: "1", **({"PYTHONPATH": path} if path else {})}
@@ -126,7 +110,6 @@ class Cluster:
         return self._driver
 
     def close(self) -> None:
-        """Give all back that Ray has allotted."""
         if self._driver is not None:
             if self._remote.call is not None:
                 self._driver.wait_for_agents(_END_SECONDS)
@@ -135,7 +118,7 @@ class Cluster:
 
 
 def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-    """Return the hosts, each with its number of places, and the variables of the process in each place, host by host.
+    """The hosts with their slots, and the variables of each process, host by host.
 
     Example:
         >>> hosts, variables = grouped([{"address": one, "devices": list(gpus)} for one, gpus in ("a0", "b1", "a2")])
@@ -153,7 +136,7 @@ def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple
 
 
 class _Driver:
-    """The process of Ray's driver; also what has started the agents, as `launcher.StartedAgents`."""
+    """The process of Ray's driver; as `launcher.StartedAgents` also that of the agents."""
 
     def __init__(self, environ: Mapping[str, str], say: Callable[[str], None], lose: Callable[[str], None]) -> None:
         self._say = say
@@ -197,7 +180,7 @@ class _Driver:
         self.ask(request)
 
     def wait_for_agents(self, seconds: float) -> None:
-        """Wait until all agents have ended, and what they leave is here."""
+        """Wait until all agents have ended and their results are here."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone or self._agents <= self._ended.keys(), seconds)
 
@@ -245,7 +228,6 @@ class _Driver:
     # As `launcher.StartedAgents`
 
     def ended(self) -> str:
-        """Return why no host that has not joined will do so any more."""
         if self._gone:
             return f"the driver of Ray has ended.{self._errors.quoted()}"
         with self._changed:
@@ -255,20 +237,19 @@ class _Driver:
         return said
 
     def said(self) -> str:
-        """Return what is known of why hosts have ended; what Ray does not know yet it may learn in a moment."""
+        """Known reasons for the end of hosts; Ray may learn them a moment later."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
             return "\n".join(self._ended.values())
 
     def cure(self) -> str:
-        """Return nothing: Ray has started them, or says why not."""
         return ""
 
     def close(self) -> None:
-        """Do nothing: agents end with their connections, and with what is allotted."""
+        """Do nothing: agents end with their connections, and with the placement group."""
 
     def end(self) -> None:
-        """End the process, and with it all that it has of the cluster."""
+        """End the process, and with it everything that it has allocated."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

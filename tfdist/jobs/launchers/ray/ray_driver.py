@@ -1,9 +1,7 @@
-"""Ray's driver in a separate process, which protects the launcher from what Ray does to its process.
+"""Ray's driver in a separate process, because Ray ends its process when the cluster is gone.
 
-    python -m tfdist.jobs.launchers.ray.ray_driver
-
-It speaks over its standard streams with `cluster.Cluster`. Actors and placement group end with it, and it ends with its
-standard input.
+`python -m tfdist.jobs.launchers.ray.ray_driver` speaks over its standard streams with `ray_cluster.Cluster`. Actors and
+placement group end with it, and it ends with its standard input.
 """
 
 import contextlib
@@ -21,7 +19,8 @@ from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import TfdistError
 from tfdist.jobs.connecting.wire import Wire, WireError
 from tfdist.jobs.launchers.ray import ray_bundle
-from tfdist.jobs.plan.resource_request import NoRoomError, in_words, room, too_few
+from tfdist.jobs.plan.host_plan import NoRoomError, room, too_few
+from tfdist.jobs.plan.host_plan import resources_in_words as in_words
 from tfdist.variables import CALL_FOLDER
 
 WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said
@@ -64,14 +63,14 @@ def main() -> None:
                 driver.do(request)
             except TfdistError as error:
                 wire.send({"error": str(error), "room": getattr(error, "room", None)})
-            except Exception as error:  # noqa: BLE001 - who waits for the answer is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - any error is the answer
                 wire.send({"error": f"Ray: {error}"})
         driver.close()
     os._exit(0)
 
 
 class Driver:
-    """Asks Ray for what the launcher asks for."""
+    """Carries out the launcher's requests."""
 
     def __init__(self, wire: Wire, gone: threading.Event) -> None:
         self._wire = wire
@@ -79,11 +78,10 @@ class Driver:
         self._group: Any = None
         self._actors: list[Any] = []
         self._where: list[dict[str, Any]] = []
-        self._round = 0  # how often places were asked for; what was before is nobody's
+        self._round = 0  # number of the allocation; earlier ones are ignored
         self._watches: list[threading.Thread] = []
 
     def do(self, request: dict[str, Any]) -> None:
-        """Do what is asked for."""
         if request["do"] == "connect":
             connect(request["address"])
             self._wire.send({"connected": True})
@@ -97,7 +95,7 @@ class Driver:
             self._serve(request["agents"], request["python"], request["arguments"], request["call"])
 
     def close(self) -> None:
-        """Give all back, when nobody asks Ray for anything any more."""
+        """Release everything; Ray is not used afterwards."""
         import ray
 
         self._gone.set()
@@ -115,7 +113,7 @@ class Driver:
         self._group, self._actors = None, []
 
     def _allotted(self, count: int, bundle: dict[str, float], request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return where Ray has put so many bundles; wait for room, and say for what."""
+        """Where Ray has placed the bundles; waits for room, and reports for what."""
         import ray
         from ray.util import placement_group
 
@@ -168,7 +166,7 @@ class Driver:
         arguments: list[str],
         call: tuple[str, str] | None,
     ) -> None:
-        """Run the agent of each host in the first actor there; say when one has ended."""
+        """Run the agent of each host in its first actor; report each end."""
         along = None
         if call is not None:
             code, result = map(Path, call)
@@ -203,7 +201,7 @@ class Driver:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster, and start none: neither now nor when Ray is asked for something after its end."""
+    """Connect to a cluster, but never start one, not even when Ray is called after the cluster's end."""
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # Ray reads it when it is imported
     import ray
 
@@ -214,7 +212,7 @@ def connect(address: str) -> None:
             socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
         except OSError as error:
             raise TfdistError(
-                f"nobody answers at {address} ({error.strerror or error}), where Ray's cluster is to be. {_CURE}"
+                f"nothing answers at {address} ({error.strerror or error}), the address of Ray's cluster. {_CURE}"
             ) from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

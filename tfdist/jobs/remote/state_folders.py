@@ -1,7 +1,7 @@
-"""The states of trainings in a directory in memory, as `tfdist.checkpoint` leaves them there.
+"""The states of trainings in a folder in memory, as `tfdist.checkpoint` writes them.
 
-Each training has a folder of its own, and in it one for each state, which has its name once it is whole, and is not
-changed any more. A hidden name is of one that is being made. Of two states the later has the greater name.
+Each training has a folder with one folder per state, which gets its name once it is complete and immutable. Hidden
+names are incomplete. Later states have greater names.
 """
 
 import os
@@ -16,17 +16,12 @@ _STATE = "state"
 
 
 def place(root: Path, training: str) -> Path:
-    """Return where the states of a training are.
-
-    Example:
-        >>> str(place(Path("/memory"), "1f"))
-        '/memory/1f/state'
-    """
+    """The folder with the states of a training."""
     return root / training / _STATE
 
 
 def states(root: Path, training: str) -> list[str]:
-    """Return the names of the states of a training, the newest last."""
+    """The states of a training, the newest last."""
     try:
         return sorted(name for name in os.listdir(place(root, training)) if not name.startswith("."))
     except OSError:
@@ -34,7 +29,7 @@ def states(root: Path, training: str) -> list[str]:
 
 
 def newest(root: Path) -> dict[str, tuple[str, int]]:
-    """Return, by training, the name of the newest state, and what tells it from another that has had the same name."""
+    """The newest state of each training, with an inode that identifies it."""
     found = {}
     try:
         trainings = os.listdir(root)
@@ -51,7 +46,7 @@ def newest(root: Path) -> dict[str, tuple[str, int]]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
-    """Yield name, descriptor and size of each file of a state; they can be read although it is removed meanwhile."""
+    """Yield name, descriptor and size of each file of a state, readable even if it is removed meanwhile."""
     with ExitStack() as stack:
 
         def descriptor(name: str, flags: int, within: int | None = None) -> int:
@@ -67,14 +62,14 @@ def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
 
 
 def remove(root: Path, training: str, *, but: str | None = None) -> None:
-    """Remove the states of a training."""
+    """Remove the states of a training except one."""
     for name in states(root, training):
         if name != but:
             discard(place(root, training) / name)
 
 
 def discard(folder: Path) -> None:
-    """Remove a state, or what was to become one, in the order in which no reader takes it for a damaged one."""
+    """Remove a state in the order in which no reader takes it for a damaged one."""
     with suppress(OSError):
         (folder / LAST).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,1 +1,0 @@
-"""The host agent's access to its workers: status tables and output."""
