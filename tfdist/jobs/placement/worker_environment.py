@@ -31,10 +31,14 @@ def worker_environments(
     replicas_per_worker: int,
     hosts: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """One environment per port: worker i of ``len(ports)`` local workers, on CPU devices.
+    """Return one environment per port: worker i of ``len(ports)`` local workers, on CPU devices.
 
-    Variables of other launchers are left out of ``base``. ``hosts`` are where the workers are reached, by default on
-    loopback.
+    Args:
+        base: variables to start from; those of other launchers are left out.
+        strategy: registered name for ``TFDIST_STRATEGY``, or None.
+        ports: a free loopback port for each worker.
+        replicas_per_worker: replicas in each process, at least 1.
+        hosts: where each worker is, as the others reach it; by default all on the loopback interface.
 
     Example:
         >>> one, two = worker_environments({}, strategy="multi-worker", ports=[7001, 7002], replicas_per_worker=1)

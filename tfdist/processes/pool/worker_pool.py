@@ -38,8 +38,14 @@ _LOG_BYTES = 12_000
 class Reply:
     """What one worker did with a call.
 
-    "exited": the process ended; "silent": no answer in time. `types` are the exception's class and its bases. `detail`
-    is the traceback, or the end of what the process printed. `seconds` count from the start of the call.
+    Attributes:
+        worker: its index.
+        status: "returned", "raised", "exited" (the process ended) or "silent" (no answer in time).
+        value: what the function returned, a JSON value.
+        types: names of the raised exception's class and its bases, most derived first.
+        message: the exception's message, or how the process ended.
+        detail: the traceback; for "exited" and "silent" the end of what the process printed.
+        seconds: from the start of the call.
     """
 
     worker: int
@@ -67,8 +73,12 @@ class _Process:
 class WorkerPool:
     """Worker processes that call the same function together.
 
-    ``environments`` is called at every start, so that ports are fresh. Temporary files go to a folder that is removed
-    with the processes, which end at once: by `close`, on leaving the ``with`` block, or when this process dies.
+    Args:
+        environments: returns the environment of each worker; called at every start, so that ports are fresh.
+        start: starts a process, as `started` does, which is what does it by default.
+
+    The processes have a directory of their own for temporary files, which goes with them: they are ended at once, with
+    no time to tidy up. Each is ended by `close`, on leaving the ``with`` block, and by itself when this process dies.
     """
 
     def __init__(self, environments: Callable[[], Sequence[Mapping[str, str]]], start: "Start | None" = None) -> None:
@@ -89,13 +99,22 @@ class WorkerPool:
 
     @property
     def running(self) -> bool:
+        """Whether processes are there."""
         return bool(self._processes)
 
     def call(self, target: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> tuple[Reply, ...]:
-        """Run ``module:function`` with keyword arguments (JSON values) on every worker at once; return their replies.
+        """Run ``module:function`` with keyword arguments on every worker at once and return what each did.
 
-        A worker is "silent" after ``timeout_seconds``, or 5 s after another one failed. If any is "exited" or "silent",
-        all processes have been ended.
+        Args:
+            target: importable in the worker, such as ``"mypackage.steps:train"``.
+            arguments: JSON values.
+            timeout_seconds: a worker that has not answered by then is "silent"; so is one that has not answered 5 s
+                after another one failed.
+        Returns:
+            One reply per worker, in their order. If any is "exited" or "silent", all processes have been ended.
+
+        Example:
+            >>> pool.call("os:getpid", {}, timeout_seconds=30)         # doctest: +SKIP
         """
         with self._calling:
             started = time.monotonic()
@@ -111,7 +130,10 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the processes within the block, so that they use no processor."""
+        """Hold the processes where they are for the time of the ``with`` block, so that they use no processor.
+
+        They do not notice that this process dies meanwhile, unless the kernel tells them.
+        """
         for process in self._processes:
             process.popen.send_signal(signal.SIGSTOP)
         try:
@@ -139,7 +161,7 @@ class WorkerPool:
                 self._scratch = None
 
     def close(self) -> None:
-        """End the processes for good; a call in another thread returns "exited"."""
+        """End the processes for good; a call under way in another thread returns with "exited"."""
         with self._starting:
             self._closed = True
             for process in self._processes:
