@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +38,19 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_SECONDS)
+
+
+def end_process(
+    process: "subprocess.Popen[Any]", seconds: float, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)
+) -> None:
+    """Wait for the end of a process; each time that ``seconds`` pass in vain, send it the next signal."""
+    for number in numbers:
+        try:
+            process.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+    process.wait()
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:

@@ -14,7 +14,7 @@ from tfdist.errors import ConfigError, DeadlineError, TfdistError
 from tfdist.jobs.connecting import tcp_joining
 from tfdist.jobs.connecting.tcp_joining import Rendezvous, Ticket, join
 from tfdist.jobs.connecting.wire import Seal, Wire
-from tfdist.jobs.launchers.launcher import Launcher, StartedElsewhere
+from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.remote.host_connector import HostConnector
 from tfdist.variables import JOB_KEY
@@ -167,7 +167,7 @@ def test_nobody_is_there() -> None:
 def test_a_host_that_does_not_join_in_time_is_an_error_with_what_to_try() -> None:
     said, cure = "ssh asks for a password", "This has to work: mpirun hostname"
 
-    class Waits(StartedElsewhere):
+    class Waits(StartedAgents):
         def said(self) -> str:
             return said
 

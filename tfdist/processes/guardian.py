@@ -67,12 +67,12 @@ def members(job_id: str, *, sessions: Collection[int]) -> list[int]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and (os.getsid(process.pid) in sessions or _is_of(process.environ(), job_id)):
+            if alive and (os.getsid(process.pid) in sessions or _has_id(process.environ(), job_id)):
                 found.append(process.pid)
     return found
 
 
-def _is_of(environ: Mapping[str, str], job_id: str) -> bool:
+def _has_id(environ: Mapping[str, str], job_id: str) -> bool:
     """True if a process belongs to the job, or to the part of a job on this host."""
     return job_id in (JOB_ID.read(environ), JOB_PART.read(environ))
 

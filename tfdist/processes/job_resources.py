@@ -20,6 +20,7 @@ from tfdist.cluster.job_files import MEMORY, PREFIX
 from tfdist.errors import TfdistError
 from tfdist.processes import guardian
 from tfdist.variables import JOB_ID
+from tfdist.waiting import end_process
 
 _HOST_FILE = "host"
 
@@ -103,11 +104,7 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
             process.stdin.close()
         with contextlib.suppress(BrokenPipeError):  # of what could not be written
             process.stdin.close()
-        try:
-            process.wait(guardian.DEADLINE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, guardian.DEADLINE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that 
 _NEVER_A_CONSEQUENCE = frozenset(
     -number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
+_BY_REQUEST = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,10 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
         failure
         for failure in ended
         if failure.returncode != 0
-        and (failure.time <= stopped_at or (received is None and not _ended_by_request(failure)))
+        and (
+            failure.time <= stopped_at
+            or (received is None and not (failure.record is None and failure.returncode in _BY_REQUEST))
+        )
     ]
     first = min((failure.time for failure in failed), default=0.0)
 
@@ -156,10 +160,6 @@ def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
 def is_end_by(returncode: int, number: int) -> bool:
     """True if a process has ended by this signal, directly or through Python's handler."""
     return returncode in (-number, 128 + number)
-
-
-def _ended_by_request(failure: Failure) -> bool:
-    return failure.record is None and failure.returncode in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def how_it_ended(returncode: int) -> str:

@@ -13,6 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.jobs.connecting.tcp_joining import Joined
 from tfdist.jobs.connecting.wire import Wire
 from tfdist.jobs.plan.host_plan import Host
+from tfdist.waiting import end_process
 
 _END_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
@@ -103,11 +104,7 @@ class ByProgram:
         """Close its standard input, and wait until it has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _END_SECONDS)
 
     def close(self) -> None:
         assert self._process.stdout is not None

@@ -18,20 +18,23 @@ from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.variables import JOB_KEY
 
 
-class StartedAgents(Protocol):
-    """The program that started the agents of all hosts."""
+class StartedAgents:
+    """What started the agents of all hosts. By default users or pods did: then nothing is known about them."""
 
     def ended(self) -> str:
         """The reason why no further host will join; empty while hosts may still join."""
+        return ""
 
     def said(self) -> str:
         """Known reasons for the end of a host, as lines."""
+        return ""
 
     def cure(self) -> str:
         """A sentence that says what to try when a host does not join; may be empty."""
+        return ""
 
     def close(self) -> None:
-        """End the program, and wait until it has ended."""
+        """End what was started, and wait for it; other agents end with their connections."""
 
 
 class Allocator(Protocol):
@@ -47,21 +50,6 @@ class Allocator(Protocol):
 
     def close(self) -> None:
         """Release everything that was allocated."""
-
-
-class StartedElsewhere:
-    """Agents that users or pods start: tfdist knows nothing about them, and they end with their connections."""
-
-    def ended(self) -> str:
-        return ""
-
-    def said(self) -> str:
-        return ""
-
-    def cure(self) -> str:
-        return ""
-
-    def close(self) -> None: ...
 
 
 class Launcher:
@@ -144,7 +132,7 @@ class Launcher:
         lose: Callable[[], None],
     ) -> StartedAgents:
         """Start the agents of all hosts, which join by their tickets; ``lose`` is called if they end unasked."""
-        return StartedElsewhere()
+        return StartedAgents()
 
     def allocator(
         self,

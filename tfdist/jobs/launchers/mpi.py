@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.connecting.serialization import without_those_of_a_host
 from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
-from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
 from tfdist.jobs.launchers.slurm import OF_A_STEP, hosts_of_slurm
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.variables import HOST_NAME, JOB_KEY, RENDEZVOUS
+from tfdist.waiting import end_process
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
@@ -124,7 +125,7 @@ class MpiLauncher(Launcher):
         yield f"# on each host, where ports and folders are chosen\n{shlex.join(words)}"
 
 
-class MpiRun:
+class MpiRun(StartedAgents):
     """A running `mpirun`."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], lose: Callable[[], None]) -> None:
@@ -169,14 +170,7 @@ class MpiRun:
         """Wait until it has ended with the agents, which were told; otherwise end it."""
         with self._deciding:
             self._closing = True
-        for number, seconds in ((0, _END_SECONDS), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
-            if number:
-                self._process.send_signal(number)
-            try:
-                self._process.wait(seconds)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        end_process(self._process, _END_SECONDS, (signal.SIGTERM, signal.SIGKILL))
         self._reader.join(_DRAIN_SECONDS)
 
     def _watch(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import tfdist
+from tfdist.waiting import end_process
 
 #: that it has from its last look to its end; exporters have less, and what is left is for a machine that is busy
 END_SECONDS = 60.0
@@ -60,11 +61,7 @@ class Exporting:
         with contextlib.suppress(OSError):  # it has ended
             self._process.stdin.write(b"\n")
             self._process.stdin.close()
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, seconds)
         self._reader.join(1.0)
         self._process = None
 

@@ -56,7 +56,9 @@ def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
     if is_module:
-        _run_module(target)
+        import runpy
+
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
         _run_script(target)
 
@@ -114,15 +116,12 @@ class End:
         self._path = path
         self._process = os.getpid()
         self._code: int | None = None
-        atexit.register(self._note_again)  # called behind all functions that the script registers
+        atexit.register(self._write, runs_python=False)  # called behind all functions that the script registers
 
     def note(self, exit_code: int) -> None:
         """Note the exit code; threads and functions of `atexit` may still run."""
         self._code = exit_code
         self._write(runs_python=True)
-
-    def _note_again(self) -> None:
-        self._write(runs_python=False)
 
     def _write(self, *, runs_python: bool) -> None:
         if not self._path or self._code is None or os.getpid() != self._process:
@@ -181,12 +180,6 @@ def _run_script(path: str) -> None:
         source = file.read()
     code = compile(source, absolute, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
-
-
-def _run_module(name: str) -> None:
-    import runpy
-
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

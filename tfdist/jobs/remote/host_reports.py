@@ -85,11 +85,10 @@ class Steps:
     def new(self) -> list[dict[str, Any]]:
         """Steps recorded since the last call, as messages."""
         with self._lock:
-            files = [(start, path) for start in self._starts for path in self._files(start)]
+            files = [
+                (start, path) for start in self._starts for path in steps_folder(self._memory, start).glob("worker-*")
+            ]
             return [message for start, path in files if (message := self._message(start, path)) is not None]
-
-    def _files(self, start: int) -> list[Path]:
-        return list(steps_folder(self._memory, start).glob("worker-*"))
 
     def _message(self, start: int, path: Path) -> dict[str, Any] | None:
         from tfdist.monitor.recording import row_ring

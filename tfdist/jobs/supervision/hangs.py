@@ -142,7 +142,7 @@ def _sampled(watch: Watch, seen: Sequence[Seen]) -> Watch:
 
 
 def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -> Hang | None:
-    if not any(one.status.pid for one in seen) or all(_is_held(one) for one in seen):
+    if not any(one.status.pid for one in seen) or all(one.status.activity is Activity.HELD for one in seen):
         return None  # no worker has reported yet; or all wait for the agent
     since = max(watch.awake, *(one.status.changed for one in seen))
     samples = watch.samples
@@ -175,10 +175,6 @@ def _culprit(seen: Sequence[Seen]) -> Seen | None:
         if not behind and any(_agrees(one) for one in seen):
             behind = [one for one in seen if _is_in_a_step(one)]
     return behind[0] if len(behind) == 1 else None
-
-
-def _is_held(one: Seen) -> bool:
-    return one.status.activity is Activity.HELD
 
 
 def _is_in_a_step(one: Seen) -> bool:

@@ -22,7 +22,7 @@ import cloudpickle
 
 from tfdist.errors import TfdistError
 from tfdist.processes.worker_failure import how_it_ended
-from tfdist.waiting import awaited, done_heeding_signals
+from tfdist.waiting import awaited, done_heeding_signals, end_process
 
 _AHEAD = 2  # tasks that are sent ahead for each process
 _END_SECONDS = 5.0
@@ -135,11 +135,7 @@ class _Worker:
             self.process.kill()
         self._thread.join()
         self.connection.close()  # the process ends itself
-        try:
-            self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process, _END_SECONDS)
 
 
 def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Any]:

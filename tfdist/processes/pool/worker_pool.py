@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 
 from tfdist.processes.pool import pool_channel
 from tfdist.processes.worker_failure import how_it_ended
+from tfdist.waiting import end_process
 
 # When a worker has failed, its peers may wait for it for ever: this long they may still report failures of their own.
 _AFTER_FAILURE_SECONDS = 5.0
@@ -149,11 +150,7 @@ class WorkerPool:
             for process in processes:
                 os.close(process.requests)  # the worker exits by itself
             for process in processes:
-                try:
-                    process.popen.wait(_EXIT_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.popen.kill()
-                    process.popen.wait()
+                end_process(process.popen, _EXIT_SECONDS)
                 os.close(process.replies)
                 process.log.close()
             if self._scratch is not None:

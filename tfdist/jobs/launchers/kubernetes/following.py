@@ -163,16 +163,13 @@ class _Following:
                     place += len(data)
                     shown = max(shown, place)
                     _show(receiver.shown(new))
-                is_over = self._has_ended(uid)
+                is_over = self._uids[0] != uid or 0 in self._ended
             except self._cluster.failures:
                 is_over = self._uids[0] != uid or 0 not in self._pods
             if is_over or self._over.is_set():
                 _show(receiver.shown(b"", is_last=True))
                 return
             self._over.wait(_AGAIN_SECONDS)
-
-    def _has_ended(self, uid: str) -> bool:
-        return self._uids[0] != uid or 0 in self._ended
 
     def _heed(self) -> None:
         """Delete the job at a signal, and at once at the second; explain signals that are meant for the launcher."""

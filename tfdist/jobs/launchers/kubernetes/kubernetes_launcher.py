@@ -23,6 +23,7 @@ from tfdist.jobs.launchers.kubernetes import pod_outputs
 from tfdist.jobs.launchers.launcher import Launcher, joining_key
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.variables import JOB_KEY, K8S_SERVICE, POD_PREFIX
+from tfdist.waiting import end_process
 
 _NAME_SECONDS = 300.0  # for the name of a new pod to come to where names are kept
 _NAME_AGAIN_SECONDS = 0.5
@@ -146,12 +147,4 @@ def _beside_an_agent(pod: Pod, launch: Callable[[], int]) -> int:
     try:
         return launch()
     finally:  # it ends with the job; one that has not joined gets the signal
-        try:
-            agent.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            agent.send_signal(signal.SIGTERM)
-            try:
-                agent.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
+        end_process(agent, _END_SECONDS, (signal.SIGTERM, signal.SIGKILL))

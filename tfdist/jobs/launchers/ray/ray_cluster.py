@@ -14,9 +14,10 @@ from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
 from tfdist.jobs.connecting.connection import Tail
 from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
 from tfdist.jobs.connecting.wire import Wire, WireError
-from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
 from tfdist.jobs.plan.host_plan import Demand, Host, NoRoomError, Remote
 from tfdist.variables import ENDS_WITH_INPUT
+from tfdist.waiting import end_process
 
 DRIVER = "tfdist.jobs.launchers.ray.ray_driver"
 
@@ -135,8 +136,8 @@ def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple
     return hosts, variables
 
 
-class _Driver:
-    """The process of Ray's driver; as `launcher.StartedAgents` also that of the agents."""
+class _Driver(StartedAgents):
+    """The process of Ray's driver."""
 
     def __init__(self, environ: Mapping[str, str], say: Callable[[str], None], lose: Callable[[str], None]) -> None:
         self._say = say
@@ -225,8 +226,6 @@ class _Driver:
             self._gone = True
             self._changed.notify_all()
 
-    # As `launcher.StartedAgents`
-
     def ended(self) -> str:
         if self._gone:
             return f"the driver of Ray has ended.{self._errors.quoted()}"
@@ -242,22 +241,12 @@ class _Driver:
             self._changed.wait_for(lambda: self._ended or self._gone, _LEARN_SECONDS)
             return "\n".join(self._ended.values())
 
-    def cure(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: agents end with their connections, and with the placement group."""
-
     def end(self) -> None:
         """End the process, and with it everything that it has allocated."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _END_SECONDS)
         self._reader.join(_END_SECONDS)
         self._process.stdout.close()
         self._errors.close()
