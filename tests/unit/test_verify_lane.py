@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.jobs.placement import worker_environment
 from tfdist.testing.pool import Reply
 from tfdist.verify import feature, lane
 
@@ -18,14 +19,14 @@ def test_processes_may_take_two_minutes_to_start_or_as_long_as_a_cell(
     class Silent:
         running = False
 
-        def __init__(self, environments: object) -> None: ...
+        def __init__(self, environments: object, start: object) -> None: ...
 
         def call(self, function: str, *_: object, timeout_seconds: float) -> tuple[Reply, ...]:
             asked.append(timeout_seconds)
             return (Reply(worker=0, status="silent", message="no answer"),)
 
-    monkeypatch.setattr(lane, "WorkerPool", Silent)
-    made = lane.Lane(tmp_path, column=None, deadline_seconds=given)
+    monkeypatch.setattr(worker_environment, "WorkerPool", Silent)
+    made = lane.FeatureSession(tmp_path, column=None, deadline_seconds=given)
     found = made.outcomes(feature.features()["even"], workers=1, replicas=1)
     assert isinstance(found, lane.Verdict)
     assert found.status == "hang"

@@ -13,14 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.ports import free_ports
 from tfdist.doctor import cgroup
 from tfdist.doctor.machine_check import observe_memory, observe_processors
 from tfdist.errors import DeadlineError, TfdistError, UnsupportedError
-from tfdist.jobs.placement.worker_environment import worker_environments
+from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.layer_profile import Profile, beside_each_other, read
 from tfdist.planner.planner_link import Link
-from tfdist.processes.pool.worker_pool import WorkerPool
 from tfdist.processes.shared_memory import observe_gpus
 from tfdist.tune.layer_probe import Request
 from tfdist.variables import PREFIX, STRATEGY
@@ -198,12 +196,7 @@ def _running(command: Sequence[str], variables: dict[str, str], log: Path) -> It
 
 def measured_link() -> Link:
     """Return the line between two processes of this host, as the collectives of `multi-worker` see it."""
-
-    def environments() -> list[dict[str, str]]:
-        ports = free_ports(2)
-        return worker_environments(os.environ, strategy="multi-worker", ports=ports, replicas_per_worker=1)
-
-    with WorkerPool(environments) as pool:
+    with WorkerSession("multi-worker", workers=2).pool as pool:
         call = {"many_bytes": _LINK_BYTES, "seconds": _LINK_REPEATED_SECONDS}
         replies = pool.call("tfdist.tune.profiling:link_of_worker", call, timeout_seconds=_LINK_SECONDS)
     failed = next((reply for reply in replies if reply.status != "returned"), None)

@@ -1,11 +1,9 @@
 """Runs a step by the schedule of a pipeline, and returns its timeline, to be compared with the schedule's own."""
 
-import os
 from collections.abc import Sequence
 
-from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
-from tfdist.jobs.placement.worker_environment import worker_environments
+from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.schedules import Schedule, Timeline, Work
 from tfdist.planner.schedules.schedule_timeline import Slot
 from tfdist.processes.pool.worker_pool import Reply, WorkerPool
@@ -23,7 +21,7 @@ def measured(
     processor.
     """
     if pool is None:
-        with WorkerPool(lambda: _environments(schedule.stages)) as own:
+        with WorkerSession("pipeline", workers=schedule.stages).pool as own:
             return measured(schedule, forward_seconds=forward_seconds, backward=backward, pool=own)
     arguments = {
         "schedule": schedule.name,
@@ -37,10 +35,6 @@ def measured(
     deadline = _START_SECONDS + 3 * slept
     replies = pool.call("tfdist.tune.sleeping_layers:step", arguments, timeout_seconds=deadline)
     return _timeline(schedule, replies, forward_seconds)
-
-
-def _environments(stages: int) -> list[dict[str, str]]:
-    return worker_environments(os.environ, strategy="pipeline", ports=free_ports(stages), replicas_per_worker=1)
 
 
 def _timeline(schedule: Schedule, replies: Sequence[Reply], unit: float) -> Timeline:

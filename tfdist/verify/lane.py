@@ -1,6 +1,5 @@
 """One pool of processes and the features that run in it: a column, or one device, which all are compared with."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cluster import ports
-from tfdist.jobs.placement.worker_environment import worker_environments
-from tfdist.processes.pool.worker_pool import Reply, WorkerPool
+from tfdist.jobs.placement.worker_environment import WorkerSession
+from tfdist.processes.pool.worker_pool import Reply
 from tfdist.verify import cell_judge
 from tfdist.verify.cell_judge import Verdict
 from tfdist.verify.column import Column
@@ -22,19 +20,23 @@ _START_SECONDS = 120.0
 _PROBE_SECONDS = 15.0
 
 
-class Lane:
+class FeatureSession(WorkerSession):
     """Runs features in processes that it starts when they are needed, and again after a feature has ruined them."""
 
     def __init__(
         self, directory: Path, *, column: Column | None, baseline: bool = False, deadline_seconds: float | None = None
     ) -> None:
+        super().__init__(
+            column.strategy if column else None,
+            workers=column.workers if column else 1,
+            replicas_per_worker=column.replicas_per_worker if column else 1,
+        )
         self.column = column
         self.baseline = baseline
         self.versions: dict[str, str] = {}
         self._directory = directory
         self._deadline_seconds = deadline_seconds
         self._mode = {"baseline": baseline, "one_device": column is None}
-        self._pool = WorkerPool(self._environments)
         self._cannot_start: Verdict | None = None
         self._calls = 0
 
@@ -47,7 +49,7 @@ class Lane:
         self._calls += 1
         shared = self._directory / f"{self._calls:03d}"
         shared.mkdir()
-        replies = self._pool.call(
+        replies = self.pool.call(
             f"{_CELL}:run",
             {
                 "module": entry.module,
@@ -70,23 +72,17 @@ class Lane:
 
     def close(self) -> None:
         """End the processes, also while another thread waits for an outcome."""
-        self._pool.close()
+        self.pool.close()
 
-    def _environments(self) -> list[dict[str, str]]:
-        workers, replicas = (self.column.workers, self.column.replicas_per_worker) if self.column else (1, 1)
-        environments = worker_environments(
-            os.environ,
-            strategy=self.column.strategy if self.column else None,
-            ports=ports.free_ports(workers),
-            replicas_per_worker=replicas,
-        )
-        return [{**environment, **dict(self.column.variables if self.column else ())} for environment in environments]
+    def environments(self) -> list[dict[str, str]]:
+        """The environment of each worker, with the variables of the column."""
+        return [{**one, **dict(self.column.variables if self.column else ())} for one in super().environments()]
 
     def _ready(self, entry: Feature) -> Verdict | None:
         """Start the processes if there are none; a lane that could not start once does not try for every cell."""
-        if self._cannot_start is None and not self._pool.running:
+        if self._cannot_start is None and not self.pool.running:
             seconds = max(_START_SECONDS, self._deadline_seconds or 0.0)
-            replies = self._pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=seconds)
+            replies = self.pool.call(f"{_CELL}:prepare", self._mode, timeout_seconds=seconds)
             self._cannot_start = cell_judge.failure(entry, replies)
             if self._cannot_start is None:
                 self.versions = replies[0].value
@@ -94,14 +90,14 @@ class Lane:
 
     def _keep_only_if_sound(self, replies: tuple[Reply, ...]) -> None:
         """End the processes if the failure may have left their collectives out of step."""
-        if not self._pool.running:
+        if not self.pool.running:
             return
         alike = len({(reply.status, reply.types[:1]) for reply in replies}) == 1
         if alike:
-            probes = self._pool.call(f"{_CELL}:probe", self._mode, timeout_seconds=_PROBE_SECONDS)
+            probes = self.pool.call(f"{_CELL}:probe", self._mode, timeout_seconds=_PROBE_SECONDS)
             if all(probe.value is True for probe in probes):
                 return
-        self._pool.end()
+        self.pool.end()
 
 
 def _load(path: Path) -> dict[str, Any]:

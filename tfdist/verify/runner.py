@@ -17,7 +17,7 @@ from tfdist.verify.cell_judge import Verdict
 from tfdist.verify.column import COLUMNS, Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.feature import features as all_features
-from tfdist.verify.lane import Lane
+from tfdist.verify.lane import FeatureSession
 from tfdist.verify.matrix_report import Cell, Report
 from tfdist.waiting import done_heeding_signals
 
@@ -88,9 +88,9 @@ class _Matrix:
         deadline_seconds: float | None,
         on_cell: Callable[[Cell], None] | None,
     ) -> None:
-        def lane(name: str, column: Column | None, plain: bool = False) -> Lane:
+        def lane(name: str, column: Column | None, plain: bool = False) -> FeatureSession:
             (root / name).mkdir()
-            return Lane(root / name, column=column, baseline=plain, deadline_seconds=deadline_seconds)
+            return FeatureSession(root / name, column=column, baseline=plain, deadline_seconds=deadline_seconds)
 
         self.rows = rows
         self.cells: list[Cell] = []
@@ -134,7 +134,7 @@ class _Matrix:
                 if future.set_running_or_notify_cancel():
                     future.set_result(found if isinstance(found, Verdict) else found[0])
 
-    def _run_lane(self, lane: Lane) -> None:
+    def _run_lane(self, lane: FeatureSession) -> None:
         assert lane.column is not None
         with contextlib.closing(lane):
             for entry in self.rows:
@@ -155,7 +155,7 @@ class _Matrix:
                 self.cells.append(cell)
                 self._on_cell(cell)
 
-    def _verdict(self, lane: Lane, column: Column, entry: Feature) -> Verdict:
+    def _verdict(self, lane: FeatureSession, column: Column, entry: Feature) -> Verdict:
         if not entry.applies(column):
             return Verdict(status="left out")
         found = lane.outcomes(entry, workers=column.workers, replicas=column.replicas)

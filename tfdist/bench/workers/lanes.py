@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from tfdist.bench.workers.slow_network import DEVICE, Network
-from tfdist.cluster import from_environment, ports
+from tfdist.cluster import from_environment
 from tfdist.collectives import rendezvous_store
 from tfdist.collectives.rendezvous_store import StoreServer
 from tfdist.errors import MissingDependencyError, TfdistError
-from tfdist.jobs.placement.worker_environment import worker_environments
-from tfdist.processes.pool.worker_pool import WorkerPool, started
+from tfdist.jobs.placement.worker_environment import WorkerSession
+from tfdist.processes.pool.worker_pool import started
 from tfdist.variables import HOST_ID, WORKER_INDEX
 
 __all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Call", "Lane", "running", "turn"]
@@ -31,7 +31,7 @@ NOT_STRATEGIES = ("tensorflow", "horovod", "native", "chief", "open-mpi", "tcp",
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-class Lane:
+class Lane(WorkerSession):
     """Worker processes that the first call starts and that end with the block."""
 
     def __init__(
@@ -43,12 +43,16 @@ class Lane:
         environment: Mapping[str, str] = _NONE,
         network: Network | None = None,
     ) -> None:
+        super().__init__(
+            None if name in NOT_STRATEGIES else name,
+            workers=workers,
+            replicas_per_worker=replicas_per_worker,
+            hosts=network.hosts if network else None,
+            start=functools.partial(_start_in, network) if network else None,
+        )
         self.name = name
         self._network = network
         self._environment = environment
-        self._workers = workers
-        self._replicas_per_worker = replicas_per_worker
-        self._pool = WorkerPool(self._environments, functools.partial(_start_in, network) if network else None)
         self._stores = contextlib.ExitStack()
         self._started = False
 
@@ -57,14 +61,9 @@ class Lane:
         """True if idle workers use the processor, as Horovod's do a thousand times a second."""
         return self.name in ("horovod", "ring")
 
-    def _environments(self) -> list[dict[str, str]]:
-        environments = worker_environments(
-            os.environ,
-            strategy=None if self.name in NOT_STRATEGIES else self.name,
-            ports=ports.free_ports(self._workers),
-            replicas_per_worker=self._replicas_per_worker,
-            hosts=self._network.hosts if self._network else None,
-        )
+    def environments(self) -> list[dict[str, str]]:
+        """The environment of each worker, for a new start."""
+        environments = super().environments()
         if self.name == "horovod":
             here = self._network.gateway if self._network else "127.0.0.1"
             store = self._stores.enter_context(contextlib.closing(StoreServer(here, 0)))
@@ -83,7 +82,7 @@ class Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.close()
+        self.pool.close()
         self._stores.close()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
@@ -92,7 +91,7 @@ class Lane:
             # a worker that is held does not see that this process is gone; the kernel does
             self._started = True
             self.call("tfdist.jobs.process.script_worker:end_with_parent", parent=os.getpid())
-        replies = self._pool.call(target, arguments, timeout_seconds=LONGEST_SECONDS)
+        replies = self.pool.call(target, arguments, timeout_seconds=LONGEST_SECONDS)
         for reply in sorted(replies, key=lambda reply: reply.seconds):
             if MissingDependencyError.__name__ in reply.types:
                 raise MissingDependencyError(reply.message)
@@ -103,7 +102,7 @@ class Lane:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep the workers from using the processor in the ``with`` block."""
-        with self._pool.paused():
+        with self.pool.paused():
             yield
 
 

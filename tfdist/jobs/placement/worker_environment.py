@@ -1,4 +1,4 @@
-"""The variables with which workers on this machine are started: those of `tfdist run`, without its agent."""
+"""Local workers without an agent, as `tfdist run` would start them: their variables, and sessions in a pool."""
 
 import os
 import sys
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster import job_key
+from tfdist.cluster.ports import free_ports
 from tfdist.jobs.placement.local_placement import LOOPBACK
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
+from tfdist.processes.pool.worker_pool import Start, WorkerPool
 from tfdist.variables import ERROR_FILE, PREFIX
 
 # what another launcher, or a run around this one, may have left in the environment
@@ -66,3 +68,35 @@ def worker_environments(
     for environment in environments:
         del environment[ERROR_FILE.name]  # a pool's workers report over their pipes
     return environments
+
+
+class WorkerSession:
+    """Local workers of a strategy in a pool, started by the first call at ports that are free then.
+
+    Without a strategy, workers are told of none. ``hosts`` are where the workers are reached, by default on loopback.
+    """
+
+    def __init__(
+        self,
+        strategy: str | None,
+        *,
+        workers: int,
+        replicas_per_worker: int = 1,
+        hosts: Sequence[str] | None = None,
+        start: Start | None = None,
+    ) -> None:
+        self.workers = workers
+        self.pool = WorkerPool(self.environments, start)
+        self._strategy = strategy
+        self._replicas_per_worker = replicas_per_worker
+        self._hosts = hosts
+
+    def environments(self) -> list[dict[str, str]]:
+        """The environment of each worker, for a new start."""
+        return worker_environments(
+            os.environ,
+            strategy=self._strategy,
+            ports=free_ports(self.workers),
+            replicas_per_worker=self._replicas_per_worker,
+            hosts=self._hosts,
+        )
