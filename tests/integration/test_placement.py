@@ -170,7 +170,7 @@ def test_a_process_gets_what_its_spec_says_and_its_end_is_known(make: Make) -> N
     assert line(handle) == "ö False True"
     assert line(handle, 2) == "complaint"
     assert [handle.wait(SECONDS), handle.wait(), handle.wait(0.0)] == [3, 3, 3]
-    assert (handle.address, handle.outputs.keys()) == ("n1:4001", BOTH)
+    assert (handle.spec.address, handle.outputs.keys()) == ("n1:4001", BOTH)
 
 
 def test_a_death_by_the_agent_is_told_from_one_of_its_own(make: Make) -> None:

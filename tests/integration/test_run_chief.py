@@ -368,7 +368,7 @@ def test_a_dry_run_shows_all_and_starts_nothing(chief, shared):  # type: ignore[
     assert shown == ["# chief", "# worker 0", "# worker 1", "# ps 0"]
     assert out.count("export TF_CONFIG=") == 4
     assert out.count("export TFDIST_RESTARTS=0") == out.count("'an argument'") == 1
-    assert out.count("task.py --parent 0") == 3
+    assert out.count("script_worker.py --parent 0 --task") == 3
     assert list(shared.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from tfdist.cluster import TaskId, from_environment
 from tfdist.jobs import LaunchConfig, WorkerSpec
 from tfdist.jobs.placement.local_placement import free_addresses
-from tfdist.jobs.plan.job_plan import TASK_FILE, WORKER_FILE, plan
+from tfdist.jobs.plan.job_plan import WORKER_FILE, plan
 from tfdist.jobs.plan.roles import tasks
 from tfdist.processes.guardian import sessions_left
 
@@ -46,9 +46,9 @@ def test_the_chief_runs_the_script_and_the_others_serve() -> None:
     assert chief.environment["TFDIST_ERROR_FILE"] == str(chief.error_file)
     assert chief.environment["TFDIST_RESTARTS"] == "2"
     for spec in others:
-        assert spec.argv == ("/bin/py", str(TASK_FILE), "--parent", "7")
+        assert spec.argv == ("/bin/py", str(WORKER_FILE), "--parent", "7", "--task")
         assert spec.environment.keys() == COMMON
-    assert TASK_FILE.is_file()
+    assert WORKER_FILE.is_file()
 
 
 def test_no_start_reads_what_another_one_recorded() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.jobs.plan.job_plan import TASK_FILE
+from tfdist.jobs.plan.job_plan import WORKER_FILE
 
 DEADLINE_SECONDS = 200
 # has a thread from the moment that it is loaded, as NumPy's BLAS has
@@ -34,7 +34,7 @@ def task(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     (tmp_path / "tensorflow.py").write_text(TENSORFLOW)
     configuration = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
     with subprocess.Popen(
-        [sys.executable, str(TASK_FILE), "--parent", str(os.getpid())],
+        [sys.executable, str(WORKER_FILE), "--parent", str(os.getpid()), "--task"],
         env={**os.environ, "PYTHONPATH": str(tmp_path), "TF_CONFIG": json.dumps(configuration)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from tfdist.variables import Variable
 
 PACKAGE = Path(variables.__file__).parent
 # started by path, with nothing but the standard library
-WITHOUT_TFDIST = ("script_worker.py", "task.py")
+WITHOUT_TFDIST = ("script_worker.py",)
 CONSTANTS = frozenset(name for name, value in vars(variables).items() if isinstance(value, Variable))
 
 

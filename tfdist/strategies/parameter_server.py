@@ -382,7 +382,7 @@ def _tasks(
             raise ConfigError(
                 f"this process is {cluster.task} ({cluster.source}); ParameterServerStrategy is made by the chief. "
                 "Workers and parameter servers need no script: start them with tfdist run, or as "
-                "`python -m tfdist.jobs.task --parent 0` with their TF_CONFIG.",
+                "`python -m tfdist.jobs.process.script_worker --parent 0 --task` with their TF_CONFIG.",
                 name="cluster",
                 received=str(cluster.task),
             )

@@ -87,10 +87,6 @@ class LocalProcess:
         guard.watch(self.pid)
 
     @property
-    def address(self) -> str:
-        return self.spec.address
-
-    @property
     def is_stopped(self) -> bool:
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:

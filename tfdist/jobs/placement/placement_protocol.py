@@ -24,10 +24,6 @@ class Handle(Protocol):
         """Its process number on its host."""
 
     @property
-    def address(self) -> str:
-        """Where the others reach it, as "host:port"; may be empty."""
-
-    @property
     def outputs(self) -> Mapping[int, int]:
         """Descriptors of its standard output (1) and error (2); missing ones are the agent's own."""
 

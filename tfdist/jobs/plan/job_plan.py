@@ -41,9 +41,7 @@ from tfdist.variables import (
     WORKERS,
 )
 
-_JOBS = Path(__file__).parents[1]
-WORKER_FILE = _JOBS / "process" / "script_worker.py"
-TASK_FILE = _JOBS / "task.py"
+WORKER_FILE = Path(__file__).parents[1] / "process" / "script_worker.py"
 
 # What a process is told of its own place in a job; of an outer job it gets none of it.
 _PLACE = (WORKERS.name, WORKER_INDEX.name, LOCAL_WORKERS.name, LOCAL_INDEX.name)
@@ -189,7 +187,7 @@ def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tupl
 
 def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
     """The command that serves a task, in a process that ends with the agent."""
-    return (python, str(TASK_FILE), "--parent", str(agent_pid))
+    return (python, str(WORKER_FILE), "--parent", str(agent_pid), "--task")
 
 
 def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:

@@ -1,6 +1,7 @@
 """Runs a script as ``python script.py`` would, in a process that ends with its agent and records its failure.
 
-`python script_worker.py --parent PID --script train.py [arguments]`, or `--module package.module [arguments]`.
+`python script_worker.py --parent PID --script train.py [arguments]`, or `--module package.module [arguments]`, or
+`--task` to serve a task of a parameter-server cluster.
 
 `__main__`, `sys.argv` and `sys.path[0]` are as without this file. An uncaught exception or a failing exit code is
 written to TFDIST_ERROR_FILE as JSON, atomically. A note next to it has the exit code of the script, in case the process
@@ -21,10 +22,13 @@ SIGKILL = 9
 
 
 def main(argv: list[str]) -> None:
-    _, parent, kind, target, *arguments = argv
+    _, parent, kind, *words = argv
     if int(parent):
         end_with_parent(int(parent))
     tell_stacks_when_asked(os.environ.get("TFDIST_STACKS_FILE"))
+    if kind == "--task":
+        serve_task(int(parent))
+    target, *arguments = words
     if "TFDIST_ERROR_FILE" in os.environ:
         list_generated_files(os.environ["TFDIST_ERROR_FILE"] + LISTING)
     process = os.getpid()
@@ -48,6 +52,42 @@ def main(argv: list[str]) -> None:
             record(error, exit_code=1)
         end.note(1)
         _end_as_uncaught(error)
+
+
+def serve_task(parent: int) -> NoReturn:
+    """Serve the task of TF_CONFIG for the chief, which needs no code of the user's, until this process is ended.
+
+    Only signals of the parent count: a service manager sends them to every process of a job, and the chief has yet to
+    save what is stored here.
+    """
+    import json
+    import signal
+    import threading
+
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def end_when_asked() -> None:
+        while True:
+            asked = signal.sigwaitinfo(ending)
+            if parent in (0, asked.si_pid):
+                os._exit(128 + asked.si_signo)
+
+    if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
+        del sys.path[0]  # modules next to this file must not be imported by their short names
+    # Blocked before anything starts a thread, as NumPy does: a foreign signal would end this process by any thread that
+    # does not block it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    threading.Thread(target=end_when_asked, daemon=True).start()
+    import tensorflow as tf
+
+    configuration = json.loads(os.environ["TF_CONFIG"])
+    task = configuration["task"]
+    # The address 0.0.0.0 is TensorFlow's own choice; it offers no other.
+    tf.distribute.Server(
+        configuration["cluster"], job_name=task["type"], task_index=int(task["index"]), protocol="grpc"
+    )  # never stops; it ends with the process
+    while True:
+        signal.pause()
 
 
 def run_as_main(target: str, arguments: list[str], *, is_module: bool) -> None:

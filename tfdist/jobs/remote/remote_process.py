@@ -41,10 +41,6 @@ class RemoteProcess:
         self.outputs = {stream: one.descriptor for stream, one in self._streams.items()}
 
     @property
-    def address(self) -> str:
-        return self.spec.address
-
-    @property
     def is_stopped(self) -> bool:
         return self._returncode is None and self.link.is_stopped(self.number)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tfdist.monitor.stacks import waits
 from tfdist.monitor.stacks.frames import Stacks, Thread, from_faulthandler, from_py_spy
 
-#: at which a process writes its stacks; `jobs.process.script_worker` and `jobs.task` listen to the same
+#: at which a process writes its stacks; `jobs.process.script_worker` listens to the same
 SIGNAL = signal.SIGRTMIN + 11
 _LOOK_SECONDS = 0.01
 _MAIN = "Current thread"
