@@ -150,12 +150,7 @@ class Cluster:
 
 
 def split_address(name: str, address: object) -> tuple[str, int]:
-    """Return host and port of "host:port"; an IPv6 host is in brackets, "[::1]:2222", and is returned without.
-
-    Example:
-        >>> split_address("TFDIST_COORDINATOR", "node1:2222")
-        ('node1', 2222)
-    """
+    """Host and port of "host:port"; an IPv6 host is in brackets, "[::1]:2222", and is returned without."""
     if not isinstance(address, str):
         raise ConfigTypeError(
             f"{name} is {shown(address)} ({type(address).__name__}); it must be a text host:port.",
@@ -176,12 +171,7 @@ def split_address(name: str, address: object) -> tuple[str, int]:
 
 
 def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...]:
-    """Return the addresses as a tuple, each of the form host:port and none twice.
-
-    Example:
-        >>> distinct_addresses("TFDIST_WORKERS", ["a:1", "a:2"])
-        ('a:1', 'a:2')
-    """
+    """The addresses as a tuple, each of the form host:port and none twice."""
     seen: dict[tuple[str, int], int] = {}
     result = []
     for position, address in enumerate(addresses):
@@ -199,12 +189,7 @@ def distinct_addresses(name: str, addresses: Iterable[object]) -> tuple[str, ...
 
 
 def position_on_host(addresses: tuple[str, ...], index: int) -> tuple[int, int]:
-    """Return (local_index, local_workers) of worker ``index``: workers with the same host share a machine.
-
-    Example:
-        >>> position_on_host(("a:1", "b:1", "a:2"), 2)
-        (1, 2)
-    """
+    """(local_index, local_workers) of worker ``index``: workers with the same host share a machine."""
     hosts = [address.rpartition(":")[0] for address in addresses]
     same = [i for i, host in enumerate(hosts) if host == hosts[index]]
     return same.index(index), len(same)

@@ -118,11 +118,6 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
     before it count; workers may have received it up to SEEN_LATE_SECONDS earlier. A killed or crashed process did not
     die of others' exceptions, so its death comes first if it was at most SEEN_LATE_SECONDS before. So does a lost host,
     which no worker causes and the agent may learn late.
-
-    Example:
-        >>> late, early = Failure(worker=0, time=9.0, returncode=1), Failure(worker=1, time=2.0, returncode=-9)
-        >>> [failure.worker for failure in own_failures([late, early], stopped_at=2.0, received=None)]
-        [1, 0]
     """
     ended = tuple(ended)
     heard = [one for one in ended if received is not None and is_end_by(one.returncode, received)]
@@ -174,13 +169,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def format_report(failures: Sequence[Failure], *, workers: int, started: float, shown: bool = True) -> str:
-    """The report that ends a failed run: the root cause with its traceback, then what followed.
-
-    Example:
-        >>> print(format_report([Failure(worker=1, time=3.0, returncode=3)], workers=2, started=1.0))
-        worker 1 of 2 failed first, 2.0 s after the start: exit code 3
-          It left no traceback: look at its last lines of output above.
-    """
+    """The report that ends a failed run: the root cause with its traceback, then what followed."""
     root, *later = failures
     ended = how_it_ended(root.returncode if root.record is None else root.exit_code)
     alone = workers == 1

@@ -29,12 +29,7 @@ _HOSTNAME = re.compile(r"(?P<name>.+)-(?P<index>\d{1,9})")
 
 
 def read(environ: Environ) -> Cluster | None:
-    """The cluster of an indexed Job or a StatefulSet; None in neither.
-
-    Example:
-        >>> read({"HOSTNAME": "train-1", "TFDIST_K8S_WORKERS": "2", "TFDIST_K8S_SERVICE": "train"}).addresses
-        ('train-0.train:2222', 'train-1.train:2222')
-    """
+    """The cluster of an indexed Job or a StatefulSet; None in neither."""
     completion = given(environ, "JOB_COMPLETION_INDEX")
     if not completion and not given(environ, K8S_WORKERS.name, K8S_SERVICE.name):
         return None

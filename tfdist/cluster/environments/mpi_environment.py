@@ -17,12 +17,7 @@ _RUN_HINT = "horovodrun sets it for every rank: start with horovodrun, or unset 
 
 
 def read_open_mpi(environ: Environ) -> Cluster | None:
-    """The cluster of Open MPI's ``mpirun``; None if it did not start this process.
-
-    Example:
-        >>> read_open_mpi({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).worker_index
-        1
-    """
+    """The cluster of Open MPI's ``mpirun``; None if it did not start this process."""
     if not given(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         return None
     return _cluster(environ, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _OPEN_MPI_LOCAL)
@@ -78,12 +73,7 @@ def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[s
 
 
 def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tuple[str, ...]:
-    """The addresses of TFDIST_WORKERS or TFDIST_COORDINATOR for a launcher's ranks; may be empty.
-
-    Example:
-        >>> addresses_of_ranks({"TFDIST_COORDINATOR": "127.0.0.1:7000"}, 2, one_host=True)
-        ('127.0.0.1:7000', '127.0.0.1:7001')
-    """
+    """The addresses of TFDIST_WORKERS or TFDIST_COORDINATOR for a launcher's ranks; may be empty."""
     if given(environ, WORKERS.name):
         addresses = addresses_from(WORKERS.read(environ))
         if len(addresses) != workers:

@@ -14,10 +14,6 @@ def read(environ: Environ) -> Cluster | None:
     """The cluster of a SageMaker training job; None outside of one.
 
     Every host runs one worker, which listens at TFDIST_PORT (8890 by default), in the order of SM_HOSTS.
-
-    Example:
-        >>> read({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).addresses
-        ('algo-1:8890', 'algo-2:8890')
     """
     if not given(environ, "SM_HOSTS"):
         return None

@@ -17,11 +17,6 @@ def read(environ: Environ) -> Cluster | None:
 
     With parameter servers the chief coordinates and is no worker, as in ParameterServerStrategy; without them it is
     worker 0. An evaluator may be absent from the cluster, as the training operator leaves it out.
-
-    Example:
-        >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
-        >>> read({"TF_CONFIG": json.dumps(config)}).worker_index
-        1
     """
     if not given(environ, "TF_CONFIG"):
         return None

@@ -17,10 +17,6 @@ def read(environ: Environ) -> Cluster | None:
     """The cluster of ``tfdist run``; None if it did not start this process.
 
     TFDIST_WORKERS without TFDIST_WORKER_INDEX only supplies addresses to an environment that has ranks (MPI).
-
-    Example:
-        >>> read({"TFDIST_WORKERS": "127.0.0.1:40001,127.0.0.1:40002", "TFDIST_WORKER_INDEX": "1"}).worker_index
-        1
     """
     if not given(environ, WORKER_INDEX.name):
         return None

@@ -83,18 +83,7 @@ def key_of_workers(key: bytes, job_id: str) -> str:
 
 
 class Rendezvous:
-    """The launcher's side: listens, and keeps joined hosts until they are taken.
-
-    Example:
-        >>> key = job_key.derived(bytes(32), "example", [])
-        >>> with contextlib.closing(Rendezvous(key, ["a"], [("127.0.0.1", 0)])) as rendezvous:
-        ...     connection, wire = join(Ticket(addresses=rendezvous.addresses, name="a", key=key))
-        ...     joined = rendezvous.take("a", timeout_seconds=60)
-        ...     joined.wire.send({"is": "here"})
-        ...     with connection, joined.connection:
-        ...         wire.receive()
-        {'is': 'here'}
-    """
+    """The launcher's side: listens, and keeps joined hosts until they are taken."""
 
     def __init__(self, key: bytes, names: Collection[str], addresses: Sequence[tuple[str, int]]) -> None:
         self._key = key

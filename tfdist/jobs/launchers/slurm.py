@@ -159,19 +159,7 @@ def script(
     for_servers: str | None = None,
     searched: Sequence[Sequence[str]] = (),
 ) -> str:
-    """The batch script.
-
-    Example:
-        >>> print(script(["--engine", "slurm", "t.py"], name="t", processes=2, folder="/d", python="/p"), end="")
-        #!/bin/bash
-        #SBATCH --job-name=t
-        #SBATCH --ntasks=2
-        #SBATCH --chdir=/d
-        #SBATCH --output=tfdist-%j.log
-        #SBATCH --open-mode=append
-        #SBATCH --signal=B:TERM@60
-        exec /p -m tfdist run --engine slurm t.py
-    """
+    """The batch script."""
     every = (f"--ntasks={processes}", *of_each)
     first = (f"--ntasks={1 + servers}",)
     own = (
@@ -216,14 +204,7 @@ def run_in_allocation(
 
 
 def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The arguments of each job of a search: every combination of values.
-
-    Example:
-        >>> searches(["--rate=0.1,0.01", "--layers=2"])
-        (('--rate=0.1', '--layers=2'), ('--rate=0.01', '--layers=2'))
-        >>> searches([])
-        ()
-    """
+    """The arguments of each job of a search: every combination of values."""
     axes: dict[str, list[str]] = {}
     for one in asked:
         name, _, values = one.partition("=")

@@ -25,16 +25,7 @@ Function = Callable[..., Any]
 
 
 def send_function(path: Path, function: Function, arguments: tuple[Any, ...]) -> None:
-    """Write a function and its arguments to a new private file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     send_function(Path(folder, "code"), pow, (2, 3))
-        ...     function, arguments = receive_function(Path(folder, "code"))
-        >>> function(*arguments)
-        8
-    """
+    """Write a function and its arguments to a new private file."""
     import cloudpickle
 
     with _private(path) as file:

@@ -72,18 +72,7 @@ def plan(
     restarts: int = 0,
     key: str = "",
 ) -> tuple[WorkerSpec, ...]:
-    """One specification per process, in the order of `roles.tasks`.
-
-    Example:
-        >>> more = dict(job_id="a1", directory=Path("/d"), python="python3", agent_pid=7)
-        >>> [spec] = plan(LaunchConfig(target="train.py"), addresses=[("127.0.0.1", 40001)], **more)
-        >>> spec.environment["TFDIST_WORKERS"]
-        '127.0.0.1:40001'
-        >>> config = LaunchConfig(target="train.py", parameter_servers=1)
-        >>> chief, worker, server = plan(config, addresses=[("n1", 4001), ("n2", 4001), ("n3", 4001)], **more)
-        >>> server.environment["TF_CONFIG"][-35:], server.host
-        ('"task": {"type": "ps", "index": 0}}', 'n3')
-    """
+    """One specification per process, in the order of `roles.tasks`."""
     found = members(roles_of(config))
     assert len(addresses) == len(found)
     start = _Start(config=config, job_id=job_id, directory=directory, memory=memory or directory, restarts=restarts)

@@ -54,19 +54,7 @@ _RESIZING = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
 
 
 def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
-    """The state after the event, and the actions.
-
-    Example:
-        >>> from tfdist.jobs.plan.launch_config import LaunchConfig
-        >>> from tfdist.jobs.plan.roles import roles_of
-        >>> from tfdist.jobs.supervision.supervisor_state import first_state
-        >>> config = LaunchConfig(target="train.py", workers=1, parameter_servers=1)
-        >>> rules = Rules(roles=roles_of(config), max_restarts=3, grace_seconds=10.0)
-        >>> end = Exited(worker=1, returncode=-9, time=5.0)
-        >>> state, actions = decide(first_state(rules), end, now=5.0, rules=rules)
-        >>> actions[0], state.replaced
-        (Start(worker=1), 1)
-    """
+    """The state after the event, and the actions."""
     if isinstance(event, Exited):
         return _exited(state, event, now, rules)
     if isinstance(event, Received):

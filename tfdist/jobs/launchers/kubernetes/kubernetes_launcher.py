@@ -74,15 +74,7 @@ class Pod:
 
 
 def pod_of(environ: Mapping[str, str]) -> Pod | None:
-    """The pod that this process is in; None outside of a job that `tfdist run` has submitted.
-
-    Example:
-        >>> variables = {"HOSTNAME": "t-1", "JOB_COMPLETION_INDEX": "1", "TFDIST_K8S_WORKERS": "2",
-        ...              "TFDIST_K8S_SERVICE": "t", "TFDIST_JOB_KEY": "0" * 64}
-        >>> pod = pod_of(variables)
-        >>> pod.host.name, pod.host.address, pod.rendezvous
-        ('t-1', 't-1.t', 't-0.t:2222')
-    """
+    """The pod that this process is in; None outside of a job that `tfdist run` has submitted."""
     if not all(environ.get(name) for name in ("JOB_COMPLETION_INDEX", K8S_SERVICE.name)):
         return None
     cluster = read(environ)

@@ -92,13 +92,7 @@ class _Sender:
 
 @dataclass
 class Receiver:
-    """Takes outputs out of a pod's log, and writes them to their places. A replaced pod gets a new receiver.
-
-    Example:
-        >>> receiver = Receiver((), say=print)
-        >>> receiver.shown(b"a line\\n")
-        b'a line\\n'
-    """
+    """Takes outputs out of a pod's log, and writes them to their places. A replaced pod gets a new receiver."""
 
     outputs: Sequence[Output]
     say: Callable[[str], None]

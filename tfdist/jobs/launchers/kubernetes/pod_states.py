@@ -109,12 +109,6 @@ def how_it_ended(pod: Pod) -> Ended | None:
     """How a pod has ended; None while it runs.
 
     Another container, as of `--pod FILE`, ends a pod only if it fails, and the pod with it.
-
-    Example:
-        >>> state = {"terminated": {"exitCode": 7, "reason": "Error", "finishedAt": "2026-11-25T04:00:00Z"}}
-        >>> status = {"containerStatuses": [{"name": "node", "state": state}]}
-        >>> how_it_ended({"metadata": {"name": "t-0"}, "status": status}).exit_code
-        7
     """
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     node = pod.get("spec", {}).get("nodeName", "")

@@ -136,12 +136,7 @@ def _topology(request: Request) -> Values:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """Values with a patch: mappings are merged by key, lists of named members by name; None removes a key.
-
-    Example:
-        >>> merged({"a": [{"name": "x", "v": 1}], "b": 1}, {"a": [{"name": "x", "w": 2}, {"name": "y"}], "b": None})
-        {'a': [{'name': 'x', 'v': 1, 'w': 2}, {'name': 'y'}]}
-    """
+    """Values with a patch: mappings are merged by key, lists of named members by name; None removes a key."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         kept = {key: value for key, value in base.items() if patch.get(key, ...) is not None}
         new = {key: merged(kept.get(key), value) for key, value in patch.items() if value is not None}
