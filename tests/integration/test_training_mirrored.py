@@ -148,6 +148,12 @@ def test_a_gradient_enters_few_files_between_the_tape_and_the_update(pool: Worke
     assert len(entered) <= 12, entered
 
 
+def test_a_batch_crosses_few_files_from_fit_to_the_step_of_a_replica(pool: WorkerPool) -> None:
+    crossed = call(pool, "files", cases="batch_walk")
+    assert {"training/global_batches.py", "training/keras_loop.py", "training/replica/replica_step.py"} <= set(crossed)
+    assert len(crossed) <= 10, crossed
+
+
 def test_a_step_is_traced_once(pool: WorkerPool) -> None:
     assert call(pool, "states_in_memory", epochs=2) == {"traces": 3}  # for each replica, and tried for means and sums
 

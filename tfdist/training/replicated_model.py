@@ -126,11 +126,10 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
             sink = replica_step.OwnVariables(model, training=training)
             return on_replica(data, sink, rows=rows, global_rows=global_rows, rules=tried.rules)
 
-        return step_timestamps.stamped(run, data) if training else run(data)
+        is_stamped = training and step_timestamps.can_stamp() and step_timestamps.is_first_replica()
+        return step_timestamps.stamped(run, data) if is_stamped else run(data)
 
-    def collect(logs: Any) -> Any:
-        return tf_strategies.first_local_value(logs)
-
+    collect = tf_strategies.first_local_value
     run = (
         _Replicated(model, strategy, workers, run_on_replica, collect)
         if own is None

@@ -18,12 +18,18 @@ from tfdist.native.stamp_ops import stamp_ops
 _rows: graph_stamps.Rows | None = None
 
 
+def can_stamp() -> bool:
+    """True in a trace of a process that records steps."""
+    return not tf.executing_eagerly() and recorder() is not None and graph_stamps.can_stamp()
+
+
+def is_first_replica() -> bool:
+    """True for the replica of a process whose step is stamped."""
+    return tf_strategies.replica_index() % len(tf.distribute.get_strategy().extended.worker_devices) == 0
+
+
 def stamped(run: Callable[[Any], Any], data: Any) -> Any:
-    """Trace a replica's step; the first replica of a process is stamped."""
-    here = len(tf.distribute.get_strategy().extended.worker_devices)
-    is_first = tf_strategies.replica_index() % here == 0
-    if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp() or not is_first:
-        return run(data)
+    """Trace a replica's step with stamps."""
     with graph_stamps.Stamps(_rows_of_this_process()) as stamps:
         returned = run(stamps.from_begin(data))
         stamps.end()
@@ -33,7 +39,7 @@ def stamped(run: Callable[[Any], Any], data: Any) -> Any:
 @contextlib.contextmanager
 def passes_told(data: Any) -> Iterator[tuple[Any, PassesRow | None]]:
     """Stamp the part of a step that is traced in the block, where steps are recorded."""
-    if tf.executing_eagerly() or recorder() is None or not graph_stamps.can_stamp():
+    if not can_stamp():
         yield data, None
         return
     row = PassesRow(traced_uses.independent)
