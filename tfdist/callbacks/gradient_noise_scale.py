@@ -52,7 +52,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             `tf.data.Dataset` of batches of at least ``batch_size`` examples, which begins anew when it ends.
         batch_size: B, examples. The global batch of the training is a good choice; much smaller than the noise scale
             it takes more measurements.
-        every: batches of training from one measurement to the next, of which each costs about a step of B examples.
+        every: batches of training between measurements, each of which costs about a step of B examples.
         parts: number of small batches, a multiple of the number of replicas that divides B; None: about 8.
         decay: of the moving averages, for each measurement.
         seed: which examples are drawn.

@@ -38,7 +38,7 @@ def at_end(model: keras.Model, do: Callable[[], None]) -> None:
 
 
 def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) -> Callable[..., Any]:
-    given = vars(model).get(name)  # somebody may have given it another one
+    given = vars(model).get(name)  # a script may have set its own
 
     @functools.wraps(getattr(model, name))
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -14,18 +14,8 @@ from typing import Any
 
 # How code comes to the model, or to what has no name in it.
 _TO_THE_MODEL = {"model", "_model", "set_model", "optimizer", "stop_training"}
-_WITHOUT_ITS_NAME = {
-    "getattr",
-    "attrgetter",
-    "vars",
-    "globals",
-    "locals",
-    "__dict__",
-    "__getattribute__",
-    "eval",
-    "exec",
-}
-_TO_ANYTHING = {"gc", "inspect", "_getframe", "modules", "import_module", "__import__"}
+_WITHOUT_ITS_NAME = {"getattr", "attrgetter", "vars", "globals", "locals", "__dict__", "__getattribute__"}
+_TO_ANYTHING = {"eval", "exec", "gc", "inspect", "_getframe", "modules", "import_module", "__import__"}
 _WAYS = _TO_THE_MODEL | _WITHOUT_ITS_NAME | _TO_ANYTHING
 _VALUES = (type(None), bool, int, float, complex, str, bytes, type(...))
 _CONTAINERS = (list, tuple, set, frozenset, deque)

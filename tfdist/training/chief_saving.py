@@ -98,15 +98,15 @@ def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
     absent = workers.first_absent(f"{state}/here", _PATIENCE_SECONDS)
     if absent is not None:
         raise DeadlineError(
-            f"worker {absent} has not come to model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights lie in "
-            "parts on all workers, so call it on every one of them; the chief's file is the one that stays."
+            f"worker {absent} has not called model.{name}({path!r}) in {_PATIENCE_SECONDS:.0f} s. Weights are "
+            "sharded over all workers, so call it on every worker; only the chief's file is kept."
         )
 
 
 def _cannot_export(path: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the model cannot be exported to {path}: its weights lie in parts on several processes or devices, and what "
-        "is exported reads them. Save it by model.save(), load that on one device, and export it there.",
+        f"the model cannot be exported to {path}: its weights are sharded over several processes or devices, and an "
+        "exported model reads whole ones. Save it by model.save(), load that on one device, and export it there.",
         path=path,
     )
 

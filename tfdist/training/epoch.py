@@ -166,7 +166,7 @@ class Epoch:
         """The next batch; None where the epoch has ended."""
         if self._has_ended:
             return None
-        # while a batch is waited for, the agent is told so, whoever asks for it
+        # the agent is told of the wait for a batch
         with step_clock().during(Phase.INPUT):
             self._begin_once()
             tensors = next(self._elements, None)

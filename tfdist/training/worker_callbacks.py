@@ -17,7 +17,7 @@ from tfdist.gradients.sharding import slot_saving as sharded_saving
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import callback_analysis, loss_scale
 
-# What writes files or to the screen. Restoring a backup is the chief's too; its state is handed to the others.
+# Callbacks that write files or to the screen. The chief restores a backup, too, and sends the state to the others.
 _CHIEF_ONLY = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
@@ -26,7 +26,7 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-# What reads weights to save them, which all workers do together where they lie in parts.
+# Callbacks that save weights: with sharded weights all workers do so together.
 _SAVE_MODELS = (keras.callbacks.ModelCheckpoint,)
 
 
@@ -41,7 +41,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         running.callbacks.append(_Ends())
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
-    if is_sharded:  # where weights lie in parts too, all save the model together
+    if is_sharded:  # where weights are sharded too, all save the model together
         sharded_slots.adapt_callbacks(running.callbacks, writes=workers.is_chief or is_cut)
     if workers.count == 1:
         return
@@ -66,13 +66,13 @@ def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UnsupportedError(
-                f"the callback {name} of Keras backs up what the chief has, and weights lie in parts on all workers. "
+                f"the callback {name} of Keras backs up the chief's state, and weights are sharded over all workers. "
                 "Use tfdist.callbacks.BackupAndRestore, which saves every worker's part."
             )
         if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
             raise UnsupportedError(
                 f"the callback {name} has histogram_freq={callback.histogram_freq}, for which the chief reads weights "
-                "by itself, and they lie in parts on all workers. Pass histogram_freq=0."
+                "by itself, and they are sharded over all workers. Pass histogram_freq=0."
             )
 
 

@@ -36,34 +36,22 @@ import numpy as np
 Describe = Callable[[Any, "Digest"], bool]
 
 # Modules of Python whose functions depend on their arguments alone, or say something and change nothing.
-_HARMLESS = {
-    "abc",
-    "argparse",
-    "bisect",
-    "builtins",
-    "cmath",
-    "collections",
-    "contextlib",
-    "copy",
-    "dataclasses",
-    "decimal",
-}
-_HARMLESS |= {"enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers", "operator"}
-_HARMLESS |= {"re", "statistics", "string", "textwrap", "types", "typing", "warnings"}
+_HARMLESS = {"abc", "argparse", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses"}
+_HARMLESS |= {"decimal", "enum", "fractions", "functools", "heapq", "itertools", "logging", "math", "numbers"}
+_HARMLESS |= {"operator", "re", "statistics", "string", "textwrap", "types", "typing", "warnings"}
 _HARMLESS |= {"_collections", "_collections_abc", "_functools", "_operator", "_thread"}
 # Builtins that reach what no name in the code tells.
 _REACH_FAR = {"__import__", "compile", "eval", "exec", "globals", "input", "locals", "open"}
-_OF_DEFINITIONS = {
-    "__dict__",
-    "__weakref__",
-    "__module__",
-    "__doc__",
-    "__annotations__",
-    "__abstractmethods__",
-    "_abc_impl",
+_OF_DEFINITIONS = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__"}
+_OF_DEFINITIONS |= {"_abc_impl", "__static_attributes__", "__firstlineno__", "__dataclass_params__"}
+_OF_DEFINITIONS |= {
+    "__dataclass_fields__",
+    "__match_args__",
+    "__orig_bases__",
+    "__parameters__",
+    "__annotate__",
+    "__annotate_func__",
 }
-_OF_DEFINITIONS |= {"__static_attributes__", "__firstlineno__", "__dataclass_params__", "__dataclass_fields__"}
-_OF_DEFINITIONS |= {"__match_args__", "__orig_bases__", "__parameters__", "__annotate__", "__annotate_func__"}
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
@@ -312,12 +300,8 @@ class Digest:
 
 
 # of Python's library, and no more than their attributes
-_KNOWN_OBJECTS = {
-    ("types", "SimpleNamespace"),
-    ("argparse", "Namespace"),
-    ("logging", "Logger"),
-    ("builtins", "object"),
-}
+_KNOWN_OBJECTS = {("types", "SimpleNamespace"), ("argparse", "Namespace"), ("logging", "Logger")}
+_KNOWN_OBJECTS |= {("builtins", "object")}
 
 
 def digest_of(values: Sequence[Any], *, describe: Describe = lambda value, digest: False) -> str:

@@ -386,7 +386,7 @@ def _holds(tried: TriedStep, values: dict[Key, Verdict], states: list[StateRule]
     if tried.makes_variables:
         return False
     shown: dict[Key, Verdict] = {key: "mean" if found == "equal" else found for key, found in tried.asked.shown.items()}
-    # of a metric that counts by itself its states are looked at, and the value stands for nothing
+    # a metric that counts by itself is judged by its states; its value has no meaning
     pairs = [(verdict, shown[key]) for key, verdict in values.items() if key[0] != "metric"]
     pairs += [(rule.verdict, one.shown) for rule, one in zip(states, tried.asked.assignments, strict=True)]
     return all(

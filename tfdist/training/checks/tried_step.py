@@ -194,7 +194,7 @@ class TriedStep:
         # Metrics count from zero: what each replica has counted need not be added up for this.
         counted = [variable for metric in model.metrics for variable in metric.variables]
         given_values = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
-        # Of a state in parts the graph must have one tensor that stands for the whole.
+        # For a sharded state the graph needs one tensor that represents the whole.
         given_values += [
             (v, tf.convert_to_tensor(v.value))
             for v in keras_variables.states(model)

@@ -38,7 +38,7 @@ _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
     "max_staleness above 0 each has a batch of its own."
 )
-# stands for no time at all, which is that of a worker that has computed nothing
+# the least time of a worker that has computed; 0 is that of one that has not
 _LEAST_SECONDS = 1e-9
 
 
@@ -231,7 +231,7 @@ class _ChiefSteps:
         late = self._chief.backup_workers if self.training else 0
         needed = max(1, len(cut) - late)
         results: dict[int, remote_part.Result] = {}
-        handed_out = time.monotonic()  # who is late is seen by when its result is there: one is given its part first
+        handed_out = time.monotonic()  # a slow worker shows by the time of its result, though parts are sent in turn
         try:
             while len(results) < needed:
                 outcome = self._chief.outcome(tasks)
@@ -289,7 +289,7 @@ class _ChiefSteps:
             self._bound.drop(ticket)
             self.forget()
         result = _result(outcome)
-        step_clock().computed(outcome.worker, 0.0, result.passes)  # others compute other batches: nobody waits for it
+        step_clock().computed(outcome.worker, 0.0, result.passes)  # the others do not wait: they compute other batches
         staleness = self._bound.apply(ticket)
         if self.training:
             self._epoch.add(staleness)
@@ -385,7 +385,7 @@ class _ChiefSteps:
 def _rows_of(
     chief: Chief, model: keras.Model, unseeded: Any, functions: dict[str, part_function.Prediction], given: list[Any]
 ) -> list[Any]:
-    """The model's outputs for batches, of all of which the workers compute parts at the same time."""
+    """The model's outputs for batches; workers compute parts of all of them at the same time."""
     scheduler, tasks = chief.scheduler, []
     for element in given:
         batch = as_batch(element, chief.strategy, 1)

@@ -131,7 +131,7 @@ class ToServers(reducer.GradientReducer):
         self._in_parts = in_parts
         #: how each gradient travels
         self.kinds: list[transport.Kind] = []
-        #: what lies on the servers
+        #: on the servers
         self.tensors: list[tf.Tensor] = []
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:

@@ -146,7 +146,7 @@ def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         )
     codec = compressed_reducer.codec_of(optimizer)
     if codec is not None and one_way.goes_one_way(codec):
-        pass  # workers encode, the chief decodes, and nobody remembers
+        pass  # workers encode and the chief decodes, without state
     elif remembered := reducer.OverReplicas(choices).sharded_state():
         names = " and ".join(state.name for state in remembered)
         raise UnsupportedError(

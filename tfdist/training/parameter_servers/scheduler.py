@@ -297,7 +297,7 @@ class Scheduler:
                 task, worker.task = worker.task, None
                 if worker.state is _State.BUSY:
                     self.losses += 1
-                    self._say(f"worker {worker.index} has gone (nobody listens at its address)")
+                    self._say(f"worker {worker.index} has gone (no process listens at its address)")
                 if task is not None and task.number in self._cancelled:
                     self._cancelled.discard(task.number)
                 elif task is not None:

@@ -115,7 +115,7 @@ def _reduced(current: current_step.Step, reduce_op: Any, value: Any, options: An
     del options  # how tensors travel is the strategy's affair
     current.meetings += 1
     if current.group.size == 1:
-        current.all_reduce([])  # of a part of a batch, there is nobody to ask
+        current.all_reduce([])  # raises where a part of a batch cannot ask others
         return value
     is_mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
     weight = current.share if is_mean else current.present
@@ -151,7 +151,7 @@ def _rows(tensor: tf.Tensor, current: current_step.Step) -> tf.Tensor:
     group = current.group
     current.meetings += 1
     if group.size == 1:
-        current.all_reduce([])  # of a part of a batch, there is nobody to ask
+        current.all_reduce([])  # raises where a part of a batch cannot ask others
         return tensor
     if current.is_one_program:
         raise current_step.cannot_add_up(_GATHERED)

@@ -94,7 +94,7 @@ class Step:
         self.weighs_loss = weighs_loss
         if global_rows is None:
             # Asked first thing, so that the answer travels while the forward pass computes; as a float, because an
-            # integer on a GPU lies in the host's memory, which NCCL does not reach.
+            # integer on a GPU is in the host's memory, which NCCL does not reach.
             (total,) = all_reduce([tf.cast(rows, tf.float32)])
             global_rows = tf.cast(total, tf.int32)
         self.global_rows = global_rows
@@ -151,7 +151,7 @@ class Step:
         if self.is_one_program:
             raise cannot_add_up(what)
         if self.group.size == 1:
-            self.all_reduce([])  # of a part of a batch, there is nobody to ask
+            self.all_reduce([])  # raises where a part of a batch cannot ask others
 
     def weight_of(self, kind: str, value: Any, *, name: str = "") -> tf.Tensor:
         """The factor of this replica's value, with which the sum over replicas is that of one device."""

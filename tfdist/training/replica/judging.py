@@ -41,7 +41,7 @@ class Rules:
     states: Mapping[int, StateRule] = field(default_factory=dict)
 
 
-# of the values' size: what float32 loses where a state is large beside what a step adds to it
+# relative to the values: float32's loss where a state is large compared with what a step adds
 _ROUNDING = 1e-6
 
 

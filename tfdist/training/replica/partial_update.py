@@ -106,8 +106,8 @@ def _require_possible(optimizer: Any, weights: Sequence[Any], lying: Callable[[A
     if choices.compression is not None or choices.kind == "adasum":
         what = "compresses gradients" if choices.compression is not None else "combines gradients by Adasum"
         raise UnsupportedError(
-            f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {(cut or apart[0])!r} lies "
-            "in parts on several processes or devices. Leave that out, or leave the weight whole."
+            f"the optimizer {optimizer.name!r} {what}, which looks at whole gradients, and {(cut or apart[0])!r} is "
+            "sharded over several processes or devices. Leave that out, or leave the weight whole."
         )
 
 
@@ -116,8 +116,8 @@ def _require_whole(optimizer: Any, cut: str | None, path: str) -> None:
     name = type(optimizer).__name__
     if cut is not None:
         raise UnsupportedError(
-            f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} lies in parts on "
-            "several processes or devices, which are updated each by itself. Use an optimizer that updates each "
+            f"the optimizer {name} may look at the whole of a variable in its update, and {cut!r} is sharded over "
+            "several processes or devices, each of which updates its own part. Use an optimizer that updates each "
             "element by itself (SGD, Adam, AdamW, RMSprop, Adagrad, ...), or leave that weight whole.",
             name=name,
             received=cut,

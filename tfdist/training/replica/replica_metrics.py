@@ -112,7 +112,7 @@ class Totals:
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Raise if a metric was made outside the strategy's scope: replicas would share its variables."""
-    for metric in reversed(keras_model.metrics(model)):  # a container stands before what it contains
+    for metric in reversed(keras_model.metrics(model)):  # a container comes before its contents
         if not all(tf_strategies.created_under(variable.value, strategy) for variable in metric.variables):
             raise ConfigError(
                 f"the metric {metric.name!r} was created outside the scope of {type(strategy).__name__}; it must be "
