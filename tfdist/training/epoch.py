@@ -5,7 +5,7 @@ each other at every batch how many examples they have.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -105,24 +105,6 @@ class Element(NamedTuple):
         return cls(tensors[2:], tensors[1], tensors[0])
 
 
-class Walk(Protocol):
-    """The way in which workers go through an epoch together."""
-
-    def free(self, position: int, wanted: int) -> int:
-        """The number of next batches that a graph may take without Python.
-
-        All workers come to the same number, because their collectives meet in the same graph or not at all.
-        """
-
-    def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
-        """The element to train on and the examples of all replicas in it; None where the epoch ends.
-
-        Args:
-            element: of this worker's input, None where that has ended.
-            position: batches that were taken before.
-        """
-
-
 class Place(NamedTuple):
     """Stands for the next batch of an epoch, which `predict` takes from there."""
 
@@ -136,7 +118,7 @@ class Epoch:
         self,
         elements: Any,
         layout: Layout,
-        walk: Walk,
+        walk: "Alone | SharedData | OwnData",
         *,
         failure: Callable[[str], Exception | None],
         begin: Callable[[], None],
@@ -207,12 +189,17 @@ class Epoch:
 
 
 class Alone:
-    """The walk of a single worker."""
+    """The walk of a single worker; a walk is the way in which workers go through an epoch together."""
 
     def free(self, position: int, wanted: int) -> int:
+        """The number of next batches, behind ``position``, that a graph may take without Python.
+
+        All workers come to the same number, because their collectives meet in the same graph or not at all.
+        """
         return wanted
 
     def next(self, element: Element | None, position: int) -> tuple[Element, tf.Tensor] | None:
+        """The element to train on and the examples of all replicas in it; None where the epoch ends."""
         return None if element is None else (element, element.rows)
 
 

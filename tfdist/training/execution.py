@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.training.epoch import Epoch
 
 _LOOK_SECONDS = 0.2
+_untraced = tf.autograph.experimental.do_not_convert
 
 
 class Progress:
@@ -88,43 +89,27 @@ def heartbeat() -> Heartbeat:
     return Heartbeat()
 
 
-_untraced = tf.autograph.experimental.do_not_convert
-
-
-class Kept(Protocol):
-    """The outputs that a graph of several steps keeps."""
+class Last:
+    """The outputs that a graph of several steps keeps: here the logs of the last step, as an optional."""
 
     def begin(self, outputs: Any) -> Any:
         """The loop's variables before any step, given the outputs of a step."""
-
-    def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
-        """The loop's variables after step ``number``."""
-
-    def end(self, kept: Any) -> Any:
-        """The outputs of the graph."""
-
-    def value(self, returned: Any) -> Any:
-        """Python's view of them, where there was a step."""
-
-
-class Last(Kept):
-    """The logs of the last step, as an optional."""
-
-    def begin(self, outputs: Any) -> Any:
         specs = tf.nest.map_structure(tf.type_spec_from_value, outputs, expand_composites=False)
         return tf.experimental.Optional.empty(specs)
 
     def add(self, kept: Any, number: tf.Tensor, outputs: Any) -> Any:
+        """The loop's variables after step ``number``."""
         return tf.experimental.Optional.from_value(outputs)
 
     def end(self, kept: Any) -> Any:
         return kept
 
     def value(self, returned: Any) -> Any:
+        """Python's view of the graph's outputs, where there was a step."""
         return returned.get_value()
 
 
-class Rows(Kept):
+class Rows:
     """The rows that all steps return, concatenated."""
 
     @staticmethod
@@ -156,7 +141,7 @@ class Rows(Kept):
 
 class Execution:
     def __init__(
-        self, step: Any, kept: Kept, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
+        self, step: Any, kept: Last | Rows, *, renew: Callable[[], None] | None, on_trace: Callable[[], None]
     ) -> None:
         self._step = step
         self._kept = kept
@@ -208,7 +193,11 @@ class Execution:
             done += 1
             after = tf.nest.flatten(outputs, expand_composites=True)
             # the batch after the last step is the next execution's
-            batch = tf.cond(done < count, lambda: self._next(iterator, after), lambda: _no_batch(batch))
+            batch = tf.cond(
+                done < count,
+                lambda: self._next(iterator, after),
+                lambda: tf.experimental.Optional.empty(batch.element_spec),
+            )
             return done, batch, kept, rows
 
         # One step after the other: collectives of two steps have the same names.
@@ -226,7 +215,3 @@ class Execution:
         with tf.control_dependencies([batch.has_value()]):
             self._progress.beat()
         return batch
-
-
-def _no_batch(batch: tf.experimental.Optional) -> tf.experimental.Optional:
-    return tf.experimental.Optional.empty(batch.element_spec)

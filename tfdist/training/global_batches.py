@@ -19,7 +19,7 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
-from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData, Walk
+from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData
 from tfdist.training.replica import batch_rows
 
 END_SECONDS = 10.0  # for an element that is being made when a call ends
@@ -141,7 +141,8 @@ class Input:
                     name="whole_inputs",
                     received=tuple(whole),
                 )
-            elements, self.layout = _shared_reading(self._reading, share)
+            own_parts = self._reading.share(share.first, share.count, share.shares)
+            elements, self.layout = _mapped(own_parts, lambda mark, rows, slices: Element(slices, rows, mark))
             self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
@@ -174,7 +175,7 @@ class Input:
                 END_SECONDS,
             )
 
-    def _walk(self) -> Walk:
+    def _walk(self) -> Alone | SharedData | OwnData:
         if self.workers.count == 1:
             return Alone()
         if self.source is Source.SHARED:
@@ -257,11 +258,6 @@ def _mapped(dataset: tf.data.Dataset, make: Callable[..., Element], **options: A
 
     mapped = dataset.map(flat, **options)
     return mapped, layouts[-1]
-
-
-def _shared_reading(reading: CountedDataset, share: Share) -> tuple[tf.data.Dataset, Layout]:
-    own = reading.share(share.first, share.count, share.shares)
-    return _mapped(own, lambda mark, rows, slices: Element(slices, rows, mark))
 
 
 def _whole(spec: Any, rows: int | None) -> Any:

@@ -26,7 +26,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, step_timestamps, worker_callbacks
 from tfdist.training.checks import step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
-from tfdist.training.execution import Execution, Kept, Last, Rows
+from tfdist.training.execution import Execution, Last, Rows
 from tfdist.training.global_batches import Input
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.replica import (
@@ -256,7 +256,7 @@ class _Replicated:
         run_on_replica: Callable[..., Any],
         collect: Callable[..., Any],
         *,
-        keeps: Callable[[], Kept] = Last,
+        keeps: Callable[[], Last | Rows] = Last,
     ) -> None:
         self._keeps = keeps
         self.workers = workers

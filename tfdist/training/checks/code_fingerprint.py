@@ -43,15 +43,8 @@ _HARMLESS |= {"_collections", "_collections_abc", "_functools", "_operator", "_t
 # Builtins that reach what no name in the code tells.
 _REACH_FAR = {"__import__", "compile", "eval", "exec", "globals", "input", "locals", "open"}
 _OF_DEFINITIONS = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__"}
-_OF_DEFINITIONS |= {"_abc_impl", "__static_attributes__", "__firstlineno__", "__dataclass_params__"}
-_OF_DEFINITIONS |= {
-    "__dataclass_fields__",
-    "__match_args__",
-    "__orig_bases__",
-    "__parameters__",
-    "__annotate__",
-    "__annotate_func__",
-}
+_OF_DEFINITIONS |= {"_abc_impl", "__static_attributes__", "__firstlineno__", "__dataclass_params__", "__annotate__"}
+_OF_DEFINITIONS |= {"__dataclass_fields__", "__match_args__", "__orig_bases__", "__parameters__", "__annotate_func__"}
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")

@@ -3,7 +3,7 @@
 TensorFlow is not loaded here.
 
 Example:
-    >>> from tfdist.training.replica.judging import StateRule
+    >>> from tfdist.training.replica.judging import VERDICTS, StateRule
     >>> tried = Tried({("loss", 0): StateRule("sum")}, {("loss", 0): "mine"})
     >>> Tried.of_text(tried.to_text()) == tried
     True
@@ -21,7 +21,7 @@ from typing import Any
 
 from tfdist import cache
 from tfdist.errors import TfdistError
-from tfdist.training.replica.judging import VERDICTS, StateRule, Verdict
+from tfdist.training.replica.judging import VERDICTS, StateRule
 from tfdist.variables import TRIALS
 
 _FOLDER = "trials"
@@ -48,30 +48,24 @@ class Tried:
     def of_text(cls, text: str) -> "Tried":
         content = json.loads(text)
         try:
-            found = {_key(row): _rule(*row[2:]) for row in content["found"]}
-            names, uses = ({_key(row): _text(*row[2:]) for row in content[part]} for part in ("names", "uses"))
+            found = {}
+            for kind, number, verdict, kept, at_once in _checked(content["found"], str, int, str, float, bool):
+                if verdict not in VERDICTS:
+                    raise TypeError
+                found[kind, number] = StateRule(verdict, kept, at_once)
+            names, uses = (
+                {(kind, number): text for kind, number, text in _checked(content[part], str, int, str)}
+                for part in ("names", "uses")
+            )
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError("these are no verdicts") from error
         return cls(found, names, uses)
 
 
-def _key(row: list[Any]) -> Key:
-    kind, number = row[:2]
-    if not isinstance(kind, str) or not isinstance(number, int):
+def _checked(rows: Any, *types: type) -> list[Any]:
+    if not all(list(map(type, row)) == list(types) for row in rows):
         raise TypeError
-    return kind, number
-
-
-def _rule(verdict: Verdict, kept: float, at_once: bool) -> StateRule:
-    if verdict not in VERDICTS or not isinstance(kept, float) or not isinstance(at_once, bool):
-        raise TypeError
-    return StateRule(verdict, kept, at_once)
-
-
-def _text(text: str) -> str:
-    if not isinstance(text, str):
-        raise TypeError
-    return text
+    return list(rows)
 
 
 class Shelf:

@@ -251,7 +251,9 @@ class Probe:
         found: Found = {}
         names: dict[Key, str] = {}
         why = None
-        wanted = _ROWS if not is_cut else self._shared_rows(slices)
+        wanted = _ROWS
+        if is_cut:  # every run needs all workers, so all try as many rows
+            wanted = min(wanted, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
         if (data := tried_step.some_of(slices, wanted)) is not None:
             try:
                 try:
@@ -265,10 +267,6 @@ class Probe:
         if why is not None and self._workers.is_chief:
             step_clock().warn(advice.untried(self._model, why))
         return Tried(agreed, names, self._uses)
-
-    def _shared_rows(self, slices: Sequence[tuple[Any, Any]]) -> int:
-        """The rows that all workers can try: where weights are sharded, every run needs all workers."""
-        return min(_ROWS, int(self._workers.gather([sum(int(rows) for rows, _ in slices)]).min()))
 
     def warn(self) -> None:
         """Warn once of each result that cannot be combined."""

@@ -225,8 +225,8 @@ class ToChief:
         if stateless_scope.made_variables():
             raise MakesVariablesError
         if self._scope.needed > self._plan.updates:
-            used = self.calls[: self._scope.needed]
-            raise UsesItsUpdatesError(_each_once([v for call in used for v in call.variables]), self._scope.needed)
+            used = {id(v): v for call in self.calls[: self._scope.needed] for v in call.variables}
+            raise UsesItsUpdatesError(list(used.values()), self._scope.needed)
         for place, scale in enumerate(self._scales):
             self._note(place, "scale", scale)
         numbers = None if self._passes is None else self._passes.numbers(traced_uses.first_reads())
@@ -285,10 +285,6 @@ class ToChief:
 
 def _refuse(tensors: list[Any]) -> list[Any]:
     raise ReducesInTheMiddleError
-
-
-def _each_once(variables: list[Any]) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def _in_a_function_of_its_own(optimizer: Any) -> UnsupportedError:

@@ -136,9 +136,5 @@ class Prediction:
         values = with_those_on_servers(self._model, part.values) if self._model.jit_compile else part.values
         with stateless_scope.CapturedUpdates(values):
             outputs = replica_step.predict(self._model, self._unseeded, data, current)
-        self._structure = tf.nest.map_structure(_skeleton, outputs, expand_composites=False)
+        self._structure = tf.nest.map_structure(tf.type_spec_from_value, outputs, expand_composites=False)
         return [tf.identity(leaf) for leaf in tf.nest.flatten(outputs, expand_composites=True)]
-
-
-def _skeleton(value: Any) -> Any:
-    return tf.type_spec_from_value(value)

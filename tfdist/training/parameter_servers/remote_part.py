@@ -7,7 +7,7 @@ its step is applied, once, or nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class Computation:
         self._step = replica_step.ReplicaStep(
             model, user_step, unseeded, training=training, is_compiled=model.jit_compile
         )
-        self._stamped = step_timestamps.passes_told if is_stamped else _unstamped
+        self._is_stamped = is_stamped
         self._plan = plan
         self._alone = alone
         self._rules = rules
@@ -119,7 +119,8 @@ class Computation:
         scope.stand_in_for(stand_in, step_variables.create)
         shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "rules": self._rules}
         try:
-            with scope, self._stamped(data) as (begun, passes):
+            stamped = step_timestamps.passes_told(data) if self._is_stamped else contextlib.nullcontext((data, None))
+            with scope, stamped as (begun, passes):
                 sink = gradient_push.ToChief(self._model, scope, self._plan, values, alone=self._alone, passes=passes)
                 tensors = self._step(begun, sink, all_reduce=sink.all_reduce, **shares)
         except stateless_scope.AssignsWeights:
@@ -129,11 +130,6 @@ class Computation:
         for variable in self._stand_ins:
             step_variables.end(variable)
         return list(tensors)
-
-
-@contextlib.contextmanager
-def _unstamped(data: Any) -> Iterator[tuple[Any, None]]:
-    yield data, None
 
 
 def adapt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

@@ -25,7 +25,11 @@ def left_on_servers(
 ) -> tuple[Kind, list[tf.Tensor]]:
     """A gradient's kind, and its tensors on the servers of its variable."""
     kind, pieces = _pieces(gradient.value, variable, gradient.keep_duplicate_indices, in_parts)
-    if codec is not None and kind[0] == "whole" and is_compressed(codec, _spec(variable)):
+    if (
+        codec is not None
+        and kind[0] == "whole"
+        and is_compressed(codec, tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype)))
+    ):
         kind, pieces = ("encoded", kind[1]), [(one_way.sent(codec, widened(one)), device) for one, device in pieces]
     return kind, [tensor for piece, device in pieces for tensor in left_on_server(piece, device)]
 
@@ -108,10 +112,6 @@ def widened(tensor: tf.Tensor) -> tf.Tensor:
 
 def widened_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
-
-
-def _spec(variable: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
 
 
 def spec_of(tensor: tf.Tensor, name: str) -> tf.TensorSpec:

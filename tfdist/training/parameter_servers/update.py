@@ -121,7 +121,7 @@ class Update:
     ) -> Any:
         each = len(gradients) // parts
         own = [list(gradients[part * each : (part + 1) * each]) for part in range(parts)]
-        with _placed():
+        with contextlib.nullcontext() if tf.executing_eagerly() else tf_servers.where_the_data_is():
             for place, call in enumerate(self._computation.calls):
                 codec = compressed_reducer.codec_of(call.optimizer)
                 values = [
@@ -166,10 +166,6 @@ def _consumed(call: Callable[..., Any], results: Sequence[Result]) -> Any:
 
 def _times(factor: tf.Tensor, gradients: list[Any]) -> list[Any]:
     return [replica_sums.mapped(lambda value: value * tf.cast(factor, value.dtype), gradient) for gradient in gradients]
-
-
-def _placed() -> Any:
-    return contextlib.nullcontext() if tf.executing_eagerly() else tf_servers.where_the_data_is()
 
 
 def _over_parts(note: Note, values: list[np.ndarray], scale: float) -> np.ndarray:
