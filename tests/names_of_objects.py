@@ -57,7 +57,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     **{
         f"{name}.py": {} for name in ("horovod/horovod_ops", "keras/keras_frames", "keras/first_batch", "version_pairs")
     },
-    **{f"tensorflow/{name}.py": {} for name in ("coordination_service", "numeric_variables", "sparse_sums", "dry_run")},
+    **{f"tensorflow/{name}.py": {} for name in ("coordination_service", "sparse_sums", "dry_run")},
     "horovod/broken_connections.py": {"_ZSt13set_terminatePFvvE": lambda: ctypes.CDLL("libstdc++.so.6")},
     "keras/callback_fields.py": {
         **{
@@ -160,8 +160,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_is_weight _Part _make _made _staged _distribute_strategy _dtype _is_settled _kwargs _variables", OURS),
         **each("_changed _in_stage _shards_slots_of", OURS),
     },
-    "tensorflow/meshes/lazy_gather.py": {"_update_input": lambda: tf.Operation},
-    "tensorflow/meshes/backpressure.py": {"_add_control_inputs": lambda: tf.Operation},
+    "tensorflow/meshes/graph_rewrites.py": each("_add_control_inputs _update_input", lambda: tf.Operation),
     "tensorflow/meshes/weight_gathering.py": {
         "_update_input": lambda: tf.Operation,
         "_get_on_device_or_primary": lambda: model().weights[0].value,
@@ -170,7 +169,11 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_constraint _shape _value", lambda: keras.Variable([1.0])),
         **each("_get_on_device_or_primary _shared_name _unique_id", lambda: model().weights[0].value),
     },
-    "tensorflow/new_variables.py": each("_dtype _shape", lambda: keras.Variable([1.0])),
+    "tensorflow/new_variables.py": {
+        **each("_dtype _shape", lambda: keras.Variable([1.0])),
+        "_handle_data": lambda: tf.Variable(1.0).handle,
+        "_unique_id": lambda: tf.Variable(1.0),
+    },
     "tensorflow/partitioned.py": each("_value", lambda: keras.Variable([1.0])),
     "tensorflow/replay.py": {"_class": node},
     "tensorflow/ring_extended.py": {
@@ -187,10 +190,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_server_def": lambda: context.Context,
         "_place": OURS,
     },
-    "tensorflow/step_variables.py": {
-        "_handle_data": lambda: tf.Variable(1.0).handle,
-        "_unique_id": lambda: tf.Variable(1.0),
-    },
     "tensorflow/mirrored_extended.py": {
         **each(MIRRORED, lambda: MirroredExtended),
         **each("_collective_ops _cross_device_ops _get_cross_device_ops _use_merge_call", lambda: MirroredExtended),
@@ -206,7 +205,6 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
     },
     "tensorflow/steps/gradient_uses.py": {"_get_function": lambda: tf.Graph},
-    "tensorflow/steps/reduction_options.py": {},
     "tensorflow/steps/replica_contexts.py": {
         **each("_get_default_replica_context _get_default_strategy", lambda: distribute_lib),
         "_local_replica_id": tf.distribute.get_replica_context,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tests.integration.test_gathering import ancestors
-from tfdist.compat.tensorflow.meshes import backpressure
+from tfdist.compat.tensorflow.meshes import graph_rewrites
 
 
 def held(make: Callable[[tf.Tensor], tuple[tf.Tensor, str]]) -> bool:
@@ -20,7 +20,7 @@ def held(make: Callable[[tf.Tensor], tuple[tf.Tensor, str]]) -> bool:
     def traced(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         until = tf.identity(x, name="until")
         tensor, name = make(x)
-        backpressure.hold_back([tensor], [until])
+        graph_rewrites.hold_back([tensor], [until])
         found.append("until" in ancestors(tf.compat.v1.get_default_graph().get_operation_by_name(name)))
         return tensor, until
 
@@ -57,4 +57,4 @@ def test_what_has_an_effect_does_not_wait() -> None:
 
 def test_an_input_cannot_wait_and_eager_tensors_are_there() -> None:
     assert not held(lambda x: (x, "x"))
-    backpressure.hold_back([tf.ones([2])], [tf.ones([1])])
+    graph_rewrites.hold_back([tf.ones([2])], [tf.ones([1])])

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.traced import TracedCollective
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.vocabulary import Logits
 from tfdist.parallel.mesh_axes import Axes

@@ -15,7 +15,7 @@ from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.errors import UnsupportedError
 
 

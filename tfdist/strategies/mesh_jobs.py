@@ -16,7 +16,7 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.compat.tensorflow.meshes.mesh_replicas import ModelParallelReplicas
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts, services
 from tfdist.errors import ConfigError

@@ -22,7 +22,7 @@ from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import sharded_variable
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.compat.tensorflow.meshes.staged import PipelineReplicas
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.sharding.sharded_slots import UPDATES

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.distribute import (
@@ -35,9 +36,9 @@ from tensorflow.python.eager import context
 from tfdist.compat.keras import keras_frames, sharded_optimizer
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import new_variables, numeric_variables, sparse_sums, tf_data
+from tfdist.compat.tensorflow import new_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts
-from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.compat.tensorflow.steps.replica_contexts import owned, packed, told
 from tfdist.compat.tensorflow.steps.replica_services import HasServices, Traced, services
 from tfdist.errors import UnsupportedError
 
@@ -184,9 +185,9 @@ class ReduceInReplicas(HasServices):
         # values out of the function, and cannot lift that of a second replica, which is the first one's value. So it
         # is made outside of the function at once, which a callable that computes the value allows.
         if not tf.inside_function() or not callable(kwargs.get("initial_value")):
-            return numeric_variables.as_number(create())
+            return _as_number(create())
         with tf.init_scope():
-            return numeric_variables.as_number(create())
+            return _as_number(create())
 
 
 class MirroredReplicas(ReduceInReplicas, MirroredExtended):
@@ -398,3 +399,35 @@ def _gathered(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     carrier = tf.float32 if first.dtype.is_floating else tf.int64
     carried = per_replica(tuple(tf.cast(v, carrier) for v in local_values(strategy, value)))
     return tf.cast(strategy.gather(carried, axis=0), first.dtype)
+
+
+def _as_number(variable: Any) -> Any:
+    """Let one variable be converted as the number or the array that it holds; return it."""
+    if isinstance(variable, values.DistributedVariable) and not isinstance(variable, _Number):
+        kind: Any = type(variable)
+        variable.__class__ = _numeric_kind(kind)
+    return variable
+
+
+class _Number:
+    """The conversions of a `tf.Variable` of one device; Python looks for none of them in `__getattr__`."""
+
+    def __float__(self) -> float:
+        return float(self.numpy())  # type: ignore[attr-defined]
+
+    def __int__(self) -> int:
+        return int(self.numpy())  # type: ignore[attr-defined]
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())  # type: ignore[attr-defined]
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())  # type: ignore[attr-defined]
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _numeric_kind(kind: Any) -> Any:
+    return type(kind)(kind.__name__, (_Number, kind), {"__module__": kind.__module__})

@@ -1,13 +1,18 @@
-"""The shapes and initial values of variables that are being made.
+"""New variables: their shapes and initial values, and variables that live for one step on the device that computes it.
 
 Private names, read in TensorFlow 2.21.0: `CheckpointInitialValue`, the initial value from a checkpoint that was loaded
-first. Of Keras 3.15.1: `Variable._shape` and `_dtype`, before it has a value.
+first; `BaseResourceVariable`, a variable around a handle, since `tf.Variable` makes one handle for all calls of a
+function; `context.anonymous_name`, which gives each call its own resource. Of Keras 3.15.1: `Variable._shape` and
+`_dtype`, before it has a value.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.trackable import base
 
 from tfdist.compat.keras import keras_variables
@@ -62,3 +67,31 @@ def _carrier(dtype: tf.DType) -> tf.DType:
     if dtype == tf.uint32:
         return tf.int64
     return tf.float32 if dtype.is_floating and dtype.size < 4 and dtype != tf.float16 else dtype
+
+
+def for_step(like: Any, value: tf.Tensor) -> tf.Variable:
+    """A variable of this step that stands for another one, to tapes and to optimizers."""
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=like.shape, shared_name=context.anonymous_name())
+    if tf.executing_eagerly():
+        data = handle_data_util.create_handle_data(tf.TensorShape(like.shape), value.dtype)
+        handle._handle_data = data
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    name = like.name.partition(":")[0]
+    return BaseResourceVariable(
+        trainable=like.trainable,
+        shape=tf.TensorShape(like.shape),
+        dtype=value.dtype,
+        handle=handle,
+        synchronization=like.synchronization,
+        aggregation=like.aggregation,
+        distribute_strategy=tf.distribute.get_strategy(),
+        name=name,
+        handle_name=name,
+        unique_id=like._unique_id,
+        in_graph_mode=False,
+    )
+
+
+def release(variable: tf.Variable) -> None:
+    """Free a variable of a step; what comes before in the function may still use it."""
+    tf.raw_ops.DestroyResourceOp(resource=variable.handle)

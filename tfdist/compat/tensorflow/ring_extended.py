@@ -23,7 +23,7 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow.mirrored_extended import ReduceInReplicas, one_of_each, replica_index
 from tfdist.compat.tensorflow.sparse_sums import as_rows, mean_of, of_rows, reduced_by
-from tfdist.compat.tensorflow.steps.reduction_options import owned, packed, told
+from tfdist.compat.tensorflow.steps.replica_contexts import owned, packed, told
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.collectives.collective import with_rows
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps import replica_contexts
-from tfdist.compat.tensorflow.steps.reduction_options import ValueOptions
+from tfdist.compat.tensorflow.steps.replica_contexts import ValueOptions
 
 
 def sum_over_replicas(

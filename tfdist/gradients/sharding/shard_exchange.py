@@ -14,7 +14,7 @@ from tfdist.collectives import buckets
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers import agreement
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.compat.tensorflow.meshes import backpressure, sharded_variable
+from tfdist.compat.tensorflow.meshes import graph_rewrites, sharded_variable
 from tfdist.gradients.reduction import reducer
 from tfdist.gradients.sharding.variable_parts import Everywhere, Owned, Part, Stretch
 
@@ -38,7 +38,7 @@ class ReduceScatter(reducer.GradientReducer):
         under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
         for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
             wholes = [dense[i] for i in bucket]
-            backpressure.hold_back(wholes, under_way.before(wholes))
+            graph_rewrites.hold_back(wholes, under_way.before(wholes))
             shaped = {i: _stretch(parts[i]) for i in bucket}
             rows = joined([shaped[i].spread(dense[i]) for i in bucket])
             label = " and ".join(f"gradient of {gradients[i].path}" for i in bucket)

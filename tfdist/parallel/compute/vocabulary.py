@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import loss as keras_loss
 from tfdist.compat.keras import metric_weights as keras_metrics
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.parallel.compute.activations import Along
 
 

@@ -11,8 +11,8 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables, stateless_scope
 from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import new_variables, traced_uses
 from tfdist.compat.tensorflow import replay as tf_replay
-from tfdist.compat.tensorflow import step_variables, traced_uses
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import compressed_reducer, reducer, replica_sums
@@ -207,7 +207,7 @@ class ToChief:
         self._note_call(optimizer, variables, [kinds.get(index) for index in range(len(gradients))])
         changing = [*variables, *keras_optimizer.variables_of_updates(optimizer)]
         if len(self.calls) <= self._plan.updates:
-            self._scope.stand_in_for(changing, step_variables.create)
+            self._scope.stand_in_for(changing, new_variables.for_step)
             with self._scope.updating():
                 values = reducer.in_their_places(part, len(gradients))
                 type(optimizer).apply(optimizer, values, variables)

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_variables, stateless_scope
+from tfdist.compat.tensorflow import new_variables
 from tfdist.compat.tensorflow import servers as tf_servers
-from tfdist.compat.tensorflow import step_variables
 from tfdist.compression import one_way
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import compressed_reducer, reducer
@@ -116,7 +116,7 @@ class Computation:
             values = with_those_on_servers(self._model, part.values)
             stand_in = [variable for variable, _ in values]
         scope = stateless_scope.CapturedUpdates(values, trained)
-        scope.stand_in_for(stand_in, step_variables.create)
+        scope.stand_in_for(stand_in, new_variables.for_step)
         shares = {"rows": part.rows, "global_rows": part.global_rows, "index": part.index, "rules": self._rules}
         try:
             stamped = step_timestamps.passes_told(data) if self._is_stamped else contextlib.nullcontext((data, None))
@@ -128,7 +128,7 @@ class Computation:
         self.calls, self.notes, self.put_logs = sink.calls, sink.notes, sink.put_logs
         self._stand_ins = list(scope.stand_ins.values())
         for variable in self._stand_ins:
-            step_variables.end(variable)
+            new_variables.release(variable)
         return list(tensors)
 
 

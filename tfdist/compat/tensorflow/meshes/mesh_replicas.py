@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow.meshes.lazy_gather import Late
+from tfdist.compat.tensorflow.meshes.graph_rewrites import Late
 from tfdist.compat.tensorflow.meshes.sharded_variable import ShardedVariable, innermost
 from tfdist.compat.tensorflow.mirrored_extended import MultiWorkerReplicas, ReduceInReplicas, one_of_each
 from tfdist.compat.tensorflow.new_variables import first_value, shape_of_new_variable

@@ -1,13 +1,15 @@
-"""Tensors of a step that are gathered only if something uses them, which is known once all of it has been traced.
+"""Changes of a traced graph: tensors that are gathered only if something uses them, or only once others are used up.
 
-TensorFlow runs a collective in any case, so zeros stand in for its result. At the end of the step they are replaced
-where an operation that matters takes them.
+TensorFlow runs an operation as soon as its inputs exist, and a collective in any case. So zeros stand in for the result
+of a collective; at the end of the step they are replaced where an operation that matters takes them. And a backward
+pass faster than the network, or than another worker, would make all gradients before the first has travelled.
 
-Private names, read in TensorFlow 2.21.0: `Operation._update_input`; no public way changes a graph.
+Private names, read in TensorFlow 2.21.0: `Operation._update_input`, `Operation._add_control_inputs`; no public way
+changes a graph.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,3 +92,30 @@ def _matters(tensor: tf.Tensor, results: set[int]) -> bool:
             each = op.type == "IdentityN"  # each of its results is one of what it takes
             left += [other for place, other in enumerate(op.outputs) if not each or op.inputs[place] is one]
     return False
+
+
+# of these the numbers of one input are made, one by one
+_ELEMENTWISE = ("Cast", "Identity", "Mul", "MulNoNan", "RealDiv", "Reshape")
+
+
+def hold_back(tensors: Iterable[tf.Tensor], until: Sequence[tf.Tensor]) -> None:
+    """Let the operations that make tensors wait for others, unless they have effects or other uses."""
+    if tf.executing_eagerly():
+        return
+    for tensor in tensors:
+        maker = _maker(tensor)
+        if maker is not None:
+            maker._add_control_inputs([one.op for one in until if one.graph is maker.graph])
+
+
+def _maker(tensor: tf.Tensor) -> tf.Operation | None:
+    """Return the first operation of which only this tensor is made, and that takes more than its numbers one by one."""
+    taken = 0
+    while True:
+        op = tensor.op
+        if not op.inputs or len(op.outputs) != 1 or len(tensor.consumers()) != taken or op.op_def.is_stateful:
+            return None
+        alike = [one for one in op.inputs if one.shape.num_elements() == tensor.shape.num_elements()]
+        if op.type not in _ELEMENTWISE or len(alike) != 1:
+            return op
+        tensor, taken = alike[0], 1
