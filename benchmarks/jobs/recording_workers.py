@@ -19,8 +19,8 @@ from unittest import mock
 
 import tensorflow as tf
 
-from tfdist.bench.workers import measured_strategies, training_loops
-from tfdist.bench.workers.bench_models import MODELS
+from tfdist.bench.workers import training_loops, workloads
+from tfdist.bench.workers.workloads import MODELS
 from tfdist.gradients.reduction import norms
 from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.recording import row_ring
@@ -148,7 +148,7 @@ def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps: 
     if arm == "observers":
         _prepared[arm] = _prepared["nothing"]
     else:
-        _prepared[arm] = training_loops.fit(measured_strategies.of_tfdist(strategy), model, global_batch_size)
+        _prepared[arm] = training_loops.fit(workloads.of_tfdist(strategy), model, global_batch_size)
     without_norm = mock.patch.object(Stamps, "gradient_norm", return_value=None)
     with without_norm if arm == "stamps" else contextlib.nullcontext(), _recorded(arm):
         _prepared[arm](steps)

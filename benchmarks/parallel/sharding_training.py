@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.strategies
-from tfdist.bench.workers import interface
+from tfdist.bench.workers import slow_network
 from tfdist.bench.workers.training_loops import Clock
 from tfdist.collectives import buckets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -48,9 +48,9 @@ def measure(steps: int) -> dict[str, Any]:
     gc.collect()
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")  # the peak begins anew
-    before = interface.sent()
+    before = slow_network.sent()
     seconds = fit(found["strategy"], wide, found["units"], found["batch_size"], steps)
-    sent = interface.since(before)
+    sent = slow_network.since(before)
     slots = [tf_strategies.primary(one.value) for one in wide.optimizer.variables]
     return {
         "seconds": seconds,

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.bench.workers.bench_models import MODELS
 from tfdist.bench.workers.training_loops import Clock
+from tfdist.bench.workers.workloads import MODELS
 from tfdist.errors import TfdistError
 from tfdist.strategies import ParameterServerStrategy
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.integration.cases.late import CLASSES, behind, network
-from tfdist.bench.workers import measured_strategies
+from tfdist.bench.workers import workloads
 from tfdist.cluster import from_environment
 from tfdist.monitor.process_clock import recorder
 
@@ -96,7 +96,7 @@ def prepare(strategy: str, processors: list[int], steps: int) -> None:
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), {processors[me % len(processors)]})
     keras.utils.set_random_seed(1)
-    with measured_strategies.of_tfdist(strategy).scope():
+    with workloads.of_tfdist(strategy).scope():
         model = network(WIDTH, late)
     _model.append(model)
     run("none", 0, 0.0, steps)

@@ -16,7 +16,7 @@ from tfdist import options
 
 __all__ = ["MODELS", "Report", "Suite", "Table", "Told", "in_turns", "option", "rotated", "rounds", "turn", "untold"]
 
-#: the names in `tfdist.bench.workers.bench_models.MODELS`, which loads Keras
+#: the names in `tfdist.bench.workers.workloads.MODELS`, which loads Keras
 MODELS = ("perceptron", "convolutional", "small", "resnet50")
 
 #: Receives what is measured next, as a line for the terminal.

@@ -1,8 +1,9 @@
-"""Open MPI in an all-reduce benchmark: ranks that `mpirun` has started, asked by one worker of the benchmark.
+"""Open MPI in an all-reduce benchmark: ranks that `mpirun` starts, and the worker that asks them.
 
-The worker is the parent of `mpirun` and talks to rank 0 in lines of JSON over a socket, whose end is theirs: what
-`mpirun` gives them as standard input has none. `ranks` is what each rank runs. Sums are in place, one `MPI_Allreduce`
-of each tensor, over whatever Open MPI finds best between processes of one host.
+    mpirun -n 2 python -m tfdist.bench.all_reduce.open_mpi ADDRESS
+
+The worker is the parent of `mpirun` and sends rank 0 lines of JSON over the socket at ADDRESS: `mpirun` gives the ranks
+a standard input that never ends. Sums are in place, one `MPI_Allreduce` of each tensor.
 """
 
 import importlib.util
@@ -19,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.variables import BENCH_RANKS
-
-__all__ = ["command", "measure", "prepare", "start"]
 
 _MEET_SECONDS = 120.0
 
@@ -58,7 +60,7 @@ def command(ranks: int, address: str) -> list[str]:
         )
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     placed = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [mpirun, *as_root, *placed, sys.executable, "-m", "tfdist.bench.all_reduce.ranks", address]
+    return [mpirun, *as_root, *placed, sys.executable, "-m", "tfdist.bench.all_reduce.open_mpi", address]
 
 
 def start(engine: str) -> None:
@@ -107,3 +109,74 @@ def _ended(process: "subprocess.Popen[bytes]", written: IO[bytes]) -> TfdistErro
     code = process.wait()
     written.seek(0)
     return TfdistError(f"Open MPI's ranks have ended ({code}):\n{written.read().decode(errors='replace')[-4000:]}")
+
+
+def main() -> None:
+    """Answer the lines of JSON that rank 0 receives, on all ranks together."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    tensors: list[np.ndarray] = []
+    connection = socket.socket(socket.AF_UNIX)
+    if world.rank == 0:
+        connection.connect(sys.argv[1])
+    questions = connection.makefile("r") if world.rank == 0 else None
+    while True:
+        line = None if questions is None else questions.readline()
+        _meet(world)
+        question = json.loads(world.bcast(line) or "null")
+        if question is None:
+            return
+        if question["do"] == "prepare":
+            tensors = [np.empty(count, np.float32) for count in question["elements"]]
+            answer: Any = _wrong(world, tensors, question["warm_up"])
+        elif question["do"] == "measure":
+            answer = _times(world, tensors, question["calls"])
+        else:
+            answer = world.size
+        if world.rank == 0:
+            connection.sendall((json.dumps(answer) + "\n").encode())
+
+
+def _meet(world: Any) -> None:
+    """Wait for all ranks asleep: Open MPI itself polls, and would slow down the engine whose turn it is."""
+    all_here = world.Ibarrier()
+    while not all_here.Test():
+        time.sleep(0.002)
+
+
+def _reduce(world: Any, tensors: list[np.ndarray]) -> None:
+    from mpi4py import MPI
+
+    for tensor in tensors:
+        world.Allreduce(MPI.IN_PLACE, tensor)
+
+
+def _wrong(world: Any, tensors: list[np.ndarray], warm_up: int) -> int:
+    for _ in range(warm_up):
+        for index, tensor in enumerate(tensors):
+            tensor[:] = values(tensor.size, tensor=index, worker=world.rank)
+        _reduce(world, tensors)
+    wrong = 0
+    for index, tensor in enumerate(tensors):
+        expected = sum(values(tensor.size, tensor=index, worker=rank) for rank in range(world.size))
+        wrong += int(np.count_nonzero(tensor != expected))
+    return int(world.allreduce(wrong))
+
+
+def _times(world: Any, tensors: list[np.ndarray], calls: int) -> list[tuple[float, float]]:
+    """The last rank's times of each call, after one call that does not count."""
+    own = []
+    for call in range(calls + 1):
+        for tensor in tensors:
+            tensor.fill(call)
+        world.Barrier()  # else one rank could be a call ahead of the others
+        began = time.monotonic()
+        _reduce(world, tensors)
+        own.append((began, time.monotonic()))
+    of_ranks = world.allgather(own[1:])
+    return [(max(one[0] for one in call), max(one[1] for one in call)) for call in zip(*of_ranks, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

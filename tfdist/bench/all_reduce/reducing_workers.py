@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
-from tfdist.bench.workers import measured_strategies
-from tfdist.bench.workers.bench_models import MODELS
+from tfdist.bench.workers import workloads
+from tfdist.bench.workers.workloads import MODELS
 from tfdist.cluster.cluster_values import split_address
 from tfdist.collectives.backends import native_collective
 from tfdist.collectives.collective import Collective
@@ -34,7 +34,7 @@ _prepared: dict[str, Callable[[], Timed]] = {}
 
 def start(engine: str) -> None:
     if engine == "horovod":
-        measured_strategies.horovod()
+        workloads.horovod()
     elif engine.startswith("native"):
         _native()
     else:
@@ -78,8 +78,8 @@ def measure(engine: str, calls: int) -> list[tuple[float, float]]:
 
 def _strategy_of(engine: str) -> tf.distribute.Strategy:
     if engine == "tensorflow":
-        return measured_strategies.of_tensorflow("multi-worker")
-    return measured_strategies.of_tfdist(engine, "tensorflow" if engine == "multi-worker" else None)
+        return workloads.of_tensorflow("multi-worker")
+    return workloads.of_tfdist(engine, "tensorflow" if engine == "multi-worker" else None)
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def _through_strategy(strategy: Any, tensors: list[tf.Variable]) -> Callable[[],
 
 
 def _horovod(tensors: list[tf.Variable]) -> Callable[[], Timed]:
-    hvd = measured_strategies.horovod()
+    hvd = workloads.horovod()
     names = [f"benchmark_{index}_{tensor.shape.num_elements()}" for index, tensor in enumerate(tensors)]
 
     def reduce(written: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -17,8 +17,7 @@ from tfdist.bench.codecs.codec_choice import (
 )
 from tfdist.bench.ratio import Quartiles, quartiles, ratio
 from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
-from tfdist.bench.workers.interface import Sent
-from tfdist.bench.workers.slow_network import EmulatedLink
+from tfdist.bench.workers.slow_network import EmulatedLink, Sent
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import cluster as clusters
 from tfdist.bench.codecs.codec_choice import codec_of, load
 from tfdist.bench.workers import training_loops
-from tfdist.bench.workers.bench_models import MODELS
+from tfdist.bench.workers.workloads import MODELS
 from tfdist.collectives import buckets
 from tfdist.compression import messages
 from tfdist.compression.auto import Auto

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import tfdist.data
 from tfdist.bench.codecs.codec_choice import HOROVOD, NOOP, codec_of, load
-from tfdist.bench.workers import measured_strategies, training_loops
+from tfdist.bench.workers import training_loops, workloads
 from tfdist.gradients.reduction import reducer
 from tfdist.optimizers import DistributedOptimizer
 
@@ -34,7 +34,7 @@ def prepare(arm: str, model: str, global_batch_size: int, steps: int, modules: S
     if arm == HOROVOD:
         _prepared[arm] = training_loops.horovod(model, global_batch_size)
     else:
-        strategy = measured_strategies.of_tfdist("multi-worker")
+        strategy = workloads.of_tfdist("multi-worker")
         _prepared[arm] = training_loops.fit(strategy, model, global_batch_size, optimizer=lambda: _optimizer(arm, 0.01))
     _prepared[arm](steps)
 
@@ -96,7 +96,7 @@ def train(
     if arm == HOROVOD:
         rate = keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)
         return _by_horovod(rate, data, seed, global_batch_size, steps, steps_per_check)
-    strategy = measured_strategies.of_tfdist("multi-worker")
+    strategy = workloads.of_tfdist("multi-worker")
     batches = _batches(_digits(data, "train"), global_batch_size, steps, seed)
     images, labels = _digits(data, "test")
     test = tf.data.Dataset.from_tensor_slices((images, labels)).batch(len(labels)).cache()
@@ -138,7 +138,7 @@ class _Curve(keras.callbacks.Callback):
 def _by_horovod(
     rate: keras.optimizers.Optimizer, data: str, seed: int, global_batch_size: int, steps: int, steps_per_check: int
 ) -> list[Check]:
-    hvd = measured_strategies.horovod()
+    hvd = workloads.horovod()
     begin, end = (global_batch_size * rank // hvd.size() for rank in (hvd.rank(), hvd.rank() + 1))
     batches = _batches(_digits(data, "train"), global_batch_size, steps, seed)
     mine = batches.map(lambda x, y: (x[begin:end], y[begin:end])).prefetch(tf.data.AUTOTUNE)

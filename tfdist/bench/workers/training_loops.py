@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.bench.workers import interface, measured_strategies
-from tfdist.bench.workers.bench_models import MODELS
+from tfdist.bench.workers import slow_network, workloads
+from tfdist.bench.workers.workloads import MODELS
 
 __all__ = [
     "Clock",
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
     """The seconds of the steps, and what this worker sent by `slow_network.DEVICE`; None where there is none."""
 
     seconds: float
-    sent: interface.Sent | None
+    sent: slow_network.Sent | None
 
 
 Runner = Callable[[int], Measured]
@@ -74,13 +74,13 @@ def horovod(model: str, global_batch_size: int) -> Runner:
     """A runner of the loop in Horovod's documentation and synthetic benchmark."""
     network = MODELS[model].build()
     step = horovod_step(network, keras.optimizers.SGD(0.01))
-    iterator = iter(dataset(model, global_batch_size // measured_strategies.horovod().size()))
+    iterator = iter(dataset(model, global_batch_size // workloads.horovod().size()))
     return _timed(lambda: step(*next(iterator)))
 
 
 def horovod_step(network: keras.Model, optimizer: keras.optimizers.Optimizer) -> Callable[[Any, Any], tf.Tensor]:
     """A step of Horovod's loop, on this worker's examples and labels; all workers begin with equal weights."""
-    hvd = measured_strategies.horovod()
+    hvd = workloads.horovod()
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer.build(network.trainable_variables)
     variables = [variable.value for variable in network.trainable_variables]
@@ -123,11 +123,11 @@ def tensorflow(strategy: tf.distribute.Strategy, model: str, global_batch_size: 
 
 def _timed(step: Callable[[], tf.Tensor]) -> Runner:
     def run(steps: int) -> Measured:
-        sent, began = interface.sent(), time.perf_counter()
+        sent, began = slow_network.sent(), time.perf_counter()
         for _ in range(steps):
             loss = step()
         float(loss)  # as `fit` does at the end of an epoch
-        return Measured(time.perf_counter() - began, interface.since(sent))
+        return Measured(time.perf_counter() - began, slow_network.since(sent))
 
     return run
 
@@ -135,16 +135,16 @@ def _timed(step: Callable[[], tf.Tensor]) -> Runner:
 class _Meter(Clock):
     """Records what an epoch sends, too."""
 
-    before: interface.Sent | None = None
-    sent: interface.Sent | None = None
+    before: slow_network.Sent | None = None
+    sent: slow_network.Sent | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.before = interface.sent()
+        self.before = slow_network.sent()
         super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        self.sent = interface.since(self.before)
+        self.sent = slow_network.since(self.before)
 
 
 def fit(
@@ -189,10 +189,10 @@ def measure(arm: str, steps: int) -> float:
 
 def _runner(arm: str, strategy: str, model: str, global_batch_size: int, steps_per_execution: int) -> Runner:
     if arm == "tensorflow loop":
-        return tensorflow(measured_strategies.of_tensorflow(strategy), model, global_batch_size)
+        return tensorflow(workloads.of_tensorflow(strategy), model, global_batch_size)
     if arm == "horovod loop":
         return horovod(model, global_batch_size)
     if arm == "tfdist loop":
-        return tensorflow(measured_strategies.of_tfdist(strategy), model, global_batch_size)
-    found = measured_strategies.of_tfdist(strategy)
+        return tensorflow(workloads.of_tfdist(strategy), model, global_batch_size)
+    found = workloads.of_tfdist(strategy)
     return fit(found, model, global_batch_size, steps_per_execution=steps_per_execution)

@@ -1,12 +1,20 @@
-"""Models for benchmarks, by name."""
+"""Models and strategies that benchmarks measure; a process has one strategy."""
 
+import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import keras
+import tensorflow as tf
 
-__all__ = ["MODELS", "Model"]
+import tfdist.strategies
+from tfdist.bench.workers.lanes import LONGEST_SECONDS
+from tfdist.cluster import strategy_table
+from tfdist.collectives.backends import horovod_job
+from tfdist.variables import COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +66,31 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         "resnet50": Model(build=_resnet50, input_shape=(224, 224, 3), classes=1000),
     }
 )
+
+
+@functools.cache
+def of_tfdist(name: str, collectives: str | None = None) -> tf.distribute.Strategy:
+    if name == "ring":  # its workers are held while other lanes run, and must not be taken for lost
+        return tfdist.strategies.create(name, lost_after_seconds=LONGEST_SECONDS)
+    chosen = {COLLECTIVES.name: collectives} if collectives else {}
+    return tfdist.strategies.from_environment({**os.environ, STRATEGY.name: name, **chosen})
+
+
+@functools.cache
+def of_tensorflow(name: str) -> tf.distribute.Strategy:
+    """TensorFlow's counterpart of a strategy of tfdist."""
+    if strategy_table.get(name).processes == "workers":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    replicas = REPLICAS_PER_WORKER.read(os.environ) or 1
+    if not tf.config.list_physical_devices("GPU"):
+        tfdist.strategies.use_logical_cpus(replicas)
+        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(replicas)])
+
+
+@functools.cache
+def horovod() -> Any:
+    """`horovod.tensorflow`, started as its users start it."""
+    hvd = horovod_job.import_horovod()
+    hvd.init()
+    return hvd
