@@ -1,4 +1,4 @@
-"""Training that goes on where it was killed: to the step, to the bit."""
+"""Training that resumes where it was killed: at the step, bit for bit."""
 
 import os
 from collections.abc import Mapping
@@ -20,46 +20,46 @@ from tfdist.variables import COPIES_DIR, MEMORY_DIR, Variable
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Backs up the whole state of `fit`, and lets the next `fit` go on from it: a drop-in for Keras' callback.
+    """Backs up the whole state of `fit`, and lets the next `fit` resume from it: a drop-in for Keras' callback.
 
-    Kept are weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
+    It keeps weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
     generators, TensorFlow's, NumPy's, Python's), the position in the data, epoch and step, the metrics of the running
-    epoch, History, what every replica has by itself (gradients that it has accumulated; see
-    `tfdist.checkpoint.ShardedState`), and what the other callbacks have learnt: Keras' own, and every callback that has
-    ``get_state()`` and ``set_state(state)``, of None, bools, numbers, text and arrays in lists, tuples and dicts.
+    epoch, History, the states of single replicas (accumulated gradients; see `tfdist.checkpoint.ShardedState`), and the
+    states of other callbacks: Keras' own, and every callback with ``get_state()`` and ``set_state(state)``, of None,
+    bools, numbers, text and arrays in lists, tuples and dicts.
 
     Guaranteed, with deterministic ops: training that was killed at any moment and started again has the weights, the
     slots, the History and the order of examples of training that was never killed, bit for bit. A backup that exists
-    can be read: it is complete before it gets its name, every byte of it is checked, and where the newest is bad the
-    one before it is used, and a warning says so. A full disk costs a warning, not the training.
+    can be read: it gets its name when it is complete, and every byte is checked. Where the newest one is bad, the one
+    before it is used, with a warning. A full disk costs a warning, not the training.
 
-    It works in the scope of every tfdist strategy, where the chief writes and all workers go on from the same step, and
-    in none. The position of `tfdist.data.read` is restored as it is, on any number of workers; other input, which the
-    program must make again as it did, is replayed: set a seed if it is shuffled.
+    It works in the scope of every tfdist strategy, where the chief writes and all workers resume from the same step,
+    and outside. The position of `tfdist.data.read` is restored on any number of workers. Other input, which the program
+    must make again in the same way, is replayed: set a seed if it is shuffled.
 
     Under ``tfdist run --max-restarts`` the state is also held in memory after steps, as often as that costs little, on
-    several hosts in the memory of two; and a worker that is asked to end (SIGTERM) saves before it does. Elsewhere
-    SIGTERM saves and ends the process with code 143.
+    several hosts in the memory of two; and a worker that receives SIGTERM saves before it ends. Elsewhere SIGTERM saves
+    and ends the process with code 143.
 
     Args:
         backup_dir: a directory, or a URL that fsspec knows. Each call of `fit` needs one of its own.
-        save_freq: "epoch": at the end of each epoch. A number: every so many steps, over the ends of epochs. False:
-            only when the process is asked to end.
-        double_checkpoint: as Keras has it: at least two backups are kept; see ``keep``.
-        delete_checkpoint: whether the backups are removed when `fit` has come to its end; False for a `fit` that is
-            followed by others, or it trains anew where the script is started again.
-        keep: how many backups are kept, the newest ones.
-        asynchronous: whether training goes on while a backup is written. A backup that is not begun when the next one
-            is due is left out.
-        learning_rate_rule: what becomes of the learning rate when the script goes on with another global batch than it
-            had: "none" leaves it, "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r.
-            Scripts whose batch does not depend on the number of workers need none.
-        storage_options: what fsspec's driver takes, such as ``{"key": ..., "endpoint_url": ...}``; for URLs alone.
+        save_freq: "epoch": at the end of each epoch. A number: every so many steps, across epochs. False: only on
+            SIGTERM.
+        double_checkpoint: as in Keras: at least two backups are kept; see ``keep``.
+        delete_checkpoint: remove the backups at the end of `fit`. Pass False if other calls of `fit` follow, or a
+            restarted script trains again.
+        keep: the number of newest backups that are kept.
+        asynchronous: training continues while a backup is written. A backup that has not begun when the next one is due
+            is skipped.
+        learning_rate_rule: the change of the learning rate when the script resumes with another global batch: "none",
+            "linear" multiplies it by the ratio r of the two, "sqrt" by the square root of r. Scripts whose batch does
+            not depend on the number of workers need none.
+        storage_options: options of fsspec's driver, such as ``{"key": ..., "endpoint_url": ...}``; for URLs alone.
 
     Raises:
-        ConfigError: ``backup_dir`` is empty, or another argument is none of its values. In `fit`: the backup belongs to
-            another model, to other data, or to another call of `fit` of the script that made it; or the learning rate
-            follows a schedule, or the size of the batch is not known, and a rule is to be applied.
+        ConfigError: ``backup_dir`` is empty, or another argument has no valid value. In `fit`: the backup belongs to
+            another model, to other data, or to another call of `fit`; or a rule is to be applied and the learning rate
+            follows a schedule, or the size of the batch is not known.
         MissingDependencyError: the package that the URL needs is missing.
 
     Example:
@@ -111,7 +111,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.storage_options = storage_options
 
     def set_model(self, model: keras.Model) -> None:
-        """Take part in the `fit` that is about to begin; Keras calls it."""
+        """Join the `fit` that is about to begin; Keras calls it."""
         super().set_model(model)
         fit = keras_epochs.running_fit(model)
         if fit is None or fit.callbacks is None:

@@ -35,28 +35,28 @@ class GradientNoiseScale(keras.callbacks.Callback):
         E |G_B|^2 = |G|^2 + tr(S) / B        for the gradient G_B of B examples
         noise scale = tr(S) / |G|^2          in examples (the paper's B_simple)
 
-    Every so many batches, B examples are taken from data that you give, in ``parts`` small batches of B / parts. Each
-    replica computes the gradients of its small batches, with the weights as they are, as in a training step; the mean
-    of all is the gradient of B. Both give estimates of |G|^2 and tr(S) without bias, which are averaged apart.
+    Every ``every`` batches, B examples are taken from ``data``, in ``parts`` small batches of B / parts. Each replica
+    computes the gradients of its small batches with the present weights, as in a training step; the mean of all is the
+    gradient of B. Both give unbiased estimates of |G|^2 and tr(S), which are averaged separately.
 
-    Guaranteed: training is the same with it and without: no weight, slot, metric, moving statistic or random state is
-    changed. It works on one device and in every scope of tfdist; on any number of replicas the estimates are those of
+    Guaranteed: training is the same with it and without: no weight, slot, metric, moving statistic or random state
+    changes. It works on one device and in every scope of tfdist. On any number of replicas the estimates are those of
     one device, up to rounding, where the model's output for an example does not depend on others or on chance.
 
-    The logs of every epoch get ``noise_scale``, after which a callback behind it can look, and History. At the end of
-    training a sentence says which batch is too large to pay.
+    The logs of every epoch get ``noise_scale``, for later callbacks and History. At the end of training a sentence says
+    which batch is too large to pay off.
 
     Args:
-        data: examples like those that are trained on, the same on every worker: a tuple of arrays, or nests of them,
+        data: examples like those of the training, the same on every worker: a tuple of arrays, or nests of them,
             ``(inputs, targets)`` or ``(inputs, targets, weights)``, from which examples are drawn at random; or a
-            `tf.data.Dataset` of batches of at least ``batch_size`` examples, which begins anew when it ends.
-        batch_size: B, examples. The global batch of the training is a good choice; much smaller than the noise scale
-            it takes more measurements.
+            `tf.data.Dataset` of batches of at least ``batch_size`` examples, which restarts when it ends.
+        batch_size: B, examples. The global batch of the training is a good choice; one much smaller than the noise
+            scale needs more measurements.
         every: batches of training between measurements, each of which costs about a step of B examples.
         parts: number of small batches, a multiple of the number of replicas that divides B; None: about 8.
         decay: of the moving averages, for each measurement.
-        seed: which examples are drawn.
-        verbose: whether the sentence is printed.
+        seed: of the choice of examples.
+        verbose: print the sentence.
 
     Attributes:
         averages: `tfdist.callbacks.noise_scale_math.Averages`, with the estimates of |G|^2 and tr(S) too.
@@ -79,9 +79,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         3
 
     Source: S. McCandlish, J. Kaplan, D. Amodei et al., "An Empirical Model of Large-Batch Training", 2018, appendix
-    A.1. There the small batch is that of a replica, in the training step itself; here it is measured beside the
-    training, so that it does not depend on the number of replicas. With mixed float16 gradients are not scaled, so
-    small ones may be lost.
+    A.1. There the small batch is that of a replica, in the training step itself; here it is measured separately, so
+    that it does not depend on the number of replicas. With mixed float16 gradients are not scaled, so small ones may be
+    lost.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._measure: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look whether the numbers suit the replicas."""
+        """Check that the numbers suit the replicas."""
         self._strategy = self.model.distribute_strategy or tf.distribute.get_strategy()
         if keras_model.has_own_train_step(self.model) or self.model.loss is None:
             raise ConfigError(
@@ -128,28 +128,28 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._measure = tf.function(_untraced(self._on_replicas))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measure, when it is time."""
+        """Measure, when it is due."""
         if self._seen % self.every == 0:
             self.averages.add(self._norms())
         self._seen += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put what is known into the logs."""
+        """Log the noise scale."""
         if logs is not None:
             logs["noise_scale"] = self.averages.noise_scale
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Say which batch is too large."""
+        """Print which batch is too large."""
         if self.verbose and getattr(self._strategy, "is_chief", True):
             sys.stdout.write(f"{verdict(self.averages, self.batch_size)}\n")
             sys.stdout.flush()
 
     def get_state(self) -> dict[str, Any]:
-        """Return all that was learnt; `BackupAndRestore` keeps it."""
+        """The state, which `BackupAndRestore` keeps."""
         return {"seen": self._seen, **self.averages.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` returned."""
+        """Resume from a state."""
         self._seen = int(state["seen"])
         self.averages.set_state(state)
 

@@ -38,38 +38,37 @@ _logger = logging.getLogger("tfdist")
 
 
 class Monitor(keras.callbacks.Callback):
-    """Records what the steps of a training are made of, and hands it to exporters; says at the end what it is bound by.
+    """Records the parts of each training step and exports them; prints the bottleneck at the end.
 
-    Works in every scope of tfdist and in none, with `tfdist run` and without. Without it the process is a job of its
-    own as long as `fit` runs, which `tfdist watch`, `tfdist export` and `tfdist trace save` find; with it, the first
-    worker sees all workers of its host. Without a scope of tfdist a step is not divided: Keras does not tell.
+    It works in every scope of tfdist and outside, with `tfdist run` and without. Without `tfdist run` the process is a
+    job of its own while `fit` runs, which `tfdist watch`, `tfdist export` and `tfdist trace save` find; with it, the
+    first worker sees all workers of its host. Outside a scope of tfdist a step is not divided: Keras reports no parts.
 
-    Guaranteed: training is the same with it and without. Exporters run in a process beside this one, which reads what
-    is recorded in memory: a server that is slow or dead is one warning, and no step waits for it.
+    Guaranteed: training is the same with it and without. Exporters run in another process, which reads the records in
+    memory: a slow or dead server causes one warning, and no step waits for it.
 
     Args:
-        every: steps of which a point of a curve is the mean, at least.
+        every: the least number of steps whose mean is a point of a curve.
         exporters: such as "tensorboard:DIR", "prometheus:PORT", "mlflow:URI", "html:FILE", as
             docs/monitoring-exporters.md describes. The first worker alone writes to them.
         trace: a file for the last 2,048 steps as a chrome trace, written at the end; None for none.
-        live: whether the page of the job is shown below the cell of a notebook, and follows; elsewhere it does nothing.
-        verbose: whether the verdict is printed at the end, with what tfdist has warned of, and alerts as they come,
-            where no `tfdist run --monitor` prints them.
-        flops: whether the model's floating-point operations are counted, once, in the graph of its forward pass, and
-            told for each second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers
-            have).
-        peak_flops: what one device can do in a second with the dtype of the model, in floating-point operations, as its
-            data sheet says; then the utilization is told too. None: it is not.
+        live: show the page of the job below the cell of a notebook, and update it; elsewhere it does nothing.
+        verbose: print the verdict and tfdist's warnings at the end, and alerts as they come, where no
+            `tfdist run --monitor` prints them.
+        flops: count the model's floating-point operations once, in the graph of its forward pass, and report them per
+            second: in a scope of tfdist, for models that are built and have no loop (as recurrent layers have).
+        peak_flops: the floating-point operations of one device in a second with the dtype of the model, by its data
+            sheet; then the utilization is reported too. None: it is not.
         on_alert: called in the first worker with each `Alert` (``kind``, ``worker``, ``text``), in a thread of its own;
             it may set ``monitor.model.stop_training``.
 
     Attributes:
         verdict: in lines, after `fit`; empty before, and where nothing was recorded.
         model_flops_per_second: of the whole job, after `fit`; None where it is not known.
-        model_flops_utilization: the part of the peak of all devices that this is (MFU); None where it is not known.
+        model_flops_utilization: its part of the peak of all devices (MFU); None where it is not known.
 
     Raises:
-        ConfigError: an exporter that there is not, or a number out of its range.
+        ConfigError: an unknown exporter, or a number out of its range.
         MissingDependencyError: the package that an exporter needs is missing.
 
     Example:
@@ -115,7 +114,7 @@ class Monitor(keras.callbacks.Callback):
         self._job: Recorded | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Take part in the `fit` that is about to begin; Keras calls it."""
+        """Join the `fit` that is about to begin; Keras calls it."""
         super().set_model(model)
         fit = keras_epochs.running_fit(model)
         if fit is None or fit.callbacks is None or isinstance(model.distribute_strategy, KerasTraining):
@@ -149,7 +148,7 @@ class Monitor(keras.callbacks.Callback):
         self._stack.callback(Alerting(self._job.steps, self._tell).end)  # before exporters end: they have the last ones
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Say what the training is bound by, write the trace, and let exporters write the rest."""
+        """Print the verdict, write the trace, and let exporters finish."""
         job = self._job
         if job is None:
             return

@@ -1,4 +1,4 @@
-"""Reports each epoch of a `fit` in a job of Ray."""
+"""Report each epoch of a `fit` in a job of Ray."""
 
 import shutil
 from typing import Any
@@ -16,14 +16,14 @@ class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
     """Reports the logs of each epoch, and the model as a checkpoint, from a function that `Trainer.fit` calls.
 
     The counterpart of the callback of this name in `ray.train.tensorflow.keras`. The checkpoint is a folder with
-    ``model.keras``, the whole model as one device would save it, also where weights lie in parts. Give it to `fit` on
-    every worker; what the chief reports counts.
+    ``model.keras``, the whole model as one device would save it, also where weights are sharded. Give it to `fit` on
+    every worker; the chief's report counts.
 
-    Guaranteed, with `tfdist.callbacks.BackupAndRestore`: after a failure each epoch is reported once, those that are
-    trained again in the place that they had. Without it training begins anew, and so do reports, behind the others.
+    Guaranteed, with `tfdist.callbacks.BackupAndRestore`: after a failure each epoch is reported once, and repeated
+    epochs replace their reports. Without it training begins anew, and new reports follow the old ones.
 
     Args:
-        checkpoint_every: of how many epochs the last has a checkpoint; None: no checkpoints.
+        checkpoint_every: every how many epochs a checkpoint is saved; None: no checkpoints.
         metrics: names in the logs to report; None: all.
     Raises:
         ConfigError: as `report`; a metric is not in the logs.

@@ -1,4 +1,4 @@
-"""The loss scale and the steps that it skipped, among the logs of `fit`."""
+"""The loss scale and skipped steps in the logs of `fit`."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import keras
 class LossScaleLogger(keras.callbacks.Callback):
     """Adds ``loss_scale`` and ``skipped_steps`` to the logs of each epoch, where the optimizer scales the loss.
 
-    It is for `keras.optimizers.LossScaleOptimizer`, which Keras puts around the optimizer of a mixed_float16 model, and
-    for `tfdist.optimizers.DistributedOptimizer`. In a tfdist scope `fit` has one by itself; it does nothing where no
-    loss is scaled.
+    It serves `keras.optimizers.LossScaleOptimizer`, with which Keras wraps the optimizer of a mixed_float16 model, and
+    `tfdist.optimizers.DistributedOptimizer`. In a tfdist scope `fit` adds one by itself; it does nothing where no loss
+    is scaled.
 
     Logs:
         loss_scale: the scale at the end of the epoch.
@@ -41,21 +41,21 @@ class LossScaleLogger(keras.callbacks.Callback):
         return {"skipped": self._so_far()}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Go on counting from a backup's state."""
+        """Resume from a backup's state."""
         self._skipped = state["skipped"]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew."""
+        """Reset the count."""
         self._skipped = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note how many updates there were."""
+        """Note the number of updates."""
         self._first, self._steps = None, 0
         if scales(self.model.optimizer):
             self._begun = int(self.model.optimizer.iterations.numpy())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Note where the epoch begins: one that is gone on with does so in its middle."""
+        """Note the first batch: an epoch that is resumed begins in its middle."""
         self._first = batch if self._first is None else self._first
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -63,7 +63,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._steps = batch + 1 - (self._first or 0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put both numbers into the logs."""
+        """Log both numbers."""
         optimizer = self.model.optimizer
         if logs is None or not scales(optimizer):
             return

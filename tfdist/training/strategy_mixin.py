@@ -42,10 +42,10 @@ class KerasTraining:
 
     @property
     def loss_reduction(self) -> str:
-        """What losses are that reduce by themselves: "detect" (tried on a few rows of the first batch), "mean", "sum".
+        """The reduction in the user's own losses: "detect" (tried on a few rows of the first batch), "mean" or "sum".
 
-        Such are those of a `train_step` or `compute_loss` of one's own, and loss functions that return one number. It
-        is to be set before `fit`.
+        These are the losses of a `train_step` or `compute_loss` of your own, and loss functions that return one number.
+        Set it before `fit`.
 
         Example:
             >>> strategy.loss_reduction = "mean"              # doctest: +SKIP
@@ -58,10 +58,10 @@ class KerasTraining:
 
     @property
     def whole_inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are no examples, such as the edges of one graph: every replica is given them whole.
+        """Names of inputs that are no examples, such as the edges of one graph: every replica gets them whole.
 
-        The others tell how many examples a batch has. A name is a key of ``x`` or its number, where ``x`` is a dict or
-        a tuple; deeper ones have slashes. It is to be set before `fit`, for batches of a dataset or a generator: Keras
+        The other inputs determine the number of examples. A name is a key of ``x`` or its number, where ``x`` is a dict
+        or a tuple; deeper ones have slashes. Set it before `fit`, for batches of a dataset or a generator: Keras
         refuses arrays of unlike lengths. All workers must read the same dataset.
 
         Guaranteed: the numbers of one device, in `fit`, `evaluate`, `predict` and the methods for one batch.
@@ -92,10 +92,10 @@ class KerasTraining:
         return sharded_slots.of_strategy(self)
 
     def whole_value(self, variable: keras.Variable) -> Any:
-        """Return the value of an optimizer's variable as one device has it, an array; every worker must call it.
+        """The value of an optimizer's variable as one device has it, an array; every worker must call it.
 
-        Where slots are sharded, ``optimizer.variables`` are this worker's parts of them. All other variables are the
-        same everywhere, and come as they are.
+        Where slots are sharded, ``optimizer.variables`` are this worker's parts of them. All other variables are equal
+        everywhere, and are returned unchanged.
 
         Example:
             >>> strategy.whole_value(model.optimizer.variables[-1]).shape        # doctest: +SKIP
@@ -172,9 +172,9 @@ class KerasTraining:
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def on_variable(self) -> None:
-        """Adopt what is creating a variable: the model whose `compile` is, for it may save before it trains.
+        """Adopt the object that is creating a variable: a compiling model may save before it trains.
 
-        An optimizer is told that its slots are sharded, if they are.
+        An optimizer learns here that its slots are sharded.
         """
         optimizer = keras_optimizer.creating_variable()
         sharding = None if optimizer is None else self.sharding
