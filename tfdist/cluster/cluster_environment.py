@@ -66,7 +66,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
             return cluster
     if given(variables, WORKERS.name):
         raise ConfigError(
-            f"TFDIST_WORKERS is {WORKERS.read(variables)!r}, but nothing tells which of these workers this process "
+            f"TFDIST_WORKERS is {WORKERS.read(variables)!r}, but no variable says which of these workers this process "
             "is. Set TFDIST_WORKER_INDEX, or start with tfdist run or mpirun.",
             name=WORKERS.name,
             received=WORKERS.read(variables),

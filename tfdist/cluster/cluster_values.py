@@ -140,7 +140,7 @@ class Cluster:
         """
         if self.num_workers > 1 and not self.addresses:
             raise ConfigError(
-                f"{self.source} tells that this is worker {self.worker_index} of {self.num_workers}, but not where the "
+                f"{self.source} says that this is worker {self.worker_index} of {self.num_workers}, but not where the "
                 "workers listen. Set TFDIST_WORKERS to the same list on every worker, one host:port for each in the "
                 "order of their ranks (mpirun -x TFDIST_WORKERS=node1:40001,node2:40001 ...); when all workers are on "
                 "one host, TFDIST_COORDINATOR=127.0.0.1:PORT is enough: worker i listens at PORT + i.",

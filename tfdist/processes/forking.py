@@ -29,12 +29,12 @@ def main(argv: list[str]) -> None:
     channel, folder, *modules = argv
     if not sys.flags.safe_path:
         sys.path[0] = folder  # modules next to this file must not be imported by their short names
-    gc.disable()  # what is imported stays; to look for garbage in it meanwhile takes a quarter of the time
+    gc.disable()  # imports stay; collecting garbage meanwhile takes a quarter of the time
     for name in modules:
-        with contextlib.suppress(Exception):  # what is missing, or does not work, is not needed or fails later
+        with contextlib.suppress(Exception):  # a broken or missing module is not needed, or fails later
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # the workers do not look through what all of them share, and so need no copy of it
+    gc.freeze()  # garbage collection in workers must not copy shared pages
     gc.enable()
     fork_workers(socket.socket(fileno=int(channel)))
 
@@ -124,7 +124,7 @@ def _fork_again(there: socket.socket) -> None:
 def _take(environment: dict[str, str], streams: list[int]) -> None:
     """Set environment, standard streams, and new random seeds."""
     for number, stream in enumerate(streams):
-        os.dup2(stream, number)  # none of them is below 3: those are open here
+        os.dup2(stream, number)  # none is below 3: those are open here
         os.close(stream)
     os.environ.clear()
     os.environ.update(environment)
@@ -143,7 +143,7 @@ def become(command: list[str]) -> None:
     sys.modules["__main__"] = module
     with open(file, "rb") as source:
         code = compile(source.read(), file, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - running a file is what this one is for
+    exec(code, module.__dict__)  # noqa: S102 - the purpose of this file
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _guardian(job_id: str, paths: list[str]) -> "Iterator[subprocess.Popen[bytes
         with contextlib.suppress(BrokenPipeError):  # it was killed
             process.stdin.write(guardian.DONE)
             process.stdin.close()
-        with contextlib.suppress(BrokenPipeError):  # of what could not be written
+        with contextlib.suppress(BrokenPipeError):  # for data that could not be written
             process.stdin.close()
         end_process(process, guardian.DEADLINE_SECONDS)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HOST_LOST = "HostLostError"  # the type that the record of a worker has whose host is lost
+HOST_LOST = "HostLostError"  # the type in the record of a worker with a lost host
 SEEN_LATE_SECONDS = 1.0  # by which a death may be seen after the failures that follow from it
 
 # By these a process dies for a reason of its own; SIGABRT is missing, with which TensorFlow ends the peers of the dead.

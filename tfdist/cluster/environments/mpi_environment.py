@@ -52,7 +52,7 @@ def _from_srun(environ: Environ, rank: str, size: str) -> bool:
 
 
 def _cluster(environ: Environ, source: str, rank: str, size: str, local: tuple[str, str]) -> Cluster:
-    hint = _HINT if size != NUM_WORKERS.name else "PMIx tells ranks only: set it to the number of ranks."
+    hint = _HINT if size != NUM_WORKERS.name else "PMIx has ranks only: set it to the number of ranks."
     workers = required_integer(environ, size, because=f"{rank} is set", hint=hint, minimum=1)
     index = required_integer(environ, rank, because=f"{size} is set", hint=_HINT, maximum=workers - 1)
     local_told = given(environ, *local)
@@ -90,7 +90,7 @@ def addresses_of_ranks(environ: Environ, workers: int, *, one_host: bool) -> tup
     host, first = split_address(COORDINATOR.name, coordinator)
     if not one_host:
         raise ConfigError(
-            f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it tells one host "
+            f"TFDIST_COORDINATOR is {coordinator!r}, but the {workers} ranks are on several hosts; it names one host "
             "only. Set TFDIST_WORKERS to the host:port of every rank, in the order of the ranks.",
             name=COORDINATOR.name,
             received=coordinator,

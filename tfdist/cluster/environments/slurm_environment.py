@@ -82,8 +82,8 @@ def _places(environ: Environ, nodes: list[str], counts: list[int], tasks: int) -
     """(node, position on the node) of every task, in the order in which the step hands tasks out."""
     if len(counts) != len(nodes) or sum(counts) != tasks:
         raise ConfigError(
-            f"Slurm tells of {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but of "
-            f"{len(counts)} counts of tasks on them ({counts[:20]}, together {sum(counts)}), and of {tasks} tasks. "
+            f"Slurm reports {len(nodes)} nodes ({', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}), but "
+            f"{len(counts)} counts of tasks on them ({counts[:20]}, together {sum(counts)}), and {tasks} tasks. "
             "There must be one count per node, and their sum must be the number of tasks. Start with srun in the "
             "allocation itself, and unset SLURM_* variables copied from elsewhere.",
             name="SLURM_STEP_TASKS_PER_NODE",

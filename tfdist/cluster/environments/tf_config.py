@@ -52,7 +52,7 @@ def _no_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _cluster(config: dict[str, Any], *, job_id: str | None) -> Cluster | None:
     if not config.get("cluster") and not config.get("task"):
-        return None  # "{}", or only what a platform adds for itself: no cluster, as TensorFlow reads it
+        return None  # "{}", or only a platform's own keys: no cluster, as in TensorFlow
     tasks = _tasks(config.get("cluster"))
     task = _task(config.get("task"), tasks)
     servers, chief = tasks.get("ps", ()), tasks.get("chief", ())

@@ -306,7 +306,7 @@ def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGr
             job.standby.admit(reserve, job.events)
             yield reserve.channel, reserve.group
         return
-    # a single worker has the terminal for itself, but for what is known to be noise
+    # a single worker has the terminal for itself, except for known noise
     single = job.config.range[1] == 1 and not job.config.parameter_servers
     alone = single and not job.config.standby and job.out.lends and job.config.remote is None
     piped = streams_of_one(all_logs=job.config.all_logs) if alone else BOTH

@@ -58,7 +58,7 @@ class Job:
         if self.config.parameter_servers:
             return self.config
         least, most = self.config.range  # their defaults follow from the number of workers
-        # whether workers may be evicted was judged by the original one as well, and need not hold of what is left
+        # eviction was checked with the original request, and need not be valid for fewer workers
         return replace(self.config, workers=workers, min_workers=least, max_workers=most, evict_stragglers=False)
 
     def rules(self, workers: int) -> Rules:
@@ -83,7 +83,7 @@ class Job:
         if config.monitor:
             steps_folder(self.guard.memory, starts).mkdir(exist_ok=True)
         sites = [self.placement.site(host) for host, _ in places]
-        specs_at = {  # the same but for what differs between hosts
+        specs_at = {  # equal except for what differs between hosts
             site: plan(
                 config,
                 addresses=places,
@@ -105,7 +105,7 @@ class Job:
             channel: StatusChannel = self.placement.status(starts, hosts, workers=workers, chief=chief, reserve=reserve)
         else:
             channel = StatusTable(progress_file(self.guard.memory, starts), workers, reserve=reserve, chief=chief)
-        # what a worker records elsewhere is brought here
+        # error files of remote workers are copied here
         return tuple(
             replace(spec, piped=piped, error_file=self.guard.directory / spec.error_file.name) for spec in specs
         ), channel

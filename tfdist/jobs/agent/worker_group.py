@@ -38,8 +38,8 @@ from tfdist.waiting import ENDING
 
 ANNOUNCE_SECONDS = 1.0  # for a line of the agent, while the workers run
 DRAIN_SECONDS = 3.0  # for the last output, when a signal has asked the job to end
-TOGETHER_SECONDS = 0.2  # within which a signal that is sent to every process of a job reaches all of them
-LOOK_SECONDS = 0.05  # how often the agent looks at what is no event: progress, and recorded failures
+TOGETHER_SECONDS = 0.2  # for a signal to reach all processes of a job
+LOOK_SECONDS = 0.05  # between looks at progress and recorded failures, which are no events
 _REAP_SECONDS = 5.0
 
 Step = Callable[[State, Event, float], Next]
@@ -106,7 +106,7 @@ class WorkerGroup:
     def start(self, index: int) -> None:
         """Start a process; replace an ended one."""
         if index in self._now:
-            self._now[index].signal(signal.SIGKILL)  # children of it that may hold its port
+            self._now[index].signal(signal.SIGKILL)  # its children may hold its port
         spec = self.specs[index]
         handle = self._placement.start(spec)
         self._now[index] = handle

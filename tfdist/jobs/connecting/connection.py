@@ -98,7 +98,7 @@ class ByProgram:
         return f"by {self._shell}{words}\n{cure}"
 
     def cut(self) -> None:
-        self._process.kill()  # one that has ended gets nothing
+        self._process.kill()  # no effect on an ended process
 
     def end(self) -> None:
         """Close its standard input, and wait until it has ended."""

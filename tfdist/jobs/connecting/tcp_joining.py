@@ -161,14 +161,14 @@ class Rendezvous:
                 joined.wire.send({"refused": f"the job has no host {joined.name!r}; its hosts are {expected}."})
                 connection.shutdown(socket.SHUT_WR)
                 connection.settimeout(_GREETING_SECONDS)
-                while connection.recv(1 << 10):  # closed before it is read, what was sent would be lost
+                while connection.recv(1 << 10):  # an early close would lose what was sent
                     pass
             return
         with self._changed:
             before = connection if self._closed.is_set() else None
             if before is None:
                 old = self._waiting.get(joined.name)
-                before = None if old is None else old.connection  # of two that say so the later is there
+                before = None if old is None else old.connection  # of two hosts of the same name the later one counts
                 self._waiting[joined.name] = joined
             self._changed.notify_all()
         if before is not None:

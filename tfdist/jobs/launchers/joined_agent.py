@@ -51,7 +51,7 @@ def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], st
     def end(number: int, _frame: object) -> None:
         received.append(number)
         for process in current:
-            process.terminate()  # one that has ended gets nothing
+            process.terminate()  # no effect on an ended process
 
     environ = {**os.environ, **ticket.environment(), JOIN_SECONDS.name: str(wait_seconds)}
     with handled(end):

@@ -140,7 +140,7 @@ class MpiRun(StartedAgents):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
-                start_new_session=True,  # the keyboard's Ctrl-C is for the launcher, which says what is to end
+                start_new_session=True,  # Ctrl-C of the keyboard is for the launcher, which decides
             )
         except OSError as error:
             raise TfdistError(f"{words[0]} cannot be run ({error.strerror}).") from error

@@ -45,7 +45,7 @@ _ENDS = {  # states of Slurm's that are no exit code of the job's
     "OUT_OF_MEMORY": "was ended by Slurm: it took more memory than it was given (--memory-per-worker)",
     "DEADLINE": "was ended by Slurm: its deadline was over",
 }
-MOST_TASKS = 1000  # of an array: what Slurm takes unless it is told otherwise
+MOST_TASKS = 1000  # of an array: Slurm's default limit
 #: options of `tfdist run` with a value, for the submission alone: Slurm has given what they ask for when the job
 #: begins; which GPUs a worker has is decided there
 OF_THE_SUBMISSION = ("--sbatch", "--sbatch-servers", "--search", "--cpus-per-worker", "--memory-per-worker")
@@ -313,7 +313,7 @@ class _Asking:
             subprocess.Popen(["sh", "-c", command, self._job, *how])
         else:
             subprocess.Popen(["scancel", *how, self._job])
-        if not again:  # one that waits in the queue gets no signal, and is taken out of it
+        if not again:  # a queued job gets no signal, and is removed from the queue
             subprocess.Popen(["scancel", "--state=PENDING", self._job])
 
 

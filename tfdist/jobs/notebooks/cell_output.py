@@ -42,7 +42,7 @@ class CellOutput:
     ) -> None:
         self.closed = threading.Event()
         self.noise: re.Pattern[bytes] | None = None
-        self.said: list[str] = []  # the agent's own words, the last of them
+        self.said: list[str] = []  # the last messages of the agent
         self._prefixes = prefixes_of(names, coloured=coloured)
         self._plain = prefixes_of(names, coloured=False)
         self._write = write
@@ -50,10 +50,10 @@ class CellOutput:
         self._shown, self._when = "", 0.0
         self._wrote = 0.0
         self._lock = threading.Lock()
-        self._context = contextvars.copy_context()  # what a kernel knows by it: which cell is the one
+        self._context = contextvars.copy_context()  # by it a kernel knows the cell
 
     def lines(self, stream: int, worker: int, lines: list[bytes]) -> None:
-        if lines:  # what is written in the meantime waits in its pipe, and comes in one piece
+        if lines:  # meanwhile output collects in the pipe, and arrives in one piece
             time.sleep(max(0.0, self._wrote + _PACE_SECONDS - time.monotonic()))
             self._wrote = time.monotonic()
             prefix = self._prefixes.get(worker, b"")
@@ -63,7 +63,7 @@ class CellOutput:
         shown = (self._plain.get(worker, b"") + text).decode(errors="replace") if text else ""
         if self._show is None or shown == self._shown:
             return
-        if shown:  # what is written in the meantime waits in its pipe, and only the last of it is shown
+        if shown:  # meanwhile output collects in the pipe; only its end is shown
             time.sleep(max(0.0, self._when + _PACE_SECONDS - time.monotonic()))
         self._shown, self._when = shown, time.monotonic()
         self._call(self._show, shown)

@@ -161,7 +161,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _is_empty(cell: Any) -> bool:
     try:
-        return cell.cell_contents is cell  # a cell is not its own content; what has none raises
+        return cell.cell_contents is cell  # a cell is never its own content; an empty one raises
     except ValueError:
         return True
 

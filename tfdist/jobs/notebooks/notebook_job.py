@@ -125,7 +125,7 @@ def notebook(
 
 def _failure(outcome: Outcome, report: str, name: str) -> BaseException:
     if outcome.received is not None and outcome.received != signal.SIGINT:
-        os.kill(os.getpid(), outcome.received)  # what it would have done here, had there been no workers
+        os.kill(os.getpid(), outcome.received)  # as the signal would have done without workers
         return SystemExit(outcome.exit_code)
     if outcome.received is not None:
         return KeyboardInterrupt(f"{name} was interrupted; its workers have ended")
@@ -195,7 +195,7 @@ def _environment() -> dict[str, str]:
     places = [os.path.abspath(place) for place in sys.path if isinstance(place, str) and place]
     variables = {"PYTHONPATH": os.pathsep.join(places)}
     if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
-        variables["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors: every worker would tell what its CPU could do
+        variables["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only: every worker would report its CPU's features
     if os.environ.get("MPLBACKEND", "").startswith("module://"):  # the notebook's, which draws into a cell
         variables["MPLBACKEND"] = "agg"
     return variables

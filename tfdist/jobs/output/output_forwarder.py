@@ -12,7 +12,7 @@ from tfdist.jobs.output.screen import Output
 from tfdist.jobs.output.tf_log_filter import Filter
 
 _CHUNK = 1 << 16
-_MOST_IN_A_PIPE = 1 << 20  # bytes; what is there when the workers have ended
+_MOST_IN_A_PIPE = 1 << 20  # bytes; the rest when the workers have ended
 _MOST_KEPT = 1024  # pieces of output that is held
 LONGEST_LINE = 1 << 20  # bytes; a longer line is cut, so that memory stays bounded
 

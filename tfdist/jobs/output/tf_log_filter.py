@@ -32,8 +32,8 @@ _ALWAYS = (
     # under deterministic operations, of each parallel `map` that keeps a state: TensorFlow makes it a sequential one
     _STAMP + rb"node_def_util\.cc:\d+\] NodeDef mentions attribute use_unbounded_threadpool which is not in the op def",
 )
-# Of a worker that has ended while others go on, also where it had done its part: the launcher tells which worker fails,
-# and an operation that needed the worker raises.
+# About a worker that has ended while others go on, even successfully: the launcher names a failed worker, and an
+# operation that needs the worker raises.
 _LEFT = re.compile(
     _STAMP + rb"base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort UNAVAILABLE: "
     rb"(?:Error reported from /job:\w+/task:\d+: The following tasks are unhealthy \(stopped sending heartbeats\):$"
@@ -135,7 +135,7 @@ def hide_noise() -> None:
 
 
 def _filter(reads: int, original: int, noise: re.Pattern[bytes]) -> None:
-    kept, midway = b"", False  # what may become noise; whether a line has been shown in part
+    kept, midway = b"", False  # possible noise; whether a line was shown in part
     with contextlib.suppress(OSError):  # the reader is gone
         while data := os.read(reads, _CHUNK):
             *lines, rest = (kept + data).split(b"\n")

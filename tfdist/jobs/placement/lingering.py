@@ -22,8 +22,8 @@ from tfdist.monitor.stacks.stack_requests import native_lines
 from tfdist.variables import ERROR_FILE
 
 LOOK_SECONDS = 1.0
-_GAP_SECONDS = 5.0  # between two looks of an agent that was stopped, or whose machine was
-END_SECONDS = 30.0  # for Python and libraries to free what they hold; what takes longer before is told
+_GAP_SECONDS = 5.0  # a longer gap between looks means that the agent was stopped
+END_SECONDS = 30.0  # for Python and libraries to shut down
 
 
 class Lingering:
@@ -109,8 +109,8 @@ class Stay(Enum):
     """What the agent does about a process whose script has ended."""
 
     FINE = "fine"  # it waits
-    SLOW = "slow"  # it tells, and waits
-    STUCK = "stuck"  # it tells, and kills
+    SLOW = "slow"  # it reports, and waits
+    STUCK = "stuck"  # it reports, and kills
 
 
 def judge(note: EndNote, seconds: float, exit_seconds: float) -> Stay:

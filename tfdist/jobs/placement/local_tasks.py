@@ -44,7 +44,7 @@ class LocalTasks:
             self.end()
             raise
         if not sys.platform.startswith("linux"):
-            atexit.register(self.end)  # on Linux the kernel ends them, after TensorFlow has taken leave of them
+            atexit.register(self.end)  # on Linux the kernel ends them, after TensorFlow has disconnected
 
     def pid(self, job: str, index: int) -> int:
         return self._processes[job, index].pid

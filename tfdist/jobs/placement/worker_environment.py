@@ -14,7 +14,7 @@ from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.processes.pool.worker_pool import Start, WorkerPool
 from tfdist.variables import ERROR_FILE, PREFIX
 
-# what another launcher, or a run around this one, may have left in the environment
+# variables of other launchers, or of an outer run
 _FOREIGN = ("TF_CONFIG", PREFIX, "SLURM_", "OMPI_", "PMIX_", "PMI_", "HOROVOD_", "SM_", "JOB_COMPLETION_INDEX")
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -43,7 +43,7 @@ from tfdist.variables import (
 
 WORKER_FILE = Path(__file__).parents[1] / "process" / "script_worker.py"
 
-# What a process is told of its own place in a job; of an outer job it gets none of it.
+# The place of a process in its job; those of an outer job are removed.
 _PLACE = (WORKERS.name, WORKER_INDEX.name, LOCAL_WORKERS.name, LOCAL_INDEX.name)
 _RESTARTABLE = (RESTARTS.name, MEMORY_DIR.name, COPIES_DIR.name, ENVIRONMENT_FILE.name)
 _OF_A_SCRIPT = (PROGRESS_FILE.name, ENVIRONMENT_FILE.name, ERROR_FILE.name, TASKS_FILE.name, MONITOR_DIR.name)
@@ -112,7 +112,7 @@ def plan(
 
 def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
     name = task.type if task.type == "chief" else f"{task.type}-{task.index}"
-    # what an earlier start recorded is not read again
+    # records of earlier starts are not read again
     again = f"-{start.restarts}" if role.runs_script and start.restarts else ""
     return start.directory / f"{name}{again}.json"
 

@@ -15,7 +15,7 @@ from tfdist.validation import integer, shown, text
 from tfdist.variables import ALL_LOGS, COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
-COPY_BANDWIDTH = 64 << 20  # half of what a link of 1 Gbit/s carries in a second
+COPY_BANDWIDTH = 64 << 20  # half of a link of 1 Gbit/s
 DAY_SECONDS = 86_400
 DEFAULT_SERVERS = 1  # parameter servers, where they are not counted
 DEFAULT_RESTARTS = 3  # of a job with parameter servers

@@ -219,7 +219,7 @@ def _run_script(path: str) -> None:
     with open(path, "rb") as file:
         source = file.read()
     code = compile(source, absolute, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
+    exec(code, module.__dict__)  # noqa: S102 - the purpose of this file
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

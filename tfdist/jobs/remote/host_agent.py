@@ -48,17 +48,17 @@ _TELL_WHILE_HALTING_SECONDS = 0.002
 _STEPS_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 _CHUNK = 1 << 15
-_why_sigterm = ["was asked to end (SIGTERM)"]  # what is told of this process at that signal
+_why_sigterm = ["was asked to end (SIGTERM)"]  # the reason to report at SIGTERM
 
 
 def main() -> None:
     """Serve the agent until it is gone."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's processes block SIGINT, and workers would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the agent says what is to end; ignored, they would be by workers too
+        signal.signal(number, lambda *_: None)  # the agent decides; if ignored, workers would inherit that
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if ENDS_WITH_INPUT.read(os.environ):
-        del os.environ[ENDS_WITH_INPUT.name]  # no worker is told
+        del os.environ[ENDS_WITH_INPUT.name]  # not for workers
         threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()
     try:
         ticket = Ticket.from_environment(os.environ)
@@ -67,7 +67,7 @@ def main() -> None:
         else:
             connection, wire = join(ticket)
             key = ticket.key
-            for name in (*ticket.environment(), JOIN_SECONDS.name):  # no worker is told
+            for name in (*ticket.environment(), JOIN_SECONDS.name):  # not for workers
                 os.environ.pop(name, None)
     except TfdistError as error:
         sys.exit(str(error))
@@ -205,7 +205,7 @@ class HostAgent:
         self._recorded: set[int] = set()
         self._lock = threading.Lock()
         self._tables = Tables()
-        self._telling = threading.Lock()  # what is told later is newer
+        self._telling = threading.Lock()  # later reports are newer
         self._told: tuple[list[Any], list[int], int] | None = None
         self._told_at = 0.0
         self._states: list[int] = []
@@ -301,7 +301,7 @@ class HostAgent:
 
     def _open(self, asked: dict[str, Any]) -> None:
         number, reserve = asked["number"], asked["reserve"]
-        if number and not reserve:  # workers that are started again come from what has TensorFlow, once that is there
+        if number and not reserve:  # restarted workers are forked, once TensorFlow is imported
             self._factory.wait(self._gone.is_set)
         if self._steps is not None:
             self._steps.open(number)
@@ -329,7 +329,7 @@ class HostAgent:
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
         clock = time.monotonic()
-        if self._gone.is_set():  # it ends with this host, whose end is what the agent is to see
+        if self._gone.is_set():  # the agent is to see the end of this host
             return
         self._tell_record(number, handle)
         self._tell_once()  # how far it was comes before its end
@@ -370,7 +370,7 @@ class HostAgent:
             guardian.remove_listed(f"{path}{guardian.LISTING}")
 
     def _leftovers(self, asked: dict[str, Any]) -> int:
-        with self._lock:  # of one that was closed the number may be another process'
+        with self._lock:  # the number of a closed process may be reused
             handles = {number: self._handles[number] for number in asked["handles"] if number in self._handles}
             outputs = [one for (number, _), one in self._outputs.items() if number in handles]
         count = self._placement.end_leftovers(list(handles.values()), grace_seconds=asked["grace_seconds"])

@@ -10,7 +10,7 @@ from tfdist.jobs.connecting.tcp_joining import Rendezvous, Ticket, own_addresses
 from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
 from tfdist.jobs.plan.host_plan import Host, Remote
 
-_LAST_SECONDS = 2.0  # after the end of what starts agents, for one that has connected before
+_LAST_SECONDS = 2.0  # for connections made before the end of the starting program
 
 
 class HostConnector:

@@ -114,7 +114,7 @@ class HostLink:
         self._terminated = terminated
         self._recent = RecentOffset()
         self.report: HostReport | None = None
-        self._offset = math.inf  # what is added to its clock to have this host's
+        self._offset = math.inf  # from its clock to this host's
         self._connection = connection
         self._wire = connection.wire
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class HostLink:
         """True if the connection has ended."""
         return bool(self._lost)
 
-    # What is asked for
+    # Requests
 
     def ask(self, do: str, **values: Any) -> Any:
         """Send a request; return the answer."""
@@ -230,7 +230,7 @@ class HostLink:
             _, _, workers = self._tables.get(start, (0, 0, {}))
             return record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
 
-    # What is told
+    # Reports
 
     def _run(self, hello: dict[str, Any]) -> None:
         try:

@@ -59,12 +59,12 @@ class RemotePlacement:
         self._interrupted = interrupted
         self._memory = memory
         self._end = end
-        self._terminated: set[str] = set()  # names of the hosts whose agents have got SIGTERM
+        self._terminated: set[str] = set()  # hosts whose agents have received SIGTERM
         self._recorded = None if memory is None else Recorded(memory)
         self._launcher = LAUNCHERS[remote.launcher]
         self._environ = os.environ if environ is None else environ
         self._links: dict[str, HostLink] = {}
-        self._reached = 0  # how often hosts were: what an agent there has left ends under another name
+        self._reached = 0  # counts connections: leftovers of an earlier agent have another name
         self._hosts = remote.hosts
         self._variables: tuple[Mapping[str, str], ...] = ()  # of each process, where the launcher says so
         self._connector = HostConnector(
@@ -266,7 +266,7 @@ class RemotePlacement:
         if not (self._key and config.is_elastic and config.copy_bandwidth) or config.parameter_servers:
             return
         links = [self._links[host.name] for host in hosts]
-        if len(links) == 1:  # one that is reached, and has no worker now
+        if len(links) == 1:  # a connected host without workers
             links += [link for link in self._links.values() if link not in links and not link.is_lost][:1]
         if links == self._copying:
             return

@@ -78,7 +78,7 @@ class RemoteProcess:
         path = self.spec.error_file
         if self._returncode is None and not path.exists():
             temporary = path.with_name(f"{path.name}.new")
-            with contextlib.suppress(OSError):  # the disk is full: the exit code tells the failure then
+            with contextlib.suppress(OSError):  # the disk is full: the exit code has to do
                 temporary.write_text(content, encoding="utf-8")
                 temporary.replace(path)
 

@@ -24,7 +24,7 @@ _CLOSE_SECONDS = 1.0  # it may wait for a host that is gone; then it ends by its
 _LOOK_SECONDS = 0.5
 _AGAIN_SECONDS = 1.0
 _SLOW_SECONDS = 10.0  # an acceptable amount of training to repeat
-_PIECE = 256 << 10  # bytes that are sent at once: what the bound is kept in steps of
+_PIECE = 256 << 10  # bytes that are sent at once: the granularity of the bound
 
 
 def ring(hosts: Sequence[_Host]) -> list[tuple[_Host, _Host]]:

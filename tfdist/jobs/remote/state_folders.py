@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# The file of a state that is written last and removed first: as long as it is there, all others are.
+# Written last and removed first: while it exists, all other files of the state do.
 LAST = "manifest.json"
 _STATE = "state"
 
@@ -56,7 +56,7 @@ def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
 
         within = descriptor(str(folder), os.O_DIRECTORY)
         names = sorted(os.listdir(within))
-        last = descriptor(LAST, 0, within)  # it is there, so nothing had been removed when they were listed
+        last = descriptor(LAST, 0, within)  # while it exists nothing has been removed
         files = [(name, last if name == LAST else descriptor(name, 0, within)) for name in names]
         yield [(name, file, os.fstat(file).st_size) for name, file in files]
 

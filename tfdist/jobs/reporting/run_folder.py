@@ -28,7 +28,7 @@ from tfdist.variables import REPORTS
 FILE = "result.json"
 SIGN = ".run"  # says which job reports here
 SAVING = ".saving"  # where the callback writes a checkpoint before it is one
-OWN = ("checkpoint_dir_name", "training_iteration", "timestamp")  # what each report is given
+OWN = ("checkpoint_dir_name", "training_iteration", "timestamp")  # added to each report
 
 _CHECKPOINT = re.compile(r"checkpoint_\d{6}")
 _TEMPORARY = ".checkpoint"

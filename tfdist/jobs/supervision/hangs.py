@@ -22,7 +22,7 @@ SAMPLES = 50  # steps of that median
 FEWEST = 3  # steps, before there is one
 FIRST = 5.0  # after a restart, until then, a step may take so many times as long as it could before
 INPUT_SECONDS = 60.0
-GAP_SECONDS = 1.0  # at most between two looks of an agent that was not stopped, and half of what is a hang
+GAP_SECONDS = 1.0  # longest gap between looks of a running agent; at most half of a hang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Pati
     if activity is Activity.HELD:
         return 0.0
     if activity is Activity.ENDED:
-        return math.inf  # what a script does after fit is not looked at
+        return math.inf  # after fit a script has no bound
     if activity not in (Activity.STEPPING, Activity.INPUT) or not samples:
         return patience.stall_seconds
     steps = max(patience.hang_seconds, STEPS * statistics.median(samples))

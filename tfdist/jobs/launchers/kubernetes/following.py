@@ -18,7 +18,7 @@ from tfdist.jobs.launchers.kubernetes.request import Request
 from tfdist.waiting import handled
 
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
-_AGAIN_SECONDS = 1.0  # after which what has broken is begun again
+_AGAIN_SECONDS = 1.0  # before a broken connection is tried again
 _END_SECONDS = 5.0  # for threads, before the process ends without them
 _LOG_SECONDS = 10.0  # for which the rest of a log is waited for
 _UNMADE_SECONDS = 5.0  # after which it is asked why there are fewer pods than there should be
@@ -77,7 +77,7 @@ class _Following:
         self._received = received
         self._asked = asked
         self._changes: queue.SimpleQueue[tuple[str, Values]] = queue.SimpleQueue()
-        self._pods: dict[int, Values] = {}  # the last of each index, as long as it is there
+        self._pods: dict[int, Values] = {}  # the present pod of each index
         self._uids: dict[int, str] = {}  # of the last of each index
         self._seen: set[str] = set()
         self._ended: dict[int, pod_states.Ended] = {}  # of the last of each index, also when it is gone
@@ -135,7 +135,7 @@ class _Following:
 
     def _learn(self, what: str, pod: Values) -> None:
         uid, index = pod["metadata"]["uid"], pod_states.index_of(pod)
-        if uid not in self._seen:  # it takes the place of one that has ended
+        if uid not in self._seen:  # it replaces an ended pod
             self._seen.add(uid)
             self._uids[index] = uid
             self._ended.pop(index, None)

@@ -32,7 +32,7 @@ class Cluster:
         configuration = library.client.Configuration()
         configured = self._configured(configuration)
         self.namespace = namespace or configured or "default"
-        configuration.retries = False  # urllib3 would repeat what has no answer three times, each as long
+        configuration.retries = False  # urllib3 would repeat unanswered requests three times, each as long
         api = library.client.ApiClient(configuration)
         self._core = library.client.CoreV1Api(api)
         self._owners = library.client.CustomObjectsApi(api)
@@ -77,7 +77,7 @@ class Cluster:
             if error.status == 404:
                 return None
             raise
-        # another one of the same name is none of this submission's
+        # another job of the same name is not this submission's
         return found if found["metadata"]["uid"] == owner["metadata"]["uid"] else None
 
     def complaints(self, owner: Values) -> list[str]:
@@ -120,7 +120,7 @@ class Cluster:
         with self._read(answer):
             for line in answer:
                 event = json.loads(line)
-                if event["type"] == "ERROR" or ended():  # what it was asked to begin at is too old
+                if event["type"] == "ERROR" or ended():  # the requested version is too old
                     return
                 changed("gone" if event["type"] == "DELETED" else "there", event["object"])
 
@@ -242,7 +242,7 @@ def _refused(error: Any, missing: str) -> str:
         return f"you may not: {message}. Try: kubectl auth can-i create jobs"
     if error.status == _CONFLICT:
         return f"{message}. Take another --name, or delete that one first"
-    is_unknown = error.status == 404 and "namespaces " not in message  # else the namespace is what is missing
+    is_unknown = error.status == 404 and "namespaces " not in message  # otherwise the namespace is missing
     return f"the cluster does not take it: {message}.{missing if is_unknown else ''}"
 
 

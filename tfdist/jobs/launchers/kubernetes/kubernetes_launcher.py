@@ -138,5 +138,5 @@ def _beside_an_agent(pod: Pod, launch: Callable[[], int]) -> int:
     agent = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return launch()
-    finally:  # it ends with the job; one that has not joined gets the signal
+    finally:  # it ends with the job; without having joined, by the signal
         end_process(agent, _END_SECONDS, (signal.SIGTERM, signal.SIGKILL))

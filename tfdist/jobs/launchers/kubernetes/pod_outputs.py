@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0
 
 _GROWS, _WHOLE = "tfdist-grows-", "tfdist-whole-"
 _MARK = b"\x1etfdist-output "
-_PIECE = 3000  # characters: a record stays below what a pipe takes in one piece (4096), so nothing comes between
+_PIECE = 3000  # characters: a record is below 4096 bytes, which a pipe takes in one piece
 _LONGEST = 4096
 
 

@@ -13,9 +13,9 @@ from tfdist.jobs.launchers.kubernetes.request import Request
 Pod = Mapping[str, Any]
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-SAME_MOMENT_SECONDS = 2.0  # ends are told to the second, and peers of the dead end at once
+SAME_MOMENT_SECONDS = 2.0  # times have seconds only, and peers of a dead pod end at once
 
-# what a container waits for that may not come by itself
+# cures for reasons to wait that may last
 _CURES = {
     "ImagePullBackOff": "Name an image that the nodes can pull; --pod FILE may have a pull secret.",
     "ErrImagePull": "Name an image that the nodes can pull; --pod FILE may have a pull secret.",
@@ -122,7 +122,7 @@ def how_it_ended(pod: Pod) -> Ended | None:
                 index=index_of(pod), name=name, node=node, exit_code=int(end["exitCode"]), reason=why, message=message,
                 finished=finished,
             )  # fmt: skip
-    if status.get("phase") == "Failed":  # a node that is gone tells nothing of its containers
+    if status.get("phase") == "Failed":  # a lost node reports nothing about its containers
         why, message = status.get("reason", "Failed"), status.get("message", "")
         return Ended(index=index_of(pod), name=name, node=node, exit_code=1, reason=why, message=message, finished="")
     return None

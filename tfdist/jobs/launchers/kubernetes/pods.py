@@ -16,7 +16,7 @@ CONTAINER = "node"  # as Kubeflow's Trainer wants it
 SHARED_MEMORY = "1Gi"
 
 KILLED, ASKED_TO_END = 137, 143  # exit codes after SIGKILL and SIGTERM
-_AGENT_SECONDS = 20  # for what `tfdist run` does after its workers have ended
+_AGENT_SECONDS = 20  # for `tfdist run` after its workers have ended
 
 Values = dict[str, Any]
 

@@ -148,7 +148,7 @@ class _Driver(StartedAgents):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environ),
-            start_new_session=True,  # the keyboard's Ctrl-C is for the launcher, which says what is to end
+            start_new_session=True,  # Ctrl-C of the keyboard is for the launcher, which decides
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

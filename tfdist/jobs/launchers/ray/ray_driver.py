@@ -23,11 +23,11 @@ from tfdist.jobs.plan.host_plan import NoRoomError, room, too_few
 from tfdist.jobs.plan.host_plan import resources_in_words as in_words
 from tfdist.variables import CALL_FOLDER
 
-WAIT_SECONDS = 600.0  # for what other jobs have taken, if nothing else is said
+WAIT_SECONDS = 600.0  # default wait for resources that other jobs use
 
 _PROBE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_SILENT_SECONDS = 3.0  # a wait that is shorter is not told
+_SILENT_SECONDS = 3.0  # shorter waits are not reported
 _AGAIN_SECONDS = 10.0
 _ACTOR_SECONDS = 120.0  # a process that imports Ray has to start
 _END_SECONDS = 5.0
@@ -42,7 +42,7 @@ def main() -> None:
     wire = Wire(os.dup(0), os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what Ray prints is no message
+    os.dup2(2, 1)  # Ray's output must not mix with messages
     requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     gone = threading.Event()
 
