@@ -26,20 +26,20 @@ class _Job(NamedTuple):
 
 
 class Writer:
-    """One thread that saves; of what waits, only the newest is saved.
+    """One thread that saves; of the waiting states, only the newest is saved.
 
-    A save that fails because of the disk (full, forbidden, broken) does not end training: it is said once per kind of
-    failure, the checkpoints before it stand, and the next save is tried as if nothing had happened. Anything else that
-    goes wrong is raised by the next call here.
+    A save that fails because of the disk (full, forbidden, broken) does not end training: each kind of failure is
+    reported once, earlier checkpoints stay, and the next save is tried. Any other error is raised by the next call
+    here.
 
     Args:
-        store: where to.
+        store: where to save.
         warn: called in the thread, with what failed and what to do.
-        on_written: called in the thread, with the step of each save that is whole.
+        on_written: called in the thread, with the step of each complete save.
 
     Attributes:
         written: the step that was saved last, None before the first.
-        last_error: what made the last save fail, None when it went well.
+        last_error: the error of the last save, None if it succeeded.
         failures: how many saves have failed.
 
     Example:

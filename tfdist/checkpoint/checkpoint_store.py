@@ -41,15 +41,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What was saved at a step, every byte of it checked.
+    """A saved state, every byte of it checked.
 
     Attributes:
         step: how many steps were done.
         digest: 64 hexadecimal digits; equal for equal content.
-        state: JSON of whoever saved it.
-        arrays: names to arrays, not to be written to; of a local file they are mapped, and outlive its removal.
+        state: JSON of the caller.
+        arrays: names to read-only arrays; those of local files are mapped, and outlive the file.
         count: how many workers have saved a part of their own; 0: none.
-        parts: the arrays of those workers whose parts were asked for, by their index.
+        parts: the arrays of the requested workers' parts, by their index.
     """
 
     step: int
@@ -257,9 +257,9 @@ class Store:
         return manifests.NAME in self._storage.folder(name).names()
 
     def newest(self, parts: Callable[[Manifest], Container[int]] | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint that is sound, every byte checked; None where there is none.
+        """Return the newest sound checkpoint, every byte checked; None if there is none.
 
-        One that is damaged is left out, with a warning in the log that says what is wrong, and what is used instead.
+        Damaged ones are skipped, with a warning that says what is wrong and what is used instead.
 
         Args:
             parts: which workers' parts to read and to check, given the manifest; None: all.
@@ -343,7 +343,7 @@ class Store:
         return manifest
 
     def peek(self) -> tuple[int, str] | None:
-        """Return step and digest of the newest checkpoint whose manifest is sound; its arrays are not looked at.
+        """Return step and digest of the newest checkpoint with a sound manifest, without reading its arrays.
 
         Raises:
             StorageError: the directory or the store cannot be read.
@@ -359,17 +359,17 @@ class Store:
         return None
 
     def leave_sign(self, run: str) -> None:
-        """Leave something that shows another process whether it sees the same directory; see `has_sign`.
+        """Leave an empty folder that shows another process whether it sees the same directory; see `has_sign`.
 
         Args:
-            run: 8 hexadecimal digits that nobody else uses.
+            run: 8 hexadecimal digits that are not used elsewhere.
         Raises:
             StorageError: the directory may not be written to.
         """
         self._storage.stage(step_name(0), (), mark=_sign(run))
 
     def has_sign(self, run: str) -> bool:
-        """Return whether the directory is that in which somebody has left a sign; always True of an object store."""
+        """A sign was left in this directory; always True of an object store."""
         return self._storage.is_staged(step_name(0), mark=_sign(run))
 
     def remove_sign(self, run: str) -> None:

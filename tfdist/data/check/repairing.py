@@ -198,32 +198,31 @@ def repair(
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
 ) -> Repair:
-    """Copy all that is whole of a damaged directory, and name what is not.
+    """Copy the whole records of a damaged directory, and name the others.
 
-    With ``into`` all that is whole is copied there, and ``directory`` stays as it is, byte for byte. Without, a shard
-    with corrupt records is replaced by a copy without them, and an index that is missing or wrong is made from its
-    shard; what is sound is not touched, and the manifest gets the next revision. Ended at any moment, the directory is
-    the old one or the new one. Examples behind one that is lost have lower numbers afterwards, so states of readers and
-    orders are others.
+    With ``into`` they are copied there, and ``directory`` stays as it is, byte for byte. Without it, a copy replaces
+    each shard with corrupt records, an index that is missing or wrong is made from its shard, and the manifest gets the
+    next revision; sound files stay. A repair that is killed leaves the old directory or the new one. Examples after a
+    lost one get lower numbers, so states of readers and orders change.
 
     Args:
         directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        into: a directory that is not there or empty; a path or a URL. Default: ``directory`` itself.
-        rebuild_manifest: whether a manifest that is missing or cannot be trusted is made from the shards. The schema is
-            the one that can still be read in it, if all whole records fit it; else it is told from the records, which
-            do not say what was an array of bytes.
-        drop_missing: whether to go on without shards that are not there.
-        decode: whether pictures are decoded by TensorFlow, and examples with one that cannot be are left out.
+        into: a directory that does not exist or is empty; a path or a URL. Default: ``directory`` itself.
+        rebuild_manifest: whether a manifest that is missing or cannot be trusted is made from the shards. Its schema is
+            still used if it can be read and all whole records fit it; else the records tell it, and an array that was
+            stored as bytes becomes bytes.
+        drop_missing: whether to continue without shards that are missing.
+        decode: whether TensorFlow decodes pictures, and examples whose picture cannot be decoded are left out.
         schema: of the examples, for a manifest that is made anew.
         progress: called now and then with bytes read and bytes in all.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
-            of DVC and of hubs. Default: they are refused.
+        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
+            of hubs. Default: they are refused.
     Returns:
-        What was kept, lost, written and told.
+        What was kept, lost, written and inferred.
     Raises:
-        ConfigError: there is no manifest, and ``rebuild_manifest`` is not given; ``into`` holds something.
-        CorruptDataError: the manifest cannot be trusted, a shard is missing, or nothing whole is left.
+        ConfigError: there is no manifest, and ``rebuild_manifest`` is not given; ``into`` is not empty.
+        CorruptDataError: the manifest cannot be trusted, a shard is missing, or no record is whole.
 
     Example:
         >>> import tempfile, pathlib, numpy as np, tfdist

@@ -109,26 +109,27 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
 ) -> Report:
-    """Look at every byte of a directory: sizes, checksums of files and of records, indices, and what each record holds.
+    """Read every byte of a directory: sizes, checksums of files and of records, indices, and the content of each
+    record.
 
-    Several bad records of a shard are all found. Shards are read once, in pieces of 8 MiB, some at a time.
+    All bad records of a shard are found. Shards are read once, in pieces of 8 MiB, some at a time.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
-        contents: whether each record is taken apart as well; False looks at checksums, which takes a tenth of the time
-            where records have to be parsed.
-        decode: whether pictures are decoded by TensorFlow, in processes of their own: a record may be as it was written
-            and have a picture that was broken before. It takes as long as training takes to decode them.
+        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL. contents: whether each
+        record is parsed as well; checksums alone take a tenth of the time where records have to be
+            parsed.
+        decode: whether TensorFlow decodes pictures, in other processes: an undamaged record may have a picture that was
+            broken before. It takes as long as training takes to decode them.
         progress: called now and then with the bytes that were read, and how many there are.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
-            of DVC and of hubs. Default: they are refused.
+        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
+            of hubs. Default: they are refused.
     Returns:
         The report; a manifest that cannot be trusted is one of the places in it.
     Raises:
         ConfigError: there is no manifest; pictures are to be decoded and there can be none.
         StorageError: a file cannot be read, for a reason that is not corruption.
-        DataChangedError: the directory was written anew or repaired meanwhile.
+        DataChangedError: the directory was overwritten or repaired meanwhile.
 
     Example:
         >>> import tempfile, pathlib, numpy as np, tfdist

@@ -49,15 +49,16 @@ def open_directory(
     cache: Any = None,
     follow_symlinks: bool = False,
 ) -> "Examples":
-    """Open a directory that `tfdist.data.write` has made, or TFRecord files of others.
+    """Open a directory that `tfdist.data.write` has made, or TFRecord files of other writers.
 
     Args:
         directory: its path or URL; of TFRecord files also of one, or with wildcards of several. These are indexed in
-            the user's cache when they are opened first, and a line in the log says what they hold.
+        the
+            user's cache when they are first opened, and a line in the log describes them.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         cache: a `tfdist.data.BlockCache` for remote directories.
-        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
-            of DVC and of hubs. Default: they are refused.
+        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
+            of hubs. Default: they are refused.
     Raises:
         ConfigError: there is no manifest in it.
         CorruptDataError: the manifest cannot be trusted.

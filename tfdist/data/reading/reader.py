@@ -122,52 +122,52 @@ def read(
 ) -> Reading:
     """Read a directory of examples: shuffled globally, each once per epoch, the same on any number of workers.
 
-    Which examples make a batch follows from (seed, epoch, position) alone. Under a tfdist strategy each worker reads
-    its slice of every global batch; anywhere else the dataset yields whole global batches, as any other does.
+    The examples of a batch follow from (seed, epoch, position) alone. Under a tfdist strategy each worker reads its
+    slice of every global batch; elsewhere the dataset yields whole global batches.
 
     Args:
-        directory: what `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of others: a folder of
-            them, one, or several by a wildcard, compressed by GZIP or ZLIB or not. Their schema is told from all
-            records when they are read first, and shown by a line in the log; see `tfdist.data.index`.
+        directory: what `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of other writers: a folder,
+            one file, or several by a wildcard, also compressed by GZIP or ZLIB. Their schema is inferred from all
+            records when they are first read, and logged; see `tfdist.data.index`.
         global_batch_size: examples of a batch, over all replicas.
         seed: of the order, and of augmentation.
-        order: "full" permutes all examples, in each epoch anew; "block" permutes blocks of neighbours and mixes the
-            examples of 64 blocks, for stores and for disks that spin; "none" keeps the order of writing; "balanced"
+        order: "full" permutes all examples, anew in each epoch; "block" permutes blocks of neighbours and mixes the
+            examples of 64 blocks, for object stores and spinning disks; "none" keeps the order of writing; "balanced"
             gives each class of ``label`` the same share; a mapping of labels to weights gives them theirs. With the
             last two an epoch has as many examples as there are, some more than once.
-        tail: what becomes of a last batch with fewer examples: "pad" fills it up with examples of weight 0, so that all
-            batches have one shape; "drop" leaves it out; "keep" gives it as it is. Default: "pad" where there is a
-            label, "keep" where nothing has a weight.
-        label: the feature that is learnt. Default: the one that the directory names; without any, batches are x alone.
-        inputs: the features that are x, as a dict unless it is one. Default: all but label and weight.
-        weight: the feature that is the sample weight.
-        decode: a function of an example's features (a dict of tensors) that returns its features, always the same,
-            such as a decoded and resized picture.
+        tail: what becomes of a last batch with fewer examples: "pad" fills it with examples of weight 0, so that all
+            batches have one shape; "drop" leaves it out; "keep" yields it as it is. Default: "pad" with a label, "keep"
+            where nothing has a weight.
+        label: the feature to learn. Default: the one that the directory names; without any, batches are x alone.
+        inputs: the features that are x, a dict unless it is one. Default: all but label and weight. weight: the feature
+        that is the sample weight. decode: a deterministic function of an example's features (a dict of tensors) that
+        returns its features, such as a
+            decoded and resized picture.
         augment: a function of an example's features and of a seed (int32 ``[2]``, for `tf.image.stateless_*` and
             `tf.random.stateless_*`) that returns its features. The seed follows from (seed, epoch, example), so results
             do not depend on workers.
-        cache: keeps what ``decode`` made, in "memory" or in a folder on a local disk.
-        on_corrupt: "raise"; or "skip" a corrupt example, with a line in the log: another stands for it with weight 0,
-            so that the number of steps stays; or "verify" every record before anything is read. An example for which
-            ``decode`` or ``augment`` is an error is corrupt, too.
-        verify: whether checksums are checked "first", when a record is read first, "always", or "never".
+        cache: keeps the results of ``decode``, in "memory" or in a folder on a local disk. on_corrupt: "raise"; or
+        "skip" a corrupt example with a line in the log: another replaces it with weight 0, so that
+            the number of steps stays; or "verify" every record before anything is read. An example for which ``decode``
+            or ``augment`` raises an error is corrupt, too.
+        verify: whether checksums are checked "first", when a record is first read, "always", or "never".
         device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
-        state: where to go on: what `Reading.state` returned.
+        state: where to resume: what `Reading.state` returned.
         remote_cache: keeps blocks of remote files. Default: 1 GiB in memory.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
-            of DVC and of hubs. Default: they are refused.
-        ops: whether the compiled reader is used; default: where it can be compiled and TFDIST_NATIVE is not 0.
+        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
+            of hubs. Default: they are refused.
+        ops: whether the compiled reader is used. Default: if it can be compiled and TFDIST_NATIVE is not 0.
     Returns:
-        A dataset of (x, y, weight); without weight where nothing can have the weight 0 and none is named; x alone where
-        there is no label.
+        A dataset of (x, y, weight); without weight if nothing can have the weight 0 and none is named; x alone without
+        a label.
     Raises:
         ConfigError: an argument cannot be used; there is no such directory or feature; ``decode`` or ``augment`` does
-            not return a dict of dense tensors.
+        not
+            return a dict of dense tensors.
         CorruptDataError: manifest or index cannot be trusted, or a shard is not the one that the manifest describes. A
-            corrupt record, and an example that cannot be decoded, show while they are read, in iterations and in `fit`,
-            by the same error.
-        DataChangedError: in iterations and in `fit`: the directory was written anew or repaired since it was opened.
+            corrupt or undecodable example raises it in iterations and in `fit`.
+        DataChangedError: in iterations and in `fit`: the directory was overwritten or repaired since it was opened.
 
     Example:
         >>> import tempfile, numpy as np, tfdist

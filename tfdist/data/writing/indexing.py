@@ -33,30 +33,30 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
 ) -> Manifest:
-    """Take TFRecord files of tf.train.Example as they are: only an index for each and a manifest are written.
+    """Index TFRecord files of tf.train.Example as they are: only an index for each and a manifest are written.
 
-    Every record is looked at. The files are read in the order of their names, as shards. Where pictures or texts have
-    one value per example and the rest is small, they are read without parsing; otherwise batches are parsed.
+    Every record is read. Files are shards in the order of their names. If pictures or texts have one value per example
+    and the rest is small, they are read without parsing; otherwise batches are parsed.
 
-    Index and manifest stand beside the files; in the user's cache where the folder cannot be written, and where
-    ``directory`` is a wildcard or a file. Files that are compressed are written into the cache as plain records.
-    Whoever opens the same ``directory`` finds them there.
+    Index and manifest are next to the files. They are in the user's cache if the folder is read-only, or if
+    ``directory`` is a wildcard or a file. Compressed files are written into the cache as plain records. Opening the
+    same ``directory`` finds them there.
 
     Args:
         directory: where the files are; a path or an fsspec URL, of a folder, or of files in one by a wildcard.
-        schema: what each example consists of. Default: what all examples show; arrays that are stored as bytes cannot
-            be told from text.
-        label: the feature that is learnt. Default: "label" if there is one.
+        schema: what each example consists of. Default: what all examples show; arrays stored as bytes look like text.
+        label: the feature to learn. Default: "label" if there is one.
         exists: what to do with a directory that has a manifest: "raise", or "overwrite" it (not the examples).
-        split: the one to take where the names of the files say several: "train".
+        split: the one to take if the names of the files say several: "train".
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        follow_symlinks: whether files of a local directory may be symbolic links that lead out of it, as in the caches
-            of DVC and of hubs. Default: they are refused.
+        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
+            of hubs. Default: they are refused.
     Returns:
         The manifest.
     Raises:
         ConfigError: there are no TFRecord files; they have names that cannot be kept; they are of several splits;
-            examples differ in their features, or are tf.train.SequenceExample.
+        examples
+            differ in their features, or are tf.train.SequenceExample.
         CorruptDataError: a record is corrupt, or does not fit the schema.
 
     Example:
