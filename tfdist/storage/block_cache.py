@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -30,6 +31,7 @@ BLOCK_BYTES = 1 << 20
 _WAIT_SECONDS = 3600.0  # for another thread's fetch, whose driver gives up long before
 _SLACK = 16  # a folder is looked through when a 16th of its limit was written
 _CHECKSUM_BYTES = 4
+_BLOCK = re.compile(r".{64}\.block")
 _log = logging.getLogger(__name__)
 
 
@@ -325,7 +327,9 @@ class _Folder:
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    if (_is_block(entry.name) or is_temporary(entry.name)) and entry.is_file(follow_symlinks=False):
+                    if (_BLOCK.fullmatch(entry.name) or is_temporary(entry.name)) and entry.is_file(
+                        follow_symlinks=False
+                    ):
                         status = entry.stat(follow_symlinks=False)
                         yield entry.path, status.st_mtime_ns, status.st_size
 
@@ -337,10 +341,6 @@ class _Folder:
     def _path(self, block: Block) -> Path:
         key = repr((*block.file, block.number)).encode("utf-8", "surrogatepass")
         return self._folder / f"{hashlib.sha256(key).hexdigest()}.block"
-
-
-def _is_block(name: str) -> bool:
-    return len(name) == 70 and name.endswith(".block")
 
 
 def _checksum(data: bytes) -> bytes:

@@ -5,18 +5,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.callbacks.backup import candidates, replica_states, run_identity, sharded_weights, train_state
+from tfdist.callbacks.backup import candidates, run_identity, state_parts, train_state
 from tfdist.callbacks.backup.fit_position import Input, Place
 from tfdist.callbacks.backup.joint_saving import Memory, Together
 from tfdist.callbacks.backup.preemption import PreemptionHandler
-from tfdist.callbacks.backup.replica_states import Shards
-from tfdist.callbacks.backup.sharded_weights import Cuts
+from tfdist.callbacks.backup.state_parts import Cuts, Shards
 from tfdist.callbacks.backup.train_state import TrainState, scalars
 from tfdist.checkpoint.background_writer import Writer, finish_saves
 from tfdist.checkpoint.checkpoint_store import Store
@@ -84,7 +82,7 @@ class BackupSession(keras.callbacks.Callback):
             finish_saves(store.url)  # of a fit that was interrupted in this process
         self._memory = None if memory is None else Memory(memory, self._together)
         self._writer = Writer(
-            disk, warn=_logger.warning, on_written=_tell_the_agent if self._workers.is_chief else _tell_nobody
+            disk, warn=_logger.warning, on_written=_tell_the_agent if self._workers.is_chief else lambda step: None
         )
         self._save_freq = save_freq
         self._asynchronous = asynchronous
@@ -107,12 +105,16 @@ class BackupSession(keras.callbacks.Callback):
         if self._found is not None:
             _require_version(self._found)
             run_identity.require_same(disk.url, self._found.state.get("training"))
-            wholes, rest = sharded_weights.joined(self._found.shards, source=self._found.source)
+            wholes, rest = state_parts.joined(self._found.shards, source=self._found.source)
             self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
         if step_clock().reporter is not None:  # functions that there are already run as what they do cannot be told
-            keras_model.watch_steps(model, _undivided, lambda: step_clock().enter(Phase.PYTHON))
+            keras_model.watch_steps(
+                model,
+                lambda kind: step_clock().step(Kind(kind), Phase.UNDIVIDED),
+                lambda: step_clock().enter(Phase.PYTHON),
+            )
 
     # Going on
 
@@ -126,7 +128,7 @@ class BackupSession(keras.callbacks.Callback):
         faults.at("restore", self._found.state["steps"])
         state = self._found.state
         build = functools.partial(keras_epochs.build, self.model, self._fit)
-        counts = state.get(replica_states.COUNTS)
+        counts = state.get(state_parts.COUNTS)
         in_epoch = bool(state["step"])
         self._state.restore_model(self._found.arrays, build, has_shards=counts is not None, in_epoch=in_epoch)
         if counts is None:
@@ -277,7 +279,7 @@ class BackupSession(keras.callbacks.Callback):
             global_batch=self._input.global_batch,
             training=run_identity.mark(self._disk.url),
             time=time.time(),
-            **{replica_states.COUNTS: self._shards.counts(), replica_states.CUT: self._cuts.exist},
+            **{state_parts.COUNTS: self._shards.counts(), state_parts.CUT: self._cuts.exist},
             **self._input.state(self._at),
         )
         return _Taken(self._number, arrays, state, part, time.perf_counter() - begun)
@@ -313,14 +315,12 @@ class BackupSession(keras.callbacks.Callback):
         """The state that was found, to resume from once more: nothing was trained since."""
         state = {
             **found.state,
-            replica_states.COUNTS: self._shards.counts(),
+            state_parts.COUNTS: self._shards.counts(),
         }  # by now they are those of the present replicas
         part = {**self._shards.capture(), **self._cuts.capture()}
         elsewhere = self._shards.names | self._cuts.names
         arrays = {name: array for name, array in found.arrays.items() if name not in elsewhere}
-        return _Taken(
-            state["steps"] + state["epochs"], arrays, {**state, replica_states.CUT: self._cuts.exist}, part, 0.0
-        )
+        return _Taken(state["steps"] + state["epochs"], arrays, {**state, state_parts.CUT: self._cuts.exist}, part, 0.0)
 
 
 def _require_version(found: candidates.Found) -> None:
@@ -332,18 +332,10 @@ def _require_version(found: candidates.Found) -> None:
         )
 
 
-def _undivided(kind: str) -> AbstractContextManager[None]:
-    return step_clock().step(Kind(kind), Phase.UNDIVIDED)
-
-
 def _tell_the_agent(number: int) -> None:
     reporter = step_clock().reporter
     if reporter is not None:
         reporter.saved(number)
-
-
-def _tell_nobody(number: int) -> None:
-    """Do nothing: the chief's save is the whole one."""
 
 
 class _First(keras.callbacks.Callback):

@@ -162,16 +162,13 @@ def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArra
         words += [f"the model has {missing[0]}, the backup has not ({len(missing)} such)"] if missing else []
         words += [f"the backup has {unknown[0]}, the model has not ({len(unknown)} such)"] if unknown else []
         differs = [*missing, *unknown]
-        metrics = "Metrics may change when an epoch has ended, and not within it. " if _are_metrics(differs) else ""
+        are_metrics = bool(differs) and all(name.startswith(f"{METRIC}/") for name in differs)
+        metrics = "Metrics may change when an epoch has ended, and not within it. " if are_metrics else ""
         raise ConfigError(
             f"the backup is of another model: {'; '.join(words)}. {metrics}Train with the model and the optimizer that "
             "it was made with (build them before fit, if they build themselves in their first step), or begin anew in "
             "another backup_dir."
         )
-
-
-def _are_metrics(names: Sequence[str]) -> bool:
-    return bool(names) and all(name.startswith(f"{METRIC}/") for name in names)
 
 
 def scalars(logs: Any) -> dict[str, float]:

@@ -26,7 +26,9 @@ def open_arrays(examples: Any, schema: Schema | None = None, identity: dict[str,
     count = _count(arrays)
     found = schema or Schema({name: _feature(name, arrays[name], given[name]) for name in arrays})
     if schema is None:  # floats of Python that float32 holds with all their digits
-        arrays = {name: _narrowed(array, found[name], given[name]) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            if not hasattr(given[name], "dtype") and array.dtype.kind == "f":
+                arrays[name] = array.astype(found[name].dtype, copy=False)
     if found.keys() != arrays.keys():
         raise ConfigError(
             f"the arrays are {_names(arrays)}; the schema has {_names(found)}. Both must have the same names."
@@ -175,10 +177,6 @@ def _feature(name: str, array: NDArray[Any], given: Any) -> Feature:
         return first
     shapes = {np.shape(value) for value in array}
     return first if shapes == {first.shape} else Feature(first.dtype, (None,))
-
-
-def _narrowed(array: NDArray[Any], feature: Feature, given: Any) -> NDArray[Any]:
-    return array if hasattr(given, "dtype") or array.dtype.kind != "f" else array.astype(feature.dtype, copy=False)
 
 
 def _digest(array: NDArray[Any]) -> str:
