@@ -26,6 +26,7 @@ from tfdist.storage.files import (
     is_plain,
     is_temporary,
     make_directory,
+    mapped,
     plain_name,
     remove_abandoned,
     staging_name,
@@ -33,7 +34,6 @@ from tfdist.storage.files import (
     temporary_name,
     within,
 )
-from tfdist.storage.mapping import mapped
 
 LOCK_NAME = ".lock"
 LOCK_SECONDS = 600.0

@@ -8,8 +8,7 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.protocol import Block, Source
-from tfdist.data.sources.source_options import Options
+from tfdist.data.sources.protocol import Block, Options, Source
 from tfdist.data.sources.stream import is_table
 from tfdist.data.sources.tables.ray_dataset import is_of_ray, open_ray
 from tfdist.errors import ConfigError, ConfigTypeError

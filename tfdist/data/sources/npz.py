@@ -22,12 +22,8 @@ from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 _CURE = "Save its arrays as .npy files, which are not read into memory as a whole."
 
 
-def open_npz(path: str, schema: Schema | None = None) -> "Archive":
-    return Archive([path], schema)
-
-
-def open_npy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
-    """.npy files as a source: one feature per file, named after it; a structured array has one per field."""
+def open_numpy(paths: Sequence[str], schema: Schema | None = None) -> "Archive":
+    """Archives and .npy files as a source; one array is named after its file, a structured one has its own features."""
     return Archive(list(paths), schema)
 
 

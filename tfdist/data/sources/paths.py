@@ -10,8 +10,7 @@ from tfdist.data.format import splits
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import compressed_files, hdf5, images, source_files
 from tfdist.data.sources.compressed_files import HEAD_BYTES
-from tfdist.data.sources.protocol import Source, chained
-from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.protocol import NONE, Options, Source, chained
 from tfdist.data.sources.stored_columns import widened
 from tfdist.data.sources.tables import partitions
 from tfdist.data.sources.tables.arrow_table import UntoldError
@@ -281,9 +280,9 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
 
         return open_tfrecords(paths, schema)
     if kind == "npy":
-        from tfdist.data.sources.npz import open_npy
+        from tfdist.data.sources.npz import open_numpy
 
-        return open_npy(paths, schema)
+        return open_numpy(paths, schema)
     if kind == IMAGES:
         names = images.classes_of(paths) if len(paths) > 1 and schema is None else ()
         return chained([images.open_images(path, schema, names) for path in paths])
@@ -391,6 +390,6 @@ def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> 
         from tfdist.data.sources.hdf5 import open_hdf5
 
         return open_hdf5(path, schema)
-    from tfdist.data.sources.npz import open_npz
+    from tfdist.data.sources.npz import open_numpy
 
-    return open_npz(path, schema)
+    return open_numpy([path], schema)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources.protocol import Block
-from tfdist.data.sources.source_options import EVERY, Options, spelled
+from tfdist.data.sources.protocol import EVERY, Block, Options, spelled
 from tfdist.data.sources.stored_columns import column
 from tfdist.data.sources.tables import arrow_types, arrow_units
 from tfdist.data.sources.tables.arrow_types import (

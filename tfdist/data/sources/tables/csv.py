@@ -21,8 +21,7 @@ import numpy as np
 
 from tfdist.data.format.schema import TEXT, Feature, Schema, asked, fits_float32
 from tfdist.data.sources import compressed_files, source_files
-from tfdist.data.sources.protocol import BLOCK_BYTES
-from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.protocol import BLOCK_BYTES, NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units
 from tfdist.errors import ConfigError
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.sources.protocol import Block, Source, length
-from tfdist.data.sources.source_options import EVERY, Options, spelled
+from tfdist.data.sources.protocol import EVERY, Block, Options, Source, length, spelled
 from tfdist.data.sources.stored_columns import column
 from tfdist.errors import ConfigError
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from tfdist import validation
 from tfdist.data.format.schema import Schema
-from tfdist.data.sources.protocol import examples_per_block
-from tfdist.data.sources.source_options import NONE, Options
+from tfdist.data.sources.protocol import NONE, Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
 
