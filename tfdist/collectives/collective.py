@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, DisagreementError, WorkerLostError
 
 #: what `all_reduce` may do with the members' values
 OPS = ("sum", "min", "max")
@@ -152,6 +152,22 @@ class Collective(Protocol):
             error: what TensorFlow raised.
             what: what this member was doing, for the message.
         """
+
+
+def disagreement(what: str, *, told: str = "") -> DisagreementError:
+    """Return the error of members that do different things."""
+    return DisagreementError(
+        f"{what}. Every worker must build the same model and call compile, fit, evaluate, predict and reductions in the "
+        f"same order.{told and f' ({told})'}"
+    )
+
+
+def lost(member: Collective, what: str, cause: str) -> WorkerLostError:
+    """Return the error of a member whose collectives have ended."""
+    return WorkerLostError(
+        f"member {member.rank} of {member.size} was in {what} when the collectives ended: {cause}. See the other "
+        "workers' output for the first that failed, then start the job again."
+    )
 
 
 def hosts_of(names: Sequence[Hashable]) -> tuple[int, ...]:

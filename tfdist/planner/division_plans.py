@@ -129,7 +129,10 @@ class Report:
 
     def to_json(self) -> str:
         """Return the plans for programs."""
-        kinds = [{**dataclasses.asdict(one), "memory_bytes": _finite(one.memory_bytes)} for one in self.kinds]
+        kinds = [
+            {**dataclasses.asdict(one), "memory_bytes": one.memory_bytes if one.memory_bytes < math.inf else None}
+            for one in self.kinds
+        ]
         plans = [
             {
                 **{key: value for key, value in dataclasses.asdict(one).items() if key != "stages"},
@@ -364,7 +367,3 @@ def shown_bytes(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.{3 if size < 1000 * factor else 4}g} {unit}"
     return f"{size:.0f} bytes"
-
-
-def _finite(size: float) -> float | None:
-    return None if size == math.inf else size

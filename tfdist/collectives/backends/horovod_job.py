@@ -25,11 +25,11 @@ import tensorflow as tf
 from tfdist.cluster.cluster_values import Cluster, split_address
 from tfdist.collectives import rendezvous_store
 from tfdist.collectives.byte_exchange import Exchange
-from tfdist.collectives.collective import Collective, hosts_of
+from tfdist.collectives.collective import Collective, disagreement, hosts_of
 from tfdist.collectives.membership import Membership
 from tfdist.collectives.rendezvous_store import Store, StoreServer
 from tfdist.compat.horovod import broken_connections
-from tfdist.errors import ConfigError, DeadlineError, DisagreementError, MissingDependencyError, WorkerLostError
+from tfdist.errors import ConfigError, DeadlineError, MissingDependencyError, WorkerLostError
 from tfdist.native.horovod_record import find_installed
 from tfdist.variables import WORKERS
 
@@ -132,8 +132,9 @@ class Job:
         me = self.cluster.worker_index
         process_set = self._process_set(tuple(members))
         if process_set is None:
+            known = ", ".join(str(list(group)) for group in self.groups) or "none but that of all workers"
             raise ConfigError(
-                f"Horovod was started without a group of the workers {list(members)}; it has {self._known()}. Give all "
+                f"Horovod was started without a group of the workers {list(members)}; it has {known}. Give all "
                 "groups to the first strategy of a process, alike on every worker."
             )
         pairs = {
@@ -148,7 +149,9 @@ class Job:
             hosts=hosts_of([self.hosts[worker] for worker in members]),
             pairs={rank: pair for rank, pair in pairs.items() if pair is not None},
             abort=self.abort if beside is None else functools.partial(self._abort_both, beside),
-            explain=self.explain if beside is None else functools.partial(self._explain_both, beside),
+            explain=self.explain
+            if beside is None
+            else lambda error, what: self.explain(error, what) or beside.explain(error, what),
             device=device,
         )
 
@@ -156,15 +159,9 @@ class Job:
         self.abort(message)
         beside.abort(message)
 
-    def _explain_both(self, beside: Collective, error: BaseException, what: str) -> Exception | None:
-        return self.explain(error, what) or beside.explain(error, what)
-
     def _process_set(self, members: tuple[int, ...]) -> Any:
         everybody = members == tuple(range(self.cluster.num_workers))
         return self.hvd.global_process_set if everybody else self.groups.get(members)
-
-    def _known(self) -> str:
-        return ", ".join(str(list(group)) for group in self.groups) or "none but that of all workers"
 
     def abort(self, message: str) -> None:
         """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
@@ -176,11 +173,8 @@ class Job:
         """Return what a failure of a reduction means, or None if it is not Horovod's."""
         me, text = self.cluster.worker_index, str(error)
         if "Mismatched" in text:
-            return DisagreementError(
-                f"workers do different things: {self._what_all_do(what)}. Every worker must build the same model and "
-                "call compile, fit, evaluate, predict and reductions in the same order. (Horovod: "
-                f"{_horovods_words(text)})"
-            )
+            doing = f"workers do different things: {self._what_all_do(what)}"
+            return disagreement(doing, told=f"Horovod: {_horovods_words(text)}")
         if "Horovod has" not in text or self.membership is None:
             return None
         return WorkerLostError(

@@ -32,7 +32,7 @@ from tfdist.collectives import collective as base
 from tfdist.collectives.byte_exchange import Exchange, agreed, exchange_over
 from tfdist.collectives.collective import Collective
 from tfdist.compat.tensorflow import traced_uses
-from tfdist.errors import ConfigError, DeadlineError, DisagreementError, TfdistError, WorkerLostError, cause_of
+from tfdist.errors import ConfigError, DeadlineError, TfdistError, cause_of
 from tfdist.native import engine as native
 from tfdist.variables import ALL_REDUCE_ALGORITHM, HOST_ID, JOB_KEY
 
@@ -179,20 +179,14 @@ class NativeCollective:
                 continue
             cause = cause_of(rest or "no cause is known")
             if mark == native.DIFFERENT:
-                return DisagreementError(
-                    f"members do different things: {cause}, in {what}. Every worker must build the same model and call "
-                    "compile, fit, evaluate, predict and reductions in the same order."
-                )
+                return base.disagreement(f"members do different things: {cause}, in {what}")
             if native.LATE in cause:
                 return DeadlineError(
                     f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. Every "
                     "worker must call fit, evaluate and predict alike; see in the others' output what they do. If "
                     "steps take that long, give more time (timeout_seconds)."
                 )
-            return WorkerLostError(
-                f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause}. See the other "
-                "workers' output for the first that failed, then start the job again."
-            )
+            return base.lost(self, what, cause)
         return None if self._beside is None else self._beside.explain(error, what)
 
     def _run(

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster_values import Cluster, split_address
 from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.errors import ConfigError, DisagreementError, WorkerLostError, cause_of
+from tfdist.errors import ConfigError, cause_of
 
 _REDUCED = (tf.float32, tf.float64, tf.int32, tf.int64)
 _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
@@ -148,19 +148,11 @@ class TensorFlowCollective:
         """Return the error of tfdist's for a failure of TensorFlow's collectives, or None if it is another's."""
         text = str(error)
         if "Collective instance" in text or "in the collective instance" in text or "CollectiveOp" in text:
-            return DisagreementError(
-                f"members do different things: member {self.rank} was in {what}. Every worker must build the same "
-                "model and call compile, fit, evaluate, predict and reductions in the same order. (TensorFlow: "
-                f"{cause_of(text)})"
-            )
+            doing = f"members do different things: member {self.rank} was in {what}"
+            return collective.disagreement(doing, told=f"TensorFlow: {cause_of(text)}")
         lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
         ended = isinstance(error, (*lost, tf.errors.DeadlineExceededError)) or "ollective ops is aborted" in text
-        if not ended:
-            return None
-        return WorkerLostError(
-            f"member {self.rank} of {self.size} was in {what} when the collectives ended: {cause_of(text)}. See the "
-            "other workers' output for the first that failed, then start the job again."
-        )
+        return collective.lost(self, what, cause_of(text)) if ended else None
 
     # What the operations are made of; called in a function.
 

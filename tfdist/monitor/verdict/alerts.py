@@ -78,8 +78,9 @@ def not_finite(found: Timeline) -> list[Alert]:
     bad = (last.has_loss & ~np.isfinite(last.loss)).all(axis=0)
     who = [None] if bad.all() else [rank for rank, is_bad in zip(found.ranks, bad, strict=True) if is_bad]
     value, step = last.loss[-1, int(bad.argmax())], int(last.steps[-1])
+    bad_for = f"is {value}, for {NOT_FINITE_STEPS} steps up to {step}"
     return [
-        Alert(Kind.LOSS_NOT_FINITE, rank, f"the loss{_of(rank)} is {value}, for {NOT_FINITE_STEPS} steps up to {step}")
+        Alert(Kind.LOSS_NOT_FINITE, rank, f"the loss{'' if rank is None else f' of worker {rank}'} {bad_for}")
         for rank in who
     ]
 
@@ -161,10 +162,6 @@ def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
     (began, first), (ended, last) = looks[0], looks[-1]
     sizes = f"{first / 1e6:.0f} MB, and {last / 1e6:.0f} MB {ended - began:.0f} s later"
     return [Alert(Kind.MEMORY_GROWS, worker, f"worker {worker} takes more and more memory: {sizes}")]
-
-
-def _of(rank: int | None) -> str:
-    return "" if rank is None else f" of worker {rank}"
 
 
 def _deviation(values: np.ndarray) -> float:

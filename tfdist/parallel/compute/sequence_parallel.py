@@ -98,7 +98,8 @@ class _Graph:
                 inside = _Graph(nested, self._placing, self._training, f"{label} ")
                 (value,) = inside.run([self._lying[id(one.takes[0])]])
         elif keep_sharded.place_between(layer) is not None:
-            return self._with_wholes(one)
+            made = one.run(*self._arguments(one, self._whole, None), training=self._training)
+            return [_Lying(tensor) for tensor in made]
         elif along is not None and _is_by_itself(one):
             return [_Lying(self._by_itself(one, along), along)]
         else:
@@ -184,9 +185,6 @@ class _Graph:
         values = [(one, along.entering(tf.convert_to_tensor(keras_variables.value_of(one)))) for one in weights]
         with keep_sharded.keeping(keep_sharded.Kept(between=between)), _given(values):
             return one.run(arguments, named, training=self._training)[0]
-
-    def _with_wholes(self, one: graphs.Call) -> list[_Lying]:
-        return [_Lying(made) for made in one.run(*self._arguments(one, self._whole, None), training=self._training)]
 
     def _arguments(
         self, one: graphs.Call, give: Callable[[Any, Along | None], Any], along: Along | None
