@@ -157,8 +157,8 @@ class Collective(Protocol):
 def disagreement(what: str, *, told: str = "") -> DisagreementError:
     """Return the error of members that do different things."""
     return DisagreementError(
-        f"{what}. Every worker must build the same model and call compile, fit, evaluate, predict and reductions in the "
-        f"same order.{told and f' ({told})'}"
+        f"{what}. Every worker must build the same model and call compile, fit, evaluate, predict and reductions in "
+        f"the same order.{told and f' ({told})'}"
     )
 
 

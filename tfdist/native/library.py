@@ -328,19 +328,15 @@ def load(of: Library, made: Callable[[Path], _Loaded]) -> _Loaded:
     """Load a library that TensorFlow can load; the first process that asks compiles it."""
     import tensorflow as tf
 
-    target, environ = observe(), dict(os.environ)
-    built = build(of, target, environ, on_start=_log.warning)
-    try:
-        return made(built.path)
-    except (tf.errors.OpError, OSError) as error:
-        if built.was == "built":
-            raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
-    # It may have been compiled on a machine with newer libraries.
-    built = build(of, target, environ, force=True, on_start=_log.warning)
-    try:
-        return made(built.path)
-    except (tf.errors.OpError, OSError) as error:
-        raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+    target, environ, force = observe(), dict(os.environ), False
+    while True:
+        built = build(of, target, environ, force=force, on_start=_log.warning)
+        try:
+            return made(built.path)
+        except (tf.errors.OpError, OSError) as error:
+            if built.was == "built":
+                raise TfdistError(f"{built.path} cannot be loaded ({error})") from error
+        force = True  # it may have been compiled on a machine with newer libraries
 
 
 def load_or_none(of: Library, made: Callable[[Path], _Loaded], *, instead: str) -> _Loaded | None:

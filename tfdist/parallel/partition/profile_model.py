@@ -1,5 +1,6 @@
 """The profile of a model, measured on the device that is here: layers in turns, the whole in a row, as in `fit`."""
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -418,19 +419,8 @@ def _row(function: Callable[[], Any], count: int, clock: Callable[[], float]) ->
 
 def _merged(of_sizes: Sequence[LayerProfile]) -> LayerProfile:
     """Merge a layer's times of all batch sizes; the bytes of an example are those of the largest."""
-    largest = of_sizes[-1]
-    return LayerProfile(
-        name=largest.name,
-        kind=largest.kind,
-        may_begin_stage=largest.may_begin_stage,
-        inputs=largest.inputs,
-        parameter_bytes=largest.parameter_bytes,
-        state_bytes=largest.state_bytes,
-        output_bytes=largest.output_bytes,
-        gradient_bytes=largest.gradient_bytes,
-        kept_bytes=largest.kept_bytes,
-        divides=largest.divides,
-        joins=largest.joins,
+    return dataclasses.replace(
+        of_sizes[-1],
         forward_seconds=tuple(one.forward_seconds[0] for one in of_sizes),
         backward_seconds=tuple(one.backward_seconds[0] for one in of_sizes),
     )
