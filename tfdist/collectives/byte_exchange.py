@@ -14,12 +14,11 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import tensorflow as tf
 
 from tfdist.collectives import collective
-from tfdist.collectives.collective import Collective
+from tfdist.collectives.collective import Collective, Notes
 from tfdist.errors import DeadlineError, UnsupportedError, WorkerLostError
 from tfdist.native import engine as native
 
@@ -27,16 +26,6 @@ from tfdist.native import engine as native
 Exchange = Callable[[bytes], list[bytes]]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
-
-
-class Notes(Protocol):
-    """Texts that members leave for each other by name."""
-
-    def leave_note(self, key: str, text: str) -> None:
-        """Leave a note for whoever waits for it now or later."""
-
-    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
-        """Return the note's text once it was left; None if it was not left in time, or cannot be any more."""
 
 
 def exchange_over_notes(notes: Notes, *, name: str, rank: int, size: int, timeout_seconds: float) -> Exchange:

@@ -154,6 +154,16 @@ class Collective(Protocol):
         """
 
 
+class Notes(Protocol):
+    """Texts that members leave for each other by name, without a collective that all must join."""
+
+    def leave_note(self, key: str, text: str) -> None:
+        """Leave a note, to be read now or later."""
+
+    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
+        """Return the note's text once it was left; None if it was not left in time, or cannot be any more."""
+
+
 def disagreement(what: str, *, told: str = "") -> DisagreementError:
     """Return the error of members that do different things."""
     return DisagreementError(

@@ -62,33 +62,31 @@ class TracedCollective:
 
     def all_gather(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return the rows of all members in their order; the numbers of rows may differ, all else may not."""
-        if self.size == 1:
-            return tensor
-        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
-        return self.collective.all_gather(tensor, key=self._key(self._described("all_gather", tensor, label, shape)))
+        return self._moved("all_gather", tensor, label, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def reduce_scatter(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of the sum of the rows, see `Collective.reduce_scatter`."""
-        if self.size == 1:
-            return tensor
-        return self.collective.reduce_scatter(tensor, key=self._key(self._described("reduce_scatter", tensor, label)))
+        return self._moved("reduce_scatter", tensor, label)
 
     def all_to_all(self, tensor: tf.Tensor, label: str = "") -> tf.Tensor:
         """Return this member's part of every member's rows, see `Collective.all_to_all`."""
-        if self.size == 1:
-            return tensor
-        return self.collective.all_to_all(tensor, key=self._key(self._described("all_to_all", tensor, label)))
+        return self._moved("all_to_all", tensor, label)
 
     def broadcast(self, tensor: tf.Tensor, label: str = "", *, root: int = 0) -> tf.Tensor:
         """Return one member's value, bit for bit."""
-        if self.size == 1:
-            return tensor
-        key = self._key(self._described("broadcast", tensor, label))
-        return self.collective.broadcast(tensor, key=key, root=root)
+        return self._moved("broadcast", tensor, label, root=root)
 
     def in_common_dtype(self, tensor: tf.Tensor) -> tuple[tf.Tensor, wire_dtypes.Restore]:
         """Return the tensor in a dtype that TensorFlow's collectives sum as well as this one, and the way back."""
         return wire_dtypes.for_op(tensor, _REDUCED_BY_ALL)
+
+    def _moved(
+        self, operation: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None, **options: int
+    ) -> tf.Tensor:
+        if self.size == 1:
+            return tensor
+        key = self._key(self._described(operation, tensor, label, shape))
+        return getattr(self.collective, operation)(tensor, key=key, **options)
 
     def _described(self, kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None) -> str:
         return keys.described(kind, tensor, label, shape if self._names_shapes else tf.TensorShape(None))

@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import keys
 from tfdist.collectives.backends.local_collective import LocalCollective
-from tfdist.collectives.collective import Collective
+from tfdist.collectives.collective import Collective, Notes
 from tfdist.errors import DeadlineError, DisagreementError, cause_of
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
@@ -102,16 +101,6 @@ class Watchdog:
             if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
                 return ""
             return self._waits_for()
-
-
-class Notes(Protocol):
-    """What workers can tell each other without a collective that all must join."""
-
-    def leave_note(self, key: str, text: str) -> None:
-        """Leave a note for whoever waits for it now or later."""
-
-    def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
-        """Return the note's text once it was left; None if it was not left in time."""
 
 
 class Workers:
