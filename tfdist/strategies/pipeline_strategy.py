@@ -30,8 +30,8 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.parallel import mesh_axes
 from tfdist.parallel.compute import sequence_parallel
 from tfdist.parallel.mesh_axes import Axes
-from tfdist.parallel.pipeline import model_blocks
-from tfdist.parallel.pipeline.division import Division
+
+from tfdist.parallel.pipeline.division import Division, has_named
 from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
 from tfdist.parallel.pipeline.stage_weights import DATA, MODEL, PIPELINE, StageLayout
@@ -254,7 +254,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
 
     def before_build(self, model: Any) -> None:
         """Assign each weight of a model to the stages that use it, before its slots are made."""
-        if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
+        if graphs.graph_of(model) is not None or has_named(model):  # then its layers have been called
             self._settle(model)
 
     def ready(self, model: Any) -> None:
@@ -270,7 +270,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             if all(layer.built for layer in every):
                 self._layouts.require_all_matched()
                 self._log_proposal(model)
-        if graphs.graph_of(model) is not None or model_blocks.has_named(model):  # then its layers have been called
+        if graphs.graph_of(model) is not None or has_named(model):  # then its layers have been called
             self._settle(model)
 
     def own_step(self, model: Any, kind: str, unseeded: Any) -> Callable[[Any, int], Any]:

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras.symbolic import graphs
-from tfdist.parallel.compute import attention, chains, keep_sharded
+from tfdist.parallel.compute import chains, keep_sharded, partial_layers
 from tfdist.parallel.compute.activations import Along
 from tfdist.parallel.compute.partial_layers import CALLS, SEQUENCE, rows_of, way_of
 from tfdist.parallel.layouts import WHOLE, OutputLayouts
@@ -258,7 +258,7 @@ def _nested(one: graphs.Call) -> Any:
 
 def _heads_of(one: graphs.Call) -> Along | None:
     arguments, named = one.arguments({id(tensor): tensor for tensor in one.takes})
-    found: Along | None = attention.along_of(one.operation, *arguments, **named)
+    found: Along | None = partial_layers.along_of(one.operation, *arguments, **named)
     return found
 
 
@@ -290,7 +290,7 @@ def _is_by_itself(one: graphs.Call) -> bool:
     return type(layer) in graphs.ARITHMETIC or chains.may_pass(layer)
 
 
-_CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(keras_layers.ATTENTIONS, attention.call)}
+_CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(keras_layers.ATTENTIONS, partial_layers.attention_call)}
 
 
 def adapt(layers: list[keras.layers.Layer], placing: Placing) -> None:

@@ -9,17 +9,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import loss as keras_loss
+from tfdist.compat.keras import metric_weights as keras_metrics
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
-from tfdist.training.replica import current_step
+from tfdist.training.replica import current_step, judging
+from tfdist.training.replica.judging import Rules
 
 #: sums over the whole batch, in the order in which they are asked for
 Sums = list[tuple[str, list[tf.Tensor]]]
+_ROWS = 6
+# largest relative difference that is rounding
+_TOLERANCE = 1e-4
 
 
 class Counting(current_step.Step):
@@ -63,3 +71,66 @@ def with_masks(outputs: Sequence[tf.Tensor], flow: Flow, inputs: Sequence[Any]) 
             )
         masks[number] = flow.of_inputs(number, inputs)
     return [graphs.with_mask(one, masks[number]) for one, number in zip(outputs, flow.masks, strict=True)]
+
+
+def comparing_losses(model: keras.Model, graph: Any, targets: Any) -> list[str]:
+    """Return the names of those losses that make a value of several examples of a batch."""
+    container = keras_model.compiled_losses(model)
+    if container is None:
+        return []
+    random = np.random.default_rng(0)
+    y_true = tf.nest.map_structure(lambda leaf: _like(leaf, random), targets)
+    y_pred = graphs.packed(graph, [_like(tensor, random) for tensor in graph.outputs])
+    with tf.init_scope():
+        return [
+            name
+            for name, loss, true, pred in keras_loss.with_inputs(container, y_true, y_pred)
+            if keras_loss.compares_examples(loss) or (not keras_loss.is_of_keras(loss) and _compares(loss, true, pred))
+        ]
+
+
+def rules_of_metrics(model: keras.Model, replicas: int) -> Rules:
+    """Return rules by which metrics of the user's are given the rows of all replicas of the last stage."""
+    if replicas == 1:
+        return Rules()
+    every = keras_model.metrics(model)
+    own = [number for number, metric in enumerate(every) if keras_metrics.counts_by_itself(metric)]
+    numbers = range(len(every))  # a metric that takes the mean of a function asks once
+    return Rules({**{("metric", number): "whole" for number in own}, **{("number", n): "whole" for n in numbers}})
+
+
+def require_known_states(model: keras.Model, changed: Sequence[keras.Variable], replicas: int) -> None:
+    """Raise if layers of the user's have changed states of which several replicas have parts."""
+    of_users = keras_variables.states_of_users(model) if replicas > 1 else set()
+    for variable in changed:
+        if id(variable) in of_users:
+            raise UnsupportedError(
+                f"the state {variable.path!r} is of a layer of your own, and the pipeline has {replicas} replicas of "
+                "each stage: whether their states are added up, averaged or neither, no stage can try. Train with one "
+                "replica of each stage (data=1), or under another strategy."
+            )
+
+
+def _compares(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    if not keras_loss.reduces_by_itself(loss):
+        return False
+
+    def total(begin: int, end: int) -> np.ndarray:
+        rows = [tf.nest.map_structure(lambda leaf: tf.constant(leaf[begin:end]), one) for one in (y_true, y_pred)]
+        values = keras_loss.parts(loss, rows[0], rows[1], None).values
+        # of one number the user says what it is
+        return np.asarray([float(tf.reduce_sum(values)) if values.shape.rank else 0.0])
+
+    try:
+        whole, parts = total(0, _ROWS), [(0.5, total(0, 2)), (0.5, total(2, _ROWS))]
+    except Exception:  # noqa: BLE001 - the user's code, on numbers that it is not written for: a step will tell
+        return False
+    return judging.judge(whole, parts, None, tolerance=_TOLERANCE) not in ("sum", "unknown")
+
+
+def _like(spec: Any, random: np.random.Generator) -> np.ndarray:
+    """Make positive numbers, or zeros and ones, in the shape of rows."""
+    shape = [_ROWS, *(size or 3 for size in spec.shape[1:])]
+    dtype = tf.as_dtype(spec.dtype)
+    numbers = random.uniform(0.1, 0.9, shape) if dtype.is_floating else random.integers(0, 2, shape)
+    return numbers.astype(dtype.as_numpy_dtype)

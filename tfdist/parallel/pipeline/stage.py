@@ -19,11 +19,10 @@ from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
-from tfdist.parallel.pipeline import counts, stage_run, uncut_batches
+from tfdist.parallel.pipeline import counts, stage_run
 from tfdist.parallel.pipeline import micro_batch_updates as updates
 from tfdist.parallel.pipeline.division import Division
-from tfdist.parallel.pipeline.flow import Flow
-from tfdist.parallel.pipeline.links import Links
+from tfdist.parallel.pipeline.flow import Flow, Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
 from tfdist.parallel.pipeline.stage_gradients import Accumulated, behind, made_in_order
 from tfdist.parallel.pipeline.stage_run import Found
@@ -134,7 +133,7 @@ class StageStep:
     def _needs_whole_batch(self, data: Any) -> bool:
         if self._comparing is None:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            self._comparing = uncut_batches.comparing_losses(self._model, self._division.graph, y)
+            self._comparing = counts.comparing_losses(self._model, self._division.graph, y)
         told = self._loss_reduction != "detect"
         return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
 
@@ -217,7 +216,7 @@ class StageStep:
             rows=tf.constant(self._rows(global_rows)),
             global_rows=tf.constant(global_rows),
             weighs_loss=True,
-            rules=uncut_batches.rules_of_metrics(self._model, self._pipe.replicas),
+            rules=counts.rules_of_metrics(self._model, self._pipe.replicas),
         )
 
     def _microbatches(
@@ -386,7 +385,7 @@ class StageStep:
                     "one stage call it (stages=), and give it a shape such as (1,)."
                 )
         changed = [variable for variable, _ in found.states.values()]
-        uncut_batches.require_known_states(self._model, changed, self._pipe.replicas)
+        counts.require_known_states(self._model, changed, self._pipe.replicas)
         floats = [(v, value) for v, value in found.states.values() if tf.as_dtype(v.dtype).is_floating]
         rest = [(v, value) for v, value in found.states.values() if not tf.as_dtype(v.dtype).is_floating]
         if floats and self._pipe.replicas > 1:

@@ -25,9 +25,8 @@ from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.parallel.compute import chains, keep_sharded
 from tfdist.parallel.pipeline.division import Division
-from tfdist.parallel.pipeline.flow import Edge
+from tfdist.parallel.pipeline.flow import Edge, Links
 from tfdist.parallel.pipeline.forward_pass import Given, Made, TracedPass
-from tfdist.parallel.pipeline.links import Links
 from tfdist.parallel.pipeline.micro_batch_updates import Updates
 from tfdist.parallel.pipeline.microbatch import MicroBatch
 from tfdist.parallel.pipeline.stage_gradients import Accumulated
