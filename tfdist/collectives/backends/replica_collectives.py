@@ -1,4 +1,4 @@
-"""Replicas of several processes: among those of a process in its memory, among processes by one of each."""
+"""Native collectives of replicas: in the memory of a process, and over several processes by one replica of each."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,7 +16,13 @@ _between = itertools.count()
 
 
 class Replicas:
-    """The replicas of this process."""
+    """The replicas of this process, whose tensors go straight into all results, without a copy.
+
+    The last replica at an operation does it for all, in the order of replicas, together with helper threads: one less
+    than processors, shared by all strategies. No thread waits. An operation of a failed step is withdrawn.
+
+    Costs, of S bytes on n replicas: `all_reduce` reads and writes n S in all, `all_gather` writes n times all rows.
+    """
 
     def __init__(self, devices: Sequence[str]) -> None:
         try:

@@ -22,7 +22,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Ends a wait that lasts too long, by breaking off this process's collectives."""
+    """Ends a wait that lasts too long, by ending this process's collectives; one thread for all waits of a strategy.
+
+    TensorFlow notices dead workers, not live ones that do something else; its own timeout starts a thread per
+    collective.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Rows of stamps by `tf.timestamp`, where our own operations are not available.
-
-The last operations of a step write the times into a ring of rows in TensorFlow's memory.
-"""
+"""Rows of stamps in a ring, by operations of our own (`tfdist/native/stamps`), or by `tf.timestamp` without them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -16,7 +13,7 @@ _FIRST = STAMPS[0]
 
 
 class OperationRows:
-    """A ring of rows; see `graph.Rows`."""
+    """A ring in TensorFlow's memory, into which the last operations of a step write times; see `graph_stamps.Rows`."""
 
     def __init__(self, independent: Callable[[Any], Any]) -> None:
         import tensorflow as tf
@@ -112,7 +109,11 @@ class OperationRow:
 
 
 class CompiledRows:
-    """A ring of rows; see `graph.Rows`."""
+    """A ring in memory of this process; see `graph_stamps.Rows`.
+
+    The first operation opens a row and returns its number as a tensor, which the others take, so overlapping steps do
+    not mix. Nothing waits for them; the last to run puts the row into the ring.
+    """
 
     def __init__(self, library: Any, independent: Callable[[Any], Any]) -> None:
         self._library, self._independent = library, independent

@@ -8,6 +8,7 @@ activation, W_i a part and y the result:
     filters of a convolution        y = gathered(entering(x) * W_i)
     a table by its rows             y = summed(own rows, zeros in place of others)
     a table by its columns          y = gathered(W_i's columns)
+    attention by heads              y = summed(heads_i O_i), heads_i = attention(x Q_i, x K_i, x V_i)
 
 `keep_sharded` says where an activation stays in parts between columns and rows, and where sums end in parts of the
 sequence. In all other cases (weights cut along two axes, classes of users, adapters and quantized weights, stateless
@@ -245,7 +246,14 @@ def attention_call(
     return_attention_scores: bool = False,
     **options: Any,
 ) -> Any:
-    """Compute as Keras' attention does; with this process's heads alone, if all its weights are cut by heads."""
+    """Compute as Keras' attention does; with this process's heads alone, if all its weights are cut by heads.
+
+    Shared heads of keys and values are where their heads of queries are. One sum travels in the forward pass, and one
+    for each input in the backward pass.
+
+    Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+    2019, section 3. Their members draw dropout masks of their own; here the mask of all heads is drawn, and cut.
+    """
     key = value if key is None else key
     options["return_attention_scores"] = return_attention_scores
     along = along_of(layer, query, value, key, *masks, **options)

@@ -1,4 +1,4 @@
-"""The data flow of a model cut into parts: tensors, their attributes, and which of them cross a cut.
+"""The data flow of a model cut into parts: tensors, their attributes, which of them cross a cut, and their transfers.
 
 A Keras tensor carries a mask, and the logits of which it is the softmax; layers remove or return these. So the kinds of
 layers say nothing: the forward pass is traced once, in a graph that never runs, and tensors are known by identity.
@@ -315,7 +315,10 @@ def _symbolic(value: Any) -> Any:
 
 
 class Links:
-    """A stage's end of the transfers of a step; `gradients_sent` has the operations that send gradients."""
+    """A stage's transfers in a step, under unique keys; nothing travels between parts of one process.
+
+    `gradients_sent` has the operations that send gradients to other stages.
+    """
 
     def __init__(self, collective: Collective, name: str) -> None:
         self.gradients_sent: list[tf.Operation] = []

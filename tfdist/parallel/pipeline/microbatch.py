@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfdist.compat.keras.symbolic import graphs
 from tfdist.compat.tensorflow import sparse_rows
 from tfdist.errors import UnsupportedError
-from tfdist.parallel.pipeline.counts import Sums
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow
+from tfdist.parallel.pipeline.whole_batches import Sums
 from tfdist.training.replica import batch_rows
 from tfdist.training.replica import current_step as step
 from tfdist.training.replica.judging import Verdict

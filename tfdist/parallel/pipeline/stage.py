@@ -19,8 +19,8 @@ from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.compat.tensorflow.sparse_rows import RowKind
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import replica_sums
-from tfdist.parallel.pipeline import counts, stage_run
 from tfdist.parallel.pipeline import micro_batch_updates as updates
+from tfdist.parallel.pipeline import stage_run, whole_batches
 from tfdist.parallel.pipeline.division import Division
 from tfdist.parallel.pipeline.flow import Flow, Links
 from tfdist.parallel.pipeline.microbatch import MicroBatch, MicroStep
@@ -100,7 +100,7 @@ class StageStep:
         self._pipe = pipe
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
-        self._known: counts.Sums = []
+        self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
         self._kinds: dict[int, dict[tuple[int, int], RowKind]] = {}
@@ -133,7 +133,7 @@ class StageStep:
     def _needs_whole_batch(self, data: Any) -> bool:
         if self._comparing is None:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            self._comparing = counts.comparing_losses(self._model, self._division.graph, y)
+            self._comparing = whole_batches.comparing_losses(self._model, self._division.graph, y)
         told = self._loss_reduction != "detect"
         return bool(self._comparing) or self._division.needs_whole_batch(losses_are_told=told) is not None
 
@@ -216,7 +216,7 @@ class StageStep:
             rows=tf.constant(self._rows(global_rows)),
             global_rows=tf.constant(global_rows),
             weighs_loss=True,
-            rules=counts.rules_of_metrics(self._model, self._pipe.replicas),
+            rules=whole_batches.rules_of_metrics(self._model, self._pipe.replicas),
         )
 
     def _microbatches(
@@ -275,15 +275,15 @@ class StageStep:
         if len(microbatches) == 1 or not self._pipe.is_last:
             return
         rows = self._rows(global_rows)
-        current = counts.Counting(rows=tf.constant(rows), global_rows=tf.constant(global_rows), weighs_loss=True)
+        current = whole_batches.Counting(rows=tf.constant(rows), global_rows=tf.constant(global_rows), weighs_loss=True)
         specs = microbatches[0].flow.specs
         outputs = [tf.zeros([max(rows, 1), *spec.shape[1:]], spec.dtype) for spec in specs]
         if any(number is not None for number in microbatches[0].flow.masks):
             x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_rows.plain(data))
             inputs = graphs.standardized(self._division.graph, x)
             whole = Flow(self._model, self._division, inputs, training=training)
-            outputs = counts.with_masks(outputs, whole, inputs)
-        self._known += counts.divisors(self._model, self._division, data, current, outputs)
+            outputs = whole_batches.with_masks(outputs, whole, inputs)
+        self._known += whole_batches.divisors(self._model, self._division, data, current, outputs)
 
     def _totals(self, current: current_step.Step) -> replica_metrics.Totals:
         return replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
@@ -385,7 +385,7 @@ class StageStep:
                     "one stage call it (stages=), and give it a shape such as (1,)."
                 )
         changed = [variable for variable, _ in found.states.values()]
-        counts.require_known_states(self._model, changed, self._pipe.replicas)
+        whole_batches.require_known_states(self._model, changed, self._pipe.replicas)
         floats = [(v, value) for v, value in found.states.values() if tf.as_dtype(v.dtype).is_floating]
         rest = [(v, value) for v, value in found.states.values() if not tf.as_dtype(v.dtype).is_floating]
         if floats and self._pipe.replicas > 1:

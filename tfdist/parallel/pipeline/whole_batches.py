@@ -1,8 +1,12 @@
-"""Divisors of losses over a whole batch, known before its first micro-batch is computed.
+"""What losses, metrics and states need of a whole batch, before its first micro-batch is computed.
 
 A loss with a mask or weights is divided by what the whole batch has of them, while the first gradient is taken before
 the last micro-batch is computed. These divisors depend only on targets, weights, and the mask of the results, which
 follows from the input. So the last stage computes them first.
+
+A user's loss may compare examples, and no stage has the whole batch and the loss at the first micro-batch. So every
+process tries each such loss on the same small random data, with the same result. Metrics are given the rows of all
+replicas, and states of which several replicas have parts are refused.
 """
 
 from collections.abc import Sequence
