@@ -16,7 +16,7 @@ READ_IN = {
     "cache.py": "what was left a day ago is removed",
     "callbacks/backup/session.py": "a moment that is shown",
     "doctor/machine_check.py": "it is what is judged",
-    "monitor/exporters/feed.py": "a moment that is shown",
+    "monitor/exporters/exporting.py": "a moment that is shown",
     "monitor/exporters/mlflow_exporter.py": "a moment that is shown",
     "monitor/exporters/tensorboard_exporter.py": "a moment that is shown",
     "jobs/agent/restart_reporter.py": "a moment that is shown, beside the monotonic one",

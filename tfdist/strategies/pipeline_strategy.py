@@ -30,7 +30,6 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.parallel import mesh_axes
 from tfdist.parallel.compute import sequence_parallel
 from tfdist.parallel.mesh_axes import Axes
-
 from tfdist.parallel.pipeline.division import Division, has_named
 from tfdist.parallel.pipeline.slots import StageSlots
 from tfdist.parallel.pipeline.stage import Pipe, StageStep
