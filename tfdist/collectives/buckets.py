@@ -11,9 +11,9 @@ from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.errors import ConfigError
 
-#: how large a bucket is unless somebody chooses
+#: the default size of a bucket
 DEFAULT_BYTES = 4 << 20
-#: how large the first bucket is at most, so that the wire is busy as soon as the first gradients are there
+#: the most of the first bucket, so that the network is busy as soon as the first gradients are there
 FIRST_BYTES = 1 << 20
 
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20

@@ -62,7 +62,7 @@ def _missing(member: int, rank: int, size: int, timeout_seconds: float, waited_s
 
 
 def exchange_over(collective: Collective) -> Exchange:
-    """Return how members of another collective tell each other bytes."""
+    """Return a function by which members exchange bytes through another collective."""
 
     def exchange(mine: bytes) -> list[bytes]:
         # each with its length before it, so that one gathering is enough
@@ -78,18 +78,18 @@ def exchange_over(collective: Collective) -> Exchange:
 
 
 def told_by_all(exchange: Exchange, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say; return what all say, in the order of ranks."""
+    """Exchange texts with all members; return them in the order of ranks."""
     return [json.loads(told) for told in exchange(json.dumps(said).encode())]
 
 
 def agreed(exchange: Exchange, error: str, **said: str) -> list[dict[str, str]]:
-    """Tell all members what this one has to say and what is wrong with it; return what all say."""
+    """Exchange texts with all members, and raise everywhere if one of them has an error."""
     every = told_by_all(exchange, error=error, **said)
     wrong = [f"member {rank}: {told['error']}" for rank, told in enumerate(every) if told["error"]]
     if wrong:
         raise UnsupportedError(
             "the native collectives need a C++ compiler and an address to listen at on every worker; "
-            f"{'; '.join(wrong)}. Mend that, or choose another engine, such as TensorFlow's."
+            f"{'; '.join(wrong)}. Fix that, or choose another engine, such as TensorFlow's."
         )
     return every
 
@@ -136,21 +136,21 @@ def _split(hosts: Sequence[int], told: Sequence[Mapping[str, str]]) -> tuple[int
 
 
 def machine() -> str:
-    """Return what the processes that run on one kernel have in common."""
+    """Identify the running kernel."""
     with contextlib.suppress(OSError):
         return _BOOT.read_text().strip()
     return secrets.token_hex(16)
 
 
 def this_host(machine: str) -> str:
-    """Return what only processes that may share memory have in common: the kernel, the PID namespace, and the user."""
+    """Identify processes that may share memory: by kernel, PID namespace, and user."""
     with contextlib.suppress(OSError):
         return f"{machine} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     return secrets.token_hex(16)
 
 
 def tell_of_containers(told: Sequence[Mapping[str, str]], rank: int) -> None:
-    """Say once for a machine that some of its processes cannot share memory."""
+    """Warn once per machine that some of its processes cannot share memory."""
     mine = [other for other, one in enumerate(told) if one["machine"] == told[rank]["machine"]]
     if rank == mine[0] and len({told[other]["host"] for other in mine}) > 1:
         _log.warning(

@@ -21,7 +21,7 @@ class Collective(Protocol):
 
     An operation may stand in a function, in a condition or a loop, as long as all members take the same way. A member
     takes part whether it looks at the result or not. A function that has failed because a member is gone, or because
-    somebody has called `abort`, raises what its engine raises; `explain` says what that means.
+    `abort` was called, raises what its engine raises; `explain` says what that means.
 
     Attributes:
         size: number of members.
@@ -223,7 +223,7 @@ def with_rows(counts: Sequence[Any], tensor: tf.Tensor) -> Any:
 
 
 def count_of(tensor: tf.Tensor) -> Any:
-    """Return how many elements a tensor has: a number where that is known, else an int32 scalar."""
+    """Count a tensor's elements: a number where known, else an int32 scalar."""
     known = tensor.shape.num_elements()
     return tf.size(tensor) if known is None else known
 
@@ -246,7 +246,7 @@ def require_rank(name: str, rank: int, size: int) -> int:
 def require_other(name: str, rank: int, collective: Collective) -> int:
     require_rank(name, rank, collective.size)
     if rank == collective.rank:
-        raise ConfigError(f"{name} is {rank}, which is this member; a tensor that stays is sent to nobody.")
+        raise ConfigError(f"{name} is {rank}, which is this member; a tensor is sent to another member.")
     return rank
 
 

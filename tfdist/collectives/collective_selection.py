@@ -89,7 +89,7 @@ def chosen(offers: Sequence[Offer]) -> Choice:
     if missing:
         raise UnsupportedError(
             "the native collectives need a C++ compiler, or a compiled copy in the cache, on every worker; "
-            f'{"; ".join(missing)}. Mend that, or choose collectives="tensorflow".',
+            f'{"; ".join(missing)}. Fix that, or choose collectives="tensorflow".',
             name="collectives",
             received=asked,
             workers=lacking,

@@ -36,7 +36,7 @@ def sums_of_halves(collective: Collective, tensors: Sequence[tf.Tensor], *, key:
 
 
 class SideEffect:
-    """Makes functions run what nobody looks at, such as sends, which TensorFlow would drop."""
+    """Makes functions run operations whose results are unused, such as sends, which TensorFlow would drop."""
 
     def __init__(self, name: str, device: str) -> None:
         self._name = name

@@ -48,7 +48,7 @@ class UnderWay:
         return results
 
     def text(self) -> str:
-        """Return in which collectives this process is, from any thread; empty if in none."""
+        """Describe the collectives that this process is in, from any thread; "" if in none."""
         with self._lock:
             now = self._library.under_way(len(self._names))
             found = [name for name, is_in in zip(self._names, now, strict=True) if is_in] + list(self._eager.values())
@@ -75,7 +75,7 @@ class UnderWay:
 
 @functools.cache
 def of_process() -> UnderWay | None:
-    """Return what notes the collectives of this process; None where nobody can ask for them, or no ops are kept."""
+    """Return the record of this process's collectives; None without readers, or without compiled ops."""
     library = stamp_ops_if_kept() if STACKS_FILE.read(os.environ) else None
     return None if library is None else UnderWay(library)
 

@@ -34,7 +34,7 @@ class Membership:
         self._thread.start()
 
     def leave(self) -> None:
-        """Say that this worker ends; where the job has broken, the store's holder stays until others know why."""
+        """Announce the end of this worker; in a broken job the store's holder stays until others know the cause."""
         if self.cause is not None and self._index == 0:
             time.sleep(2 * _BEAT_SECONDS)
         self._ended.set()
@@ -42,7 +42,7 @@ class Membership:
             self._store.put(_LAST_WORDS, str(self._index), b"has ended")
 
     def broken_by(self, cause: str) -> str:
-        """Tell all workers what broke the job, unless one has told already; return the first cause."""
+        """Publish what broke the job, unless another worker has; return the first cause."""
         with contextlib.suppress(OSError):
             known = self._store.get(_CAUSE, "first")
             cause = known.decode() if known else cause
@@ -51,7 +51,7 @@ class Membership:
         return self.cause
 
     def find_cause(self) -> str:
-        """Return who is missing, and tell all workers; waits a few seconds until that is sure."""
+        """Find the missing workers, and tell all workers; takes a few seconds to be sure."""
         deadline = time.monotonic() + _SILENT_SECONDS + _BEAT_SECONDS
         while self.cause is None:
             try:

@@ -61,11 +61,11 @@ class Store:
         self._request("PUT", _path(scope, key), value)
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """Return a value, or None if nobody has written it."""
+        """Return a value, or None before it is written."""
         return self._request("GET", _path(scope, key))
 
     def wait(self, scope: str, key: str, timeout_seconds: float) -> bytes | None:
-        """Return a value as soon as somebody has written it; None when the time is up or the server is gone."""
+        """Return a value as soon as it is written; None after the deadline, or when the server is gone."""
         deadline = time.monotonic() + timeout_seconds
         pause = _POLL_SECONDS / 16  # what is about to be written is seen at once
         while True:

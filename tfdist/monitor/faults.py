@@ -242,7 +242,7 @@ def _own_script() -> Script:
 
 
 def at(point: str, step: int, *, path: str | os.PathLike[str] | None = None, memory: bool = False) -> None:
-    """Let happen what the plan has for this worker at this point."""
+    """Cause the faults that the plan has for this worker at this point."""
     script = _own_script()
     if not script.waiting:
         return
@@ -258,7 +258,7 @@ class FaultInjector(StepObserver):
 
     @classmethod
     def from_environment(cls) -> "FaultInjector | None":
-        """Return what injects the faults of TFDIST_FAULTS, or None where none is meant for this worker."""
+        """Return the injector of TFDIST_FAULTS, or None without faults for this worker."""
         return cls() if _own_script().waiting else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
@@ -270,7 +270,7 @@ class FaultInjector(StepObserver):
 
 
 def warned(text: str) -> None:
-    """Note that there was a warning about a backup, so that `tfdist chaos` can say that a fault was noticed."""
+    """Log a warning about a backup, so that `tfdist chaos` knows that a fault was noticed."""
     _note({"warning": text})
 
 

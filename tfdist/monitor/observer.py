@@ -31,40 +31,40 @@ class StepObserver:
     may_raise: ClassVar[bool] = False
 
     def before_step(self, step: int) -> End | None:
-        """Say whether this process is to end instead of beginning the step; may wait for that decision."""
+        """Decide, perhaps after waiting, whether this process ends instead of beginning the step."""
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Learn that a step begins; its number rises by one, over training, validation and prediction alike."""
+        """A step begins; its number rises by one, over training, validation and prediction alike."""
 
     def on_enter(self, step: int, phase: Phase, now: int) -> None:
-        """Learn that the step is in this phase from now on; outside of steps, with the number of the last one or 0."""
+        """The step enters this phase; outside of steps, with the number of the last one or 0."""
 
     def on_phase(self, step: int, phase: Phase, begin: int, end: int) -> None:
-        """Learn that the step was in this phase from `begin` to `end`."""
+        """The step was in this phase from `begin` to `end`."""
 
     def on_trained(self, step: int, examples: int, replicas: int) -> None:
-        """Learn that a batch was trained on; `steps_per_execution` of them are in one step."""
+        """A batch was trained on; `steps_per_execution` of them are in one step."""
 
     def on_computed(self, step: int, worker: int, nanoseconds: int, passes: Passes | None) -> None:
-        """Learn that a worker of this chief has computed a part of a step."""
+        """A worker of this chief has computed a part of a step."""
 
     def on_end(self, step: int, worked: int, now: int) -> None:
-        """Learn that a step has ended."""
+        """A step has ended."""
 
     def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
-        """Learn that a step has ended, and of what it consisted: one call for those who need not know it sooner."""
+        """A step has ended, with the time spent in each phase: one call instead of many."""
 
     def on_outside(self, phase: Phase, begin: int, end: int) -> None:
-        """Learn that this process was in this phase from `begin` to `end`, and no step was under way."""
+        """This process was in this phase from `begin` to `end`, outside of steps."""
 
     def on_epoch_end(self) -> None:
-        """Learn that an epoch or an evaluation is over: what callbacks do next is no time of training."""
+        """An epoch or an evaluation is over; the next callbacks are no time of training."""
 
     def on_warning(self, sentence: str) -> None:
-        """Learn what this process warns of: how steps are computed, such as a value that is not one device's."""
+        """This process warns of how steps are computed, such as of a value that is not one device's."""
 
     def on_activity(self, activity: Activity, now: int) -> None:
-        """Learn what this process does from now on, in steps and outside of them."""
+        """The activity of this process changes, in steps or outside of them."""
 
     def on_done(self, activity: Activity, begin: int, end: int) -> None:
-        """Learn that something beside steps, as saving, was done from `begin` to `end`."""
+        """An activity outside of steps, as saving, lasted from `begin` to `end`."""

@@ -39,7 +39,7 @@ class Phase(StrEnum):
     AGREE = "agree"  # workers compare a few integers, and wait for the last of them
     WAIT = "wait"  # a chief waits for its workers, whose time it measures itself
     UPDATE = "update"  # a chief has its servers apply gradients
-    UNDIVIDED = "undivided"  # a whole step of which nobody knows when it waits for data
+    UNDIVIDED = "undivided"  # a whole step, without the time that it waits for data
 
 
 class Activity(IntEnum):

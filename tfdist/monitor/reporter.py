@@ -61,7 +61,7 @@ class StatusReporter(StepObserver):
     # Steps
 
     def before_step(self, step: int) -> End | None:
-        """Wait while these workers are in reserve, or held; say whether all stop before this step."""
+        """Wait while these workers are in reserve, or held; decide whether all stop before this step."""
         self.stand_by()
         return End(HALTED, saves=True) if self._map[REQUEST] and self._held(step) else None
 
@@ -82,7 +82,7 @@ class StatusReporter(StepObserver):
 
     def on_activity(self, activity: Activity, now: int) -> None:
         self._activity = activity
-        self._put(Word.CHANGED, now)  # before what has changed: nobody may take it for old
+        self._put(Word.CHANGED, now)  # before the change, which must not be taken for old
         self._put(Word.ACTIVITY, activity)
 
     def on_warning(self, sentence: str) -> None:
@@ -95,21 +95,21 @@ class StatusReporter(StepObserver):
 
     @property
     def is_asked_to_hold(self) -> bool:
-        """Whether the agent wants all to stop before the same step."""
+        """The agent wants all to stop before the same step."""
         return bool(self._map[REQUEST])
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is asked to end by SIGTERM alone, and sees to it by itself."""
+        """This process is asked to end by SIGTERM alone, and handles it itself."""
         return bool(self._map[CHIEF])
 
     @property
     def is_in_reserve(self) -> bool:
-        """Whether the agent keeps these workers until they take the place of others."""
+        """The agent keeps these workers until they replace others."""
         return bool(self._map[RESERVE])
 
     def stand_by(self) -> None:
-        """Wait, if the agent keeps these workers in reserve, until they take the place of others."""
+        """Wait while the agent keeps these workers in reserve."""
         if self.is_in_reserve:
             before = self._activity
             self.on_activity(Activity.RESERVE, time.monotonic_ns())
@@ -135,22 +135,22 @@ class StatusReporter(StepObserver):
     # What is no step
 
     def resumed(self, step: int, source: str) -> None:
-        """Say, after restoring, from where: for the agent's report."""
+        """Report the restored state, and its source."""
         text = source.encode()[-SOURCE_BYTES:].ljust(SOURCE_BYTES, b"\0")
         for index in range(SOURCE_BYTES // 8):
             self._put(Word.SOURCE + index, int.from_bytes(text[8 * index : 8 * index + 8], "little", signed=True))
         self._put(Word.RESUMED, step + 1)
 
     def done(self, step: int) -> None:
-        """Say how many steps have been done: those that are not in a state are repeated after a failure."""
+        """Report the number of steps done; after a failure those that no state has are repeated."""
         self._put(Word.DONE, step + 1)
 
     def saved(self, step: int) -> None:
-        """Say that a backup of the state after so many steps is complete."""
+        """Report a complete backup of the state after so many steps."""
         self._put(Word.SAVED, step + 1)
 
     def states_changed(self) -> None:
-        """Say that there is another state in memory for the next start, or that they are gone."""
+        """Report that the states in memory for the next start have changed, or are gone."""
         self._map[self._at + Word.STATES] += 1
 
     def leaves(self) -> bool:
@@ -162,7 +162,7 @@ class StatusReporter(StepObserver):
         return not self._map[ENDING]
 
     def close(self) -> None:
-        """Let go of the table; the reporter cannot be used after it."""
+        """Release the table; the reporter cannot be used afterwards."""
         self._words.close()
 
     def _put(self, word: int, value: int) -> None:

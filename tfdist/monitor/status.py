@@ -111,7 +111,7 @@ class StatusTable:
         return self._words.view[start : start + RECORD].tolist()
 
     def new_warnings(self) -> list[str]:
-        """Return what workers have warned of since the last call."""
+        """Return the workers' warnings since the last call."""
         found = []
         for worker, known in enumerate(self._warnings):
             count = self._words.view[HEADER + worker * RECORD + Word.WARNINGS]
@@ -122,7 +122,7 @@ class StatusTable:
         return found
 
     def show(self, worker: int, words: Sequence[int]) -> None:
-        """Show what a worker on another host has said, to who looks at this table."""
+        """Copy the record of a worker on another host into this table."""
         start = HEADER + worker * RECORD
         self._words.view[start : start + RECORD] = memoryview(array("q", words))
 
@@ -132,28 +132,28 @@ class StatusTable:
         return self._words.view[REQUEST]
 
     def ask_to_halt(self) -> None:
-        """Ask all workers to hold before their next step; what they say is sure SETTLE_SECONDS later."""
+        """Ask all workers to hold before their next step; their answers are complete SETTLE_SECONDS later."""
         self._requests += 1
         self._words.view[REQUEST] = self._requests
 
     def take_back(self) -> None:
-        """Let the workers that hold go on; only while there is no target."""
+        """Release the held workers; only while there is no target."""
         assert not self._words.view[TARGET]
         self._words.view[REQUEST] = 0
 
     def set_target(self, step: int) -> None:
-        """Let the workers run up to and including this step, and stop before the next."""
+        """Let the workers run up to this step, and stop before the next."""
         self._words.view[TARGET] = step + 2
 
     def take_over(self) -> None:
-        """Let the workers in reserve go on."""
+        """Start the workers in reserve."""
         now = time.monotonic_ns()
         for worker in range(self.workers):  # how long they have waited is nothing that they did
             self._words.view[HEADER + worker * RECORD + Word.CHANGED] = now
         self._words.view[RESERVE] = 0
 
     def end(self) -> None:
-        """Say that the signals which workers get now mean their end, not a halt."""
+        """Announce that the workers' next signals mean their end, not a halt."""
         self._words.view[ENDING] = 1
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class _Step:
         self.phase = _DISPATCH
         self.since = now  # since when it has been in this phase
         self.worked = 0
-        self.spent: dict[Phase, int] = {}  # in each phase so far, where somebody wants to know
+        self.spent: dict[Phase, int] = {}  # in each phase so far, if an observer listens
         self.outer: list[Phase] = []  # in which functions of Keras were called inside its own
 
 
@@ -61,17 +61,17 @@ class StepClock:
     # Observers
 
     def attach(self, observer: StepObserver) -> None:
-        """Tell this one too, behind the others, but before those whose purpose is to break a step."""
+        """Add an observer after the others, but before those that break steps."""
         calm = [one for one in self.observers if not one.may_raise]
         self._register((*calm, observer, *(one for one in self.observers if one.may_raise)))
 
     def detach(self, observer: StepObserver) -> None:
-        """Do not tell this one any more; one that is not attached is ignored."""
+        """Remove an observer, if it is attached."""
         self._register(tuple(one for one in self.observers if one is not observer))
 
     @property
     def counts_examples(self) -> bool:
-        """Whether somebody wants `trained` to be called."""
+        """An observer listens to `trained`."""
         return bool(self._on_trained)
 
     def _register(self, observers: tuple[StepObserver, ...]) -> None:
@@ -155,20 +155,20 @@ class StepClock:
 
     def _end_process(self, end: End) -> None:
         if end.saves:
-            self._show(Activity.ENDED)  # whoever saves now says so; afterwards nothing is left to do
+            self._show(Activity.ENDED)  # a save reports itself; afterwards nothing is left to do
             with self.doing(Activity.SAVING):
                 if self.before_halt is not None:
                     self.before_halt()
         raise SystemExit(end.code)
 
     def pause(self) -> None:
-        """Say, when a step has begun, that callbacks come before its work; `begin` says that it goes on."""
+        """Pause a step that has begun, for callbacks before its work; `begin` continues it."""
         step = self._steps.get(get_ident())
         if step is not None and step.phase is not _CALLBACKS:
             self._switch(step, _CALLBACKS)
 
     def end(self) -> None:
-        """End the step, or the function inside it; what follows is the user's time until the next one begins."""
+        """End the step, or the function inside it; the time until the next step is the user's."""
         step = self._steps.get(get_ident())
         if step is None:
             return
@@ -186,7 +186,7 @@ class StepClock:
             self._show(self._rest, now)
 
     def end_paused(self) -> None:
-        """End the step if it is paused still: it ran where nobody could see it."""
+        """End the step if it is still paused: it ran unobserved."""
         step = self._steps.get(get_ident())
         if step is not None and step.phase is _CALLBACKS:
             self.end()
@@ -236,12 +236,12 @@ class StepClock:
         return _During(self, phase)
 
     def trained(self, examples: int, replicas: int) -> None:
-        """Say that a batch was trained on; see `StepObserver.on_trained`."""
+        """Report a trained batch; see `StepObserver.on_trained`."""
         step = self._steps.get(get_ident())
         self._tell(self._on_trained, self._last if step is None else step.number, examples, replicas)
 
     def computed(self, worker: int, seconds: float, passes: Passes | None = None) -> None:
-        """Say that a chief's worker has computed its part of the step; see `StepObserver.on_computed`."""
+        """Report a part that a chief's worker has computed; see `StepObserver.on_computed`."""
         step = self._steps.get(get_ident())
         if step is not None and self._on_computed:
             self._tell(self._on_computed, step.number, worker, round(1e9 * seconds), passes)
@@ -268,7 +268,7 @@ class StepClock:
 
     @contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """Say what is done in the block; afterwards it is again what it was before."""
+        """Set the activity in a block, and restore the one before."""
         if self._steps and get_ident() not in self._steps:
             yield
             return
@@ -281,7 +281,7 @@ class StepClock:
             self._tell(self._on_done, activity, since, self._now())
 
     def training_begins(self) -> None:
-        """Say that steps of training come; a step that an interrupted call has left open is ended."""
+        """Announce steps of training; end a step that an interrupted call has left open."""
         step = self._steps.get(get_ident())
         if step is not None and step.phase is not _CALLBACKS:  # where it is, the next function is its work
             step.outer.clear()
@@ -291,16 +291,16 @@ class StepClock:
             self._show(Activity.BETWEEN)
 
     def epoch_ends(self) -> None:
-        """Say that an epoch or an evaluation is over: what callbacks do next is no time of training."""
+        """Announce the end of an epoch or an evaluation: the next callbacks are no time of training."""
         self._tell(self._on_epoch_end)
 
     def training_ends(self) -> None:
-        """Say that training is over: what the script does then may take any time, also between other steps."""
+        """Announce the end of training: the script may then take any time, also between other steps."""
         self._rest = Activity.ENDED
         self._show(Activity.ENDED)
 
     def stand_by(self, prepare: Callable[[], None]) -> None:
-        """Wait, if this process is in reserve, until it is needed; called before anything that others could see."""
+        """Wait, if this process is in reserve, until it is needed, before anything that others could see."""
         if self.reporter is not None and self.reporter.is_in_reserve:
             with self.doing(Activity.RESERVE):
                 prepare()

@@ -139,7 +139,7 @@ class Stopwatch(StepObserver):
         found.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found.device_memory = self._device_memory()
         temporary = self._path.with_suffix(".tmp")
-        with contextlib.suppress(OSError):  # whoever asked for it has gone
+        with contextlib.suppress(OSError):  # the process that asked for it has gone
             temporary.write_text(json.dumps(asdict(found)), encoding="utf-8")
             temporary.replace(self._path)
 
@@ -162,7 +162,7 @@ def _device_memory() -> int:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Measurement]:
-    """Return what the workers have left, by their numbers; those that left nothing are missing."""
+    """Read the workers' measurements, in their order; workers without one are missing."""
     files = sorted(Path(folder).glob("worker-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
     found = [Measurement(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
     for one in found:

@@ -94,7 +94,7 @@ class Engines:
         return number, text.value.decode(errors="replace")
 
     def has_come(self, segment: int, index: int) -> bool:
-        """Return whether a member has shown in the shared memory itself that it has it too."""
+        """A member has shown in the shared memory that it has it too."""
         return bool(self._library.tfdist_collectives_has_come(segment, index))
 
     def listen(self, host: str) -> tuple[int, int, str]:
@@ -125,7 +125,7 @@ class Engines:
         return why.value.decode(errors="replace")
 
     def leave(self, segment: int, listener: int) -> None:
-        """Let go of a segment and a socket for which no engine was started."""
+        """Release a segment and a socket without an engine."""
         self._library.tfdist_collectives_leave(segment, listener)
 
     def replicas(self, count: int) -> list[int]:
@@ -135,7 +135,7 @@ class Engines:
         return list(numbers)
 
     def waits_for(self, engine: int) -> str:
-        """Return in words for whom it has been waiting longest, and in which operation; empty if for nobody."""
+        """Name the members it has been waiting for longest, and the operation; "" without any."""
         text = ctypes.create_string_buffer(_WHY_BYTES)
         self._library.tfdist_collectives_waits_for(engine, text, _WHY_BYTES)
         return text.value.decode(errors="replace")

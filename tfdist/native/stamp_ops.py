@@ -46,7 +46,7 @@ class StampOps:
         return int(self._library.tfdist_stamps_read(number, into.ctypes.data))
 
     def under_way(self, count: int) -> list[int]:
-        """Return what the ops `tfdist_note` have said last of each of the first so many slots: 1 or 0."""
+        """Return the last value of each slot that the ops `tfdist_note` have written: 1 or 0."""
         into = np.zeros([count], np.int64)
         self._library.tfdist_notes_read(count, into.ctypes.data)
         return list(map(int, into))

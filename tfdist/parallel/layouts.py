@@ -95,7 +95,7 @@ class Layouts:
         return self._proposed.of(path, shape) if named else self._proposed.whole(shape)
 
     def proposal(self, paths: Iterable[str]) -> str | None:
-        """Return what "auto" has proposed, as a dictionary to copy into a script; None if it was not asked."""
+        """Format the proposals of "auto" as a dictionary to copy into a script; None without "auto"."""
         if not self._is_auto:
             return None
         proposed = ((path, self._proposals.get(path, ())) for path in paths)

@@ -78,7 +78,7 @@ def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | 
     found: list[Any] = []
 
     @tf.function(autograph=False)
-    def keys() -> Any:  # what nobody asks for, the numbers themselves, is not computed
+    def keys() -> Any:  # the numbers themselves are unused, so not computed
         output = tf.convert_to_tensor(initializer(tuple(shape), dtype=dtype))
         drawing = _drawing(output, tuple(shape))
         found.extend([output, drawing])
@@ -86,7 +86,7 @@ def numbers_of(initializer: Any, shape: Sequence[int], dtype: str) -> Numbers | 
 
     try:
         values = keys.get_concrete_function()()
-    except (TypeError, ValueError, NotImplementedError):  # whoever makes it whole is told
+    except (TypeError, ValueError, NotImplementedError):  # the error comes again where it is made whole
         return None
     output, drawing = found
     if drawing is None or any(int(alg) not in _ALGORITHMS for _, _, alg in values):

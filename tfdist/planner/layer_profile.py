@@ -33,7 +33,7 @@ class LayerProfile:
         kept_bytes: of what the backward pass needs of the forward pass, of one example, its inputs left out.
         divides: what a number of parts must divide for the layer to compute with a part of its weights: its units,
             filters, heads or words; 0 if it cannot, or is called twice.
-        joins: whether it takes the result of the layer before it, and nobody else does, in parts if that is in parts.
+        joins: whether it alone takes the result of the layer before it, in parts if that is in parts.
         forward_seconds, backward_seconds: for each batch size of the profile.
     """
 

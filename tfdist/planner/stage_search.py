@@ -141,7 +141,7 @@ def best_stages(
 
 
 def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
-    """Return what is made small: the seconds of a step, or the price of the devices of the stages meanwhile."""
+    """Return the objective: the seconds of a step, or the price of the devices in that time."""
     seconds = step_time.predict(setting, stages).seconds
     if objective == "time":
         return seconds

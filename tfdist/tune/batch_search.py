@@ -51,7 +51,7 @@ def following(trials: Sequence[Tried], *, start: int, most: int, precision: floa
 
 
 def _downwards(trials: Sequence[Tried]) -> int | None:
-    """Return what to try while nothing has fitted; no fault but memory is cured by a smaller batch."""
+    """Return the next batch while none has fitted; a smaller batch only helps against lack of memory."""
     if any(one.outcome is Outcome.FAILED for one in trials):
         return None
     smallest = min(one.batch for one in trials)

@@ -185,11 +185,11 @@ class HorovodCollective:
         )
 
     def waits_for(self) -> str:
-        """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
+        """Describe the collectives in flight, from any thread; "" if none, or if not recorded."""
         return "" if self._under_way is None else self._under_way.text()
 
     def abort(self, reason: str) -> None:
-        """Stop Horovod on every rank: whoever waits in it gets an error."""
+        """Stop Horovod on every rank; waiting ranks get an error."""
         self._abort(reason)
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
@@ -217,7 +217,7 @@ def _not_folded(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _varies(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor of a traced function depends on an input, a variable or another state."""
+    """A tensor of a traced function depends on an input, a variable or another state."""
     seen, ahead = set(), [tensor.op]
     while ahead:
         op = ahead.pop()

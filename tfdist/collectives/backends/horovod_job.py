@@ -164,13 +164,13 @@ class Job:
         return self.hvd.global_process_set if everybody else self.groups.get(members)
 
     def abort(self, message: str) -> None:
-        """Stop Horovod on every rank: whoever waits in a reduction gets an error."""
+        """Stop Horovod on every rank; ranks that wait in a reduction get an error."""
         if self.membership is not None:
             self.membership.broken_by(f"worker {self.cluster.worker_index} gave up: {message}")
         self.stopper.begin()
 
     def explain(self, error: BaseException, what: str) -> Exception | None:
-        """Return what a failure of a reduction means, or None if it is not Horovod's."""
+        """Translate a failure of a reduction, or return None if it is not Horovod's."""
         me, text = self.cluster.worker_index, str(error)
         if "Mismatched" in text:
             doing = f"workers do different things: {self._what_all_do(what)}"
@@ -183,7 +183,7 @@ class Job:
         )
 
     def _what_all_do(self, what: str) -> str:
-        """Return what each worker was in when they met; all ask, because all got the error."""
+        """Describe what each worker was in at the mismatch; all ask, because all got the error."""
         mine, count = self.cluster.worker_index, self.cluster.num_workers
         doing = {mine: what}
         scope = f"{_DOING} {next(self.mismatches)}"
@@ -409,10 +409,8 @@ class Notes:
         self._scope = "notes " + ",".join(map(str, members))
 
     def leave_note(self, key: str, text: str) -> None:
-        """Leave a note for whoever waits for it now or later."""
         self._store.put(self._scope, key, text.encode())
 
     def wait_for_note(self, key: str, timeout_seconds: float) -> str | None:
-        """Return the note's text once it was left; None if it was not left in time."""
         note = self._store.wait(self._scope, key, timeout_seconds)
         return None if note is None else note.decode()

@@ -161,7 +161,6 @@ class NativeCollective:
         return self._run("receive", f"{source} {self.rank} {key}", between=(source, self.rank), like=like)
 
     def waits_for(self) -> str:
-        """Return in words for whom this member has been waiting longest, and in what; empty if for nobody."""
         return self._library.waits_for(self._number)
 
     def abort(self, reason: str) -> None:

@@ -29,7 +29,7 @@ class Replicas:
             library = native.engines()
         except (TfdistError, OSError) as error:
             raise UnsupportedError(
-                f"the native collectives need a C++ compiler ({error}). Mend that, or choose another engine, such as "
+                f"the native collectives need a C++ compiler ({error}). Fix that, or choose another engine, such as "
                 "TensorFlow's."
             ) from error
         self._devices = list(devices)
@@ -151,7 +151,6 @@ class TwoLevelCollective:
         return self._local.receive(spec, key=key, source=self._near("source", source))
 
     def waits_for(self) -> str:
-        """Return what the replicas of this process wait for; see `Collective.waits_for`."""
         return self._local.waits_for()
 
     def abort(self, reason: str) -> None:

@@ -137,7 +137,7 @@ class TensorFlowCollective:
         return self._run(("receive", key, source, spec), received, [])[0]
 
     def waits_for(self) -> str:
-        """Return in what this process is under way, from any thread; empty if in no collective, or if nobody asks."""
+        """Describe the collectives in flight, from any thread; "" if none, or if not recorded."""
         return "" if self._under_way is None else self._under_way.text()
 
     def abort(self, reason: str) -> None:
@@ -224,7 +224,7 @@ class TensorFlowCollective:
                 leaving.append(self._sent(_flat(parts[other])[0], name, pair))
                 flat = restore(self._received(words, f"exchange {other} {self.rank} {key}", pair))
                 (arrived[other],) = fallbacks.shaped([flat], [mine])
-        with tf.control_dependencies(leaving):  # or TensorFlow would drop what nobody here looks at
+        with tf.control_dependencies(leaving):  # or TensorFlow would drop them, as unused
             every = tf.concat(arrived, axis=0)
         self._side_effect.after(every)
         return tf.reshape(every, collective.with_rows([self.size * sizes[self.rank]], tensor))

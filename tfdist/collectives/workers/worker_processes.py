@@ -75,7 +75,7 @@ class Watchdog:
                 self._deadline, self._since, self._what = around
 
     def renew(self) -> None:
-        """Let the wait that is watched last as long from now on: what it waits for has gone on, and comes again."""
+        """Restart the deadline of the current wait, because the work has progressed."""
         with self._lock:
             if self._deadline is not None:
                 self._since = time.monotonic()
@@ -100,7 +100,7 @@ class Watchdog:
                 self._abort(self._expired)
 
     def _long_wait(self) -> str:
-        """Return what this worker has waited in for longer than a look, where the backend knows."""
+        """Describe what this worker has waited in for longer than a look, where the backend knows."""
         with self._lock:
             if self._waits_for is None or self._deadline is None or time.monotonic() - self._since <= _LOOK_SECONDS:
                 return ""
@@ -133,7 +133,7 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes files and shows progress."""
+        """This worker writes files and shows progress."""
         return self.index == 0
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
@@ -141,12 +141,12 @@ class Workers:
         return contextlib.nullcontext() if self._watchdog is None else self._watchdog.waiting(what)
 
     def renew(self) -> None:
-        """Say, from any thread, that what is watched by `waiting` has gone on: it may last as long again."""
+        """Restart, from any thread, the deadline of `waiting`, because the work has progressed."""
         if self._watchdog is not None:
             self._watchdog.renew()
 
     def next_number(self, name: str) -> int:
-        """Return how often this worker has asked for this name: 1 at first."""
+        """Count this worker's calls for this name, from 1."""
         self._numbers[name] += 1
         return self._numbers[name]
 

@@ -57,7 +57,7 @@ class Feed:
         self._last: Snapshot | None = None
 
     def look(self, *, is_last: bool = False) -> Update | None:
-        """Return what is new; None where the job was never seen."""
+        """Return the news; None where the job was never seen."""
         found = self._observer.look()
         if found is None:
             if self._last is None:
@@ -149,7 +149,7 @@ class Outlet:
             self._changed.notify()
 
     def end(self, deadline: float) -> bool:
-        """Let it hand over what waits, and close; return whether it has by this time on the monotonic clock."""
+        """Hand over the waiting updates, and close; return whether this was done in time."""
         with self._changed:
             self._ends = True
             self._changed.notify()

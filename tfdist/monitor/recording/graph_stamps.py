@@ -149,7 +149,7 @@ def _leaves(tensors: Sequence[Any]) -> list[Any]:
 
 
 def current() -> Stamps | None:
-    """Return the stamps of the step that this thread traces, or None: nobody wants to know, or it cannot be known."""
+    """Return the stamps of the step that this thread traces, or None."""
     return getattr(_current, "stamps", None)
 
 
@@ -168,7 +168,7 @@ def reduction(tensors: Sequence[Any], run: Callable[[], list[Any]]) -> list[Any]
 
 @functools.cache
 def can_stamp() -> bool:
-    """Return whether stamps tell the truth here: all that computes are processors."""
+    """Stamps are right here: only processors compute."""
     import tensorflow as tf
 
     return not tf.config.list_logical_devices("GPU")

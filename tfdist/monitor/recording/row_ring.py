@@ -56,7 +56,7 @@ class Ring:
         self._words[_LOST] += count
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Release the file, which stays."""
         del self._words, self._rows
         self._view.release()
         self._mapped.close()

@@ -37,7 +37,7 @@ class Target:
 
 
 def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) -> tuple[Stacks, ...]:
-    """Return where these processes stand, in their order; who does not answer has no threads and a reason."""
+    """Return the stacks of these processes, in their order; without an answer, no threads and a reason."""
     deadline = time.monotonic() + seconds
     found: dict[str, tuple[tuple[Thread, ...], str]] = {}
     program = py_spy() if spies else None

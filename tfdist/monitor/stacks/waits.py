@@ -23,7 +23,7 @@ class WaitNote:
         return cls(Path(path + _SUFFIX) if path else None)
 
     def tell(self, text: str) -> None:
-        """Say in what this process waits; empty: for nobody. What cannot be written is not said."""
+        """Write what this process waits in, or ""; failures are ignored."""
         if self._path is None or text == self._told:
             return
         self._told = text
@@ -37,7 +37,7 @@ class WaitNote:
 
 
 def read(stacks_file: Path) -> str:
-    """Return in what the process waits whose stacks are in this file; empty if for nobody."""
+    """Read what the process waits in whose stacks are in this file, or ""."""
     try:
         return stacks_file.with_name(stacks_file.name + _SUFFIX).read_text(encoding="utf-8").strip()
     except OSError:

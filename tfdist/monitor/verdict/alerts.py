@@ -198,7 +198,7 @@ class Looks:
 
 
 class Alarm:
-    """Looks at a job again and again, and says what has become wrong with it since."""
+    """Looks at a job repeatedly, and returns new problems."""
 
     def __init__(self) -> None:
         self._raised: dict[tuple[Kind, int | None], float] = {}
@@ -206,12 +206,12 @@ class Alarm:
         self._after = -1
 
     def begins(self) -> None:
-        """Learn that the workers are started anew: other processes, and steps that count from the first one."""
+        """Note a new start of the workers, with other processes and steps from the first on."""
         self._memory.clear()
         self._after = -1
 
     def look(self, found: Timeline | None, memory: Mapping[int, int], now: float) -> list[Alert]:
-        """Return the alerts that are to be told now."""
+        """Return the alerts to raise now."""
         raised = [] if found is None else alerts(found, self._after)
         if found is not None and len(found.steps):
             self._after = int(found.steps[-1])

@@ -89,7 +89,7 @@ class Verdict:
 
 
 def judge(found: Timeline) -> Verdict:
-    """Return what a job is bound by, after its last steps."""
+    """Judge what a job is bound by, from its last steps."""
     found = found.last(MOST)
     count = len(found.steps)
     if count < FEWEST:
@@ -164,7 +164,7 @@ def _late(found: Timeline, means: np.ndarray) -> _Late | None:
 
 
 def _lasts(found: Timeline, late: _Late, least: float) -> bool:
-    """Whether the others wait for this worker in three quarters of the time: other programs come and go."""
+    """The others wait for this worker in three quarters of the time: other programs come and go."""
     waits = found.of(Part.WAIT)
     others = [index for index in range(len(found.ranks)) if index != late.place]
     behind = np.median(waits[:, others], axis=1) - waits[:, late.place]
@@ -173,7 +173,7 @@ def _lasts(found: Timeline, late: _Late, least: float) -> bool:
 
 
 def _avoidable(found: Timeline, part: Part | None) -> float:
-    """Return how much of a part counts where causes are compared; exchanging all weights with servers takes time."""
+    """Weigh a part for the comparison of causes; exchanging all weights with servers takes time."""
     return 0.5 if found.has_servers and part is Part.COMMUNICATION else 1.0
 
 

@@ -45,7 +45,7 @@ COMPUTING = (Part.FORWARD, Part.BACKWARD, Part.COMPUTE, Part.UPDATE, Part.PYTHON
 
 # more than steps in one call have: a key is the number of a step, times this, and the number of its part
 _PARTS = 1 << 24
-# of a chief, the steps that say who its workers are, and what it knows of each of them
+# the last steps of a chief, which show its workers, and what it knows of each
 _LAST = 100
 _OF_CHIEF = (Column.COMPUTED, Column.FORWARDS, Column.BACKWARDS, Column.LOSSES)
 
@@ -129,7 +129,7 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
     (chief,) = rows.values()
     computed = chief[:, _of_chief(Column.COMPUTED)] > 0
     trained = computed[(chief[:, Column.KIND] == 0) & computed.any(axis=1)][-_LAST:]
-    workers = np.flatnonzero(trained.sum(axis=0) * 2 > len(trained))  # others are gone, or nobody waits for them
+    workers = np.flatnonzero(trained.sum(axis=0) * 2 > len(trained))  # the others are gone or unused
     complete = chief[computed[:, workers].all(axis=1)]
     found = {}
     for worker in workers if len(workers) > 1 else ():
@@ -179,8 +179,8 @@ def _divided(
     known = ((of(Column.REDUCED) > 0) & has_stamps).all(axis=1, keepdims=True)
     if len(ranks):
         last = gradients.max(axis=1, keepdims=True)
-        # Sums are there for all at about the same time. Who notices later has been busy, as with an update of weights
-        # whose sum came first: where the thread that brings sums goes on with them.
+        # All workers have the sums at about the same time. One that notices later was busy, such as with an update of
+        # weights whose sum came first, by the thread that brings sums.
         there = np.maximum(reduced.min(axis=1, keepdims=True), last)
         reduced = np.where(known, np.minimum(reduced, np.maximum(there, gradients)), reduced)
         wait = np.where(known, np.clip(np.minimum(last, reduced) - gradients, 0, None), 0)

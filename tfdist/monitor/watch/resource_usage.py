@@ -142,12 +142,12 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
-        # ages and rates are taken on the clock that nobody sets
+        # ages and rates are measured on the clock that cannot be set
         self._when = time.monotonic() - max(0.0, time.time() - self._process.create_time())
         self._before: dict[str, float] = {}
 
     def look(self) -> Usage:
-        """Return what it uses now; nothing when it is gone."""
+        """Return its current use; nothing when it is gone."""
         try:
             with self._process.oneshot():
                 memory = int(self._process.memory_info().rss)

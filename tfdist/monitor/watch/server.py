@@ -94,7 +94,7 @@ class Page:
             self._ended.wait(min(self._every, LOOK_SECONDS))
 
     def snapshot(self) -> Snapshot | None:
-        """Return what is known of the job, not older than an interval; None when it has ended."""
+        """Return the state of the job, not older than an interval; None when it has ended."""
         with self._lock:
             if not self._ended.is_set() and time.monotonic() - self._at >= self._every:
                 self._seen, self._at = self._look(), time.monotonic()

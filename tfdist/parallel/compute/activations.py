@@ -35,7 +35,7 @@ class Along:
         return self.axes.mesh.coordinates(self.axes.rank)[self.axis]
 
     def all(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return what every member has, shape (members, ...), alike on all of them; no gradient goes back."""
+        """Gather every member's tensor, shape (members, ...); it has no gradient."""
         return self.axes.all_gather(tensor[tf.newaxis], self.axis, 0, self.label)
 
     def entering(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -22,7 +22,7 @@ _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.E
 
 
 def found(model: Any) -> keep_sharded.Kept:
-    """Return what stays in parts in a model of which the layers are built: nothing where its graph is not known."""
+    """Find what stays in parts in a built model; nothing where its graph is unknown."""
     graph = graphs.graph_of(model)
     return keep_sharded.Kept() if graph is None else among(graphs.calls(graph), graph.outputs)
 
@@ -60,7 +60,7 @@ def _looks_at_result(layer: Any) -> bool:
 
 
 def is_elementwise(activation: Any) -> bool:
-    """Return whether an activation function is known to look at each element alone."""
+    """Recognize activation functions that are known to be elementwise."""
     return activation is None or any(activation is known for known in _ELEMENTWISE)
 
 
@@ -70,7 +70,7 @@ def _fits(columns: Way, rows: Way) -> bool:
 
 
 def may_pass(layer: Any) -> bool:
-    """Return whether each element of what a layer returns is of one element of what it takes."""
+    """Recognize layers each element of whose result depends on one element of the input."""
     if _looks_at_result(layer):
         return False
     if type(layer) is keras.layers.Dropout:

@@ -38,7 +38,7 @@ _kept: ContextVar[tuple[Kept, ...]] = ContextVar("activations that stay in parts
 
 @contextlib.contextmanager
 def keeping(kept: Kept) -> Iterator[None]:
-    """Let layers that compute inside, in this thread, do what is said."""
+    """Apply this to layers that compute inside the context, in this thread."""
     before = _kept.set((*_kept.get(), kept))
     # they know the size of the whole, and would refuse a part
     specs = [(layer, layer.input_spec) for layer in kept.taking]

@@ -54,7 +54,7 @@ class Way:
 
 
 def way_of(layer: Any) -> Way | None:
-    """Return how a Dense or EinsumDense layer computes with its part, or None where it does not."""
+    """Describe how a Dense or EinsumDense layer computes with its part, or return None."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)) or not _is_adapted(layer):
         return None
     found = _cut_once(keras_layers.kernel_of(layer))

@@ -294,7 +294,7 @@ _CALLS: dict[Any, Any] = {**CALLS, **dict.fromkeys(keras_layers.ATTENTIONS, part
 
 
 def adapt(layers: list[keras.layers.Layer], placing: Placing) -> None:
-    """Let the layers of a model, and the model, compute with the parts of weights here; a second call does nothing."""
+    """Make a model and its layers compute with the parts of weights in this process; a second call does nothing."""
     for layer in layers:
         for kind, compute in _CALLS.items():
             keras_layers.override_call(layer, kind, functools.partial(compute, layer))

@@ -85,7 +85,7 @@ def _first_largest(highest: tf.Tensor) -> tf.Tensor:
 
 
 def adapt(model: keras.Model, late: Late) -> None:
-    """Let the losses and metrics given to `compile` that know classes by their logits take parts of these."""
+    """Make compiled losses and metrics that take logits accept parts of them."""
     container = keras_model.compiled_losses(model)
     for loss in [] if container is None else keras_loss.compiled(container):
         if type(loss) is keras.losses.SparseCategoricalCrossentropy and loss.ignore_class is None:

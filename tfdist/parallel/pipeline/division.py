@@ -48,7 +48,7 @@ class _Traced(keras.Operation):
 
 
 def has_named(model: keras.Model) -> bool:
-    """Return whether a model names its blocks."""
+    """The model names its blocks."""
     return hasattr(model, METHOD)
 
 
@@ -206,7 +206,7 @@ def graph_of(model: keras.Model) -> graphs.Functional:
         return _graph_of_blocks(model)
     if graph is None or is_own:
         raise UnsupportedError(
-            f"the model {model.name!r} ({type(model).__name__}) computes by a call of its own, in which nobody can see "
+            f"the model {model.name!r} ({type(model).__name__}) has a call of its own, which does not show "
             "where it may be cut. Let it name its blocks, by a method pipeline_blocks(self) that returns "
             "[keras.Input((64,)), self.first, *self.others] (its input, and the layers that its call calls one after "
             "the other), or make it a keras.Sequential with an Input, or a functional model.",

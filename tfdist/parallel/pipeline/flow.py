@@ -133,7 +133,7 @@ class Flow:
         return list(dict.fromkeys(edge.number for edge in self.out_of(part)))
 
     def has_gradient(self, edge: Edge) -> bool:
-        """Return whether the gradient of what travels goes back."""
+        """A gradient goes back along the edge."""
         return bool(self.values[edge.number].tensor.dtype.is_floating)
 
     def run(
@@ -152,7 +152,7 @@ class Flow:
         return values, numbered
 
     def outputs(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return what the model returns, flat, with what hangs on it, given the values that `results` needs."""
+        """Return the model's flat results with their attributes, from the values that `results` needs."""
         values, _ = self.results.bound(dict(zip(self.results.needed, tensors, strict=True)))
         return [values[id(tensor)] for tensor in self._division.outputs]
 
@@ -172,7 +172,7 @@ class Flow:
         return [one.number if isinstance(one, Hung) else None for one in found]
 
     def needs_weights(self, number: int) -> bool:
-        """Return whether a value depends on weights, or on other variables of layers."""
+        """A value depends on weights, or on other variables of layers."""
         stand_ins = {id(one.op) for one in self._weights}
         found, left = set(), [self.values[number].tensor.op]
         while left:

@@ -70,7 +70,7 @@ class MicroStep(step.Step):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the micro-batch is all there is in the step."""
+        """The micro-batch is the whole batch of the step."""
         return bool(tf.get_static_value(self.rows) == tf.get_static_value(self.global_rows))
 
 

@@ -62,7 +62,7 @@ class Pipe:
 
     @property
     def is_last(self) -> bool:
-        """Whether the last part of the model is here."""
+        """The last part of the model is here."""
         return self.stage == self.stages - 1
 
     def order(self, schedule: Schedule) -> Sequence[Work]:

@@ -53,11 +53,11 @@ class StageLayout(PartLayout):
 
     @property
     def is_kept(self) -> bool:
-        """Whether this process keeps all that it had before it was known which stages have it."""
+        """This process keeps all that it had before settling."""
         return self.is_held and self.device is None
 
     def kept(self, part: tf.Tensor) -> tf.Tensor:
-        """Return what this process keeps of what it had before it was known which stages have it."""
+        """Select what this process keeps of what it had before settling."""
         return part if self.is_held else tf.reshape(part, [-1])[:0]
 
     @cached_property
@@ -67,12 +67,12 @@ class StageLayout(PartLayout):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known which stages have it."""
+        """The stages that have it are known."""
         return self.holders is not None
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has it; all have until that is known."""
+        """This process has it; all processes do before settling."""
         return self.holders is None or self._along.rank in self.holders
 
     @property
@@ -81,17 +81,17 @@ class StageLayout(PartLayout):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts here in what is added up over stages, where several have it."""
+        """It counts here in sums over stages, where several have it."""
         return self.holders is None or self._along.rank == self.holders[0]
 
     @property
     def is_first(self) -> bool:
-        """Whether no process before this one has the same of it."""
+        """No process before this one has the same part."""
         return self.is_first_in_replica and self._is_first_replica
 
     @property
     def is_first_in_replica(self) -> bool:
-        """Whether no process of the same replica before this one has the same of it."""
+        """No process of this replica before this one has the same part."""
         return self.is_held and self.counts and self._is_first_of_copies
 
     @property
@@ -179,22 +179,18 @@ class SlotLayout(PartLayout):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known which stages have it."""
         return self._weight.is_settled
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has some of it."""
         return self._weight.is_held
 
     @property
     def counts(self) -> bool:
-        """Whether it counts here in what is added up over stages, where several have it."""
         return self._weight.counts
 
     @property
     def is_first(self) -> bool:
-        """Whether no process before this one has the same elements."""
         return self._weight.is_first_in_replica
 
     @property
@@ -210,7 +206,6 @@ class SlotLayout(PartLayout):
     is_kept = False
 
     def kept(self, part: tf.Tensor) -> tf.Tensor:
-        """Return what this process keeps of what it had before it was known which stages have it."""
         return self.stretch.of(part) if self.is_held else tf.reshape(part, [-1])[:0]
 
     @property

@@ -47,12 +47,12 @@ class Timeline:
         return [slot.work for slot in self.slots if slot.stage == stage]
 
     def live(self, stage: int) -> int:
-        """Return of how many forward passes a stage has the activations at the worst moment."""
+        """Count the forward passes whose activations a stage holds at the worst moment."""
         return most_live(self.order(stage))
 
 
 def most_live(order: Sequence[Work]) -> int:
-    """Return how many forward passes of an order wait for their backward passes at the worst moment."""
+    """Count the forward passes that wait for their backward passes at the worst moment."""
     held = most = 0
     for work in order:
         held += 1 if work.kind == "forward" else -1
@@ -126,7 +126,7 @@ def bubble(schedule: Schedule) -> float:
 
 
 def stuck(schedule: Schedule, place: Sequence[int], ends: Mapping[tuple[int, Work], float]) -> str:
-    """Return in words who waits for what."""
+    """Describe which stages wait for what."""
     words = []
     for stage, order in enumerate(schedule.orders):
         if place[stage] < len(order):
