@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import absent
-from tfdist.jobs import task
 from tfdist.jobs.process import script_worker
 from tfdist.monitor.stacks import stack_requests, waits
 from tfdist.monitor.stacks.frames import Stacks, apart, from_faulthandler, from_py_spy, lines
@@ -78,7 +77,7 @@ def test_who_cannot_answer_is_left_alone(target: Target, monkeypatch: pytest.Mon
 
 
 def test_all_mean_the_same_signal() -> None:
-    assert signal.SIGRTMIN + script_worker.STACKS == signal.SIGRTMIN + task.STACKS == stack_requests.SIGNAL
+    assert signal.SIGRTMIN + script_worker.STACKS == stack_requests.SIGNAL
 
 
 def test_a_wait_is_told_and_taken_back(tmp_path: Path) -> None:
