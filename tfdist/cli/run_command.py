@@ -104,7 +104,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
 # what few need is in the page
-@click.option("--engine", type=click.Choice(list(LAUNCHERS)), metavar="NAME", hidden=True)
+@click.option("--engine", "launcher_name", type=click.Choice(list(LAUNCHERS)), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_launchers)
 @click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
 @click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
@@ -132,7 +132,7 @@ def command(
     dry_run: bool,
     verbose: bool,
     hosts: str | None,
-    engine: str | None,
+    launcher_name: str | None,
     sbatch_options: str,
     sbatch_servers: str | None,
     search: tuple[str, ...],
@@ -155,7 +155,7 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: tfdist docs cluster.
     """
-    launcher = launcher_of(engine, hosts)
+    launcher = launcher_of(launcher_name, hosts)
     kubernetes_options.check_options(context, launcher)
     demand = {
         "cpus": cpus_per_worker,
