@@ -5,15 +5,18 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
 
 import keras
 
 import tfdist
 from tfdist import validation
 from tfdist.callbacks.flops import PASSES_OF_A_STEP, of_example
-from tfdist.callbacks.notebook_display import Cell, in_notebook
 from tfdist.callbacks.single_process_job import Alerting, Recorded, recorded
 from tfdist.cluster import from_environment
 from tfdist.compat.keras import epochs as keras_epochs
@@ -34,6 +37,7 @@ from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["Monitor"]
 
+_LOOK_SECONDS = 0.5  # at the page of a notebook
 _logger = logging.getLogger("tfdist")
 
 
@@ -138,7 +142,7 @@ class Monitor(keras.callbacks.Callback):
         self._attach(_Warnings(self._job, self._warnings))
         if self.flops:
             self._count_flops(self._job)
-        cell = self._stack.enter_context(Cell()) if self.live and in_notebook() else None
+        cell = self._stack.enter_context(_Cell()) if self.live and _in_notebook() else None
         exporters = [*self.exporters, *([f"html:{cell.path}"] if cell is not None else [])]
         if exporters:
             self._job.events.write("parameters", start=self._job.start, parameters=self._parameters())
@@ -274,5 +278,50 @@ class _Steps(keras.callbacks.Callback):
 
 
 def _rank() -> int:
-    cluster = from_environment()
-    return max(0, cluster.worker_index)
+    return max(0, from_environment().worker_index)
+
+
+def _in_notebook() -> bool:
+    """True in the kernel of a notebook that can show HTML."""
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class _Cell:
+    """Shows the file ``path`` below the cell that runs, and again whenever it has changed, until it is closed.
+
+    Its thread reads a few kilobytes twice a second.
+    """
+
+    def __enter__(self) -> Self:
+        from IPython.display import HTML, display
+
+        self._folder = tempfile.TemporaryDirectory(prefix="tfdist-cell-")
+        self.path = Path(self._folder.name, "page.html")
+        self._shown = ""
+        self._make: Any = HTML
+        self._handle: Any = display(HTML("tfdist: waiting for the first steps"), display_id=True)
+        self._closed = Event()
+        self._thread = Thread(target=self._follow, name="page in a cell", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._show()  # what came last
+        self._folder.cleanup()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        with contextlib.suppress(OSError):
+            text = self.path.read_text(encoding="utf-8")
+            if text != self._shown:
+                self._shown = text
+                self._handle.update(self._make(text))

@@ -26,6 +26,9 @@ from tfdist.monitor.verdict.row_collection import recent
 from tfdist.processes import job_resources
 from tfdist.variables import MONITOR_DIR, PROGRESS_FILE
 
+_SECONDS = 2.0  # between looks for alerts
+_logger = logging.getLogger("tfdist")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -91,10 +94,6 @@ def _of_its_own(clock: StepClock) -> Iterator[Path]:
             clock.detach(reporter)
             reporter.close()
             table.close()
-
-
-_SECONDS = 2.0
-_logger = logging.getLogger("tfdist")
 
 
 class Alerting:

@@ -20,7 +20,10 @@ import keras
 from tfdist.compat import planted
 from tfdist.compat.tensorflow import tf_data as tf_data
 
+END_SECONDS = 10.0  # for elements that are being made when a call or the script ends
+
 _METHODS = ("fit", "evaluate", "predict")
+_log = logging.getLogger("tfdist")
 
 
 def watch(model: keras.Model) -> None:
@@ -49,11 +52,6 @@ def _with_end(model: keras.Model, name: str, calls: list[contextlib.ExitStack]) 
             return method(*args, **kwargs)
 
     return call
-
-
-END_SECONDS = 10.0  # for elements that are being made when the script ends
-
-_log = logging.getLogger("tfdist")
 
 
 @functools.cache

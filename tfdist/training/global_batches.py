@@ -19,10 +19,9 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
+from tfdist.training.call_ends import END_SECONDS
 from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData
 from tfdist.training.replica import batch_rows
-
-END_SECONDS = 10.0  # for an element that is being made when a call ends
 
 _log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy

@@ -36,7 +36,18 @@ from tfdist.training.replica.judging import Rules, StateRule, Verdict
 _OF_GRADIENTS, _OF_NUMBERS, _IN_16_BITS = 1e-3, 1e-4, 5e-2
 
 _NO_RULES = Rules()
+_log = logging.getLogger("tfdist")
+_ROWS = 16
+# more than a step has gradients or losses
+_MANY = 1000
+_SETTLED_BY_HAND = ("gradient", "loss", "values")
+# verdicts of the variables of a metric that are right as they are, by what the variables declare
+_RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
+    "sum": ("sum", "unknown"),
+    "mean": ("mean", "equal", "unknown"),
+}
 
+Found = dict[Key, StateRule]
 Parts = list[tuple[float, Run]]
 
 
@@ -119,20 +130,6 @@ def _rule(number: int, assignment: Assignment, tried: TriedStep, runs: Runs, *, 
     verdict = judging.agreed(found)
     base = {"none": 0.0, "scaled": kept}.get(assignment.dependence, 1.0)
     return StateRule(verdict, base if verdict == "sum" else 1.0)
-
-
-_log = logging.getLogger("tfdist")
-_ROWS = 16
-# more than a step has gradients or losses
-_MANY = 1000
-_SETTLED_BY_HAND = ("gradient", "loss", "values")
-# verdicts of the variables of a metric that are right as they are, by what the variables declare
-_RIGHT_FOR_METRICS: Mapping[str, tuple[Verdict, ...]] = {
-    "sum": ("sum", "unknown"),
-    "mean": ("mean", "equal", "unknown"),
-}
-
-Found = dict[Key, StateRule]
 
 
 class Probe:

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -123,6 +123,17 @@ class Chief:
         with step_clock().during(Phase.WAIT):
             return self.scheduler.next_outcome(tasks, wait=wait)
 
+    def first_outcomes(self, tasks: Collection[int], count: int) -> Generator[Outcome, None, None]:
+        """Yield the outcomes of the first tasks that end; the others are cancelled."""
+        try:
+            for _ in range(count):
+                outcome = self.outcome(tasks)
+                assert outcome is not None
+                yield outcome
+        finally:
+            for task in tasks:
+                self.scheduler.cancel(task)
+
     def apply(self, call: Callable[[], Any]) -> Any:
         """Run the second function of a step, within the servers' deadline."""
         return self._bounded(call)
@@ -232,16 +243,11 @@ class _ChiefSteps:
         needed = max(1, len(cut) - late)
         results: dict[int, remote_part.Result] = {}
         handed_out = time.monotonic()  # a slow worker shows by the time of its result, though parts are sent in turn
-        try:
-            while len(results) < needed:
-                outcome = self._chief.outcome(tasks)
-                assert outcome is not None
+        with contextlib.closing(self._chief.first_outcomes(tasks, needed)) as outcomes:
+            for outcome in outcomes:
                 result = results[tasks.index(outcome.number)] = _result(outcome)
                 seconds = max(outcome.ended - handed_out, _LEAST_SECONDS)
                 step_clock().computed(outcome.worker, seconds, result.passes)
-        finally:
-            for task in tasks:
-                self._chief.scheduler.cancel(task)
         used = [results[place] for place in sorted(results)]
         counted, total = sum(result.rows for result in used), int(batch.rows)
         if self.training:
@@ -397,15 +403,8 @@ def _rows_of(
         for index, rows, leaves in cut_into(batch, max(1, scheduler.present)):
             counts = [tf.constant(index, tf.int32), tf.cast(rows, tf.int32), tf.cast(batch.rows, tf.int32)]
             tasks.append(submit(chief, model, function, counts, function.state(), leaves))
-    results: dict[int, Any] = {}
-    try:
-        while len(results) < len(tasks):
-            outcome = chief.outcome(tasks)
-            assert outcome is not None
-            results[outcome.number] = _result(outcome)
-    finally:
-        for task in tasks:
-            scheduler.cancel(task)
+    with contextlib.closing(chief.first_outcomes(tasks, len(tasks))) as outcomes:
+        results = {outcome.number: _result(outcome) for outcome in outcomes}
     return [results[task] for task in tasks]
 
 
