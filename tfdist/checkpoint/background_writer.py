@@ -89,7 +89,7 @@ class Writer:
 
         Args:
             step: how many steps were done.
-            arrays: as `Store.save` takes them; not copied, so nobody may write to them any more.
+            arrays: as `Store.save` takes them; not copied, so they must not be changed any more.
             state: as `Store.save` takes it; copied.
             parts: as `Store.save` takes them; not copied. Where other processes write some, all must submit the same
                 saves: see to it that none is replaced while it waits.
@@ -168,7 +168,7 @@ class Writer:
         while (job := self._taken()) is not None:
             try:
                 self._save(job)
-            except BaseException as error:  # noqa: BLE001 - nobody sees it here; the next call raises it
+            except BaseException as error:  # noqa: BLE001 - it is not seen here; the next call raises it
                 self._broken = error
             finally:
                 del job  # the arrays may be large

@@ -123,7 +123,7 @@ class Store:
         Raises:
             ConfigError: something that cannot be saved; the message says where it is.
             StorageError: the disk is full, or may not be written to, or a part did not come; an OSError. What was saved
-                before stands.
+                before stays.
         """
         name = step_name(validation.integer("step", step, minimum=0, maximum=manifests.LARGEST_STEP))
         own = {part.index: files_of_arrays.as_arrays(part.arrays) for part in parts}

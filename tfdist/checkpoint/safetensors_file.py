@@ -1,6 +1,6 @@
 """Arrays in a safetensors file, written and read without an intermediate copy.
 
-Wider types come first, so every array lies aligned in a map of the file. The safetensors library reads it.
+Wider types come first, so every array is aligned in a map of the file. The safetensors library reads it.
 """
 
 import json

@@ -19,7 +19,7 @@ DOES: dict[str, str] = {
     "reset": "set to zero",
     "sum": "added up, and the sum divided evenly",
     "concatenate": "joined, and divided anew",
-    "owned": "handed to whoever has them now",
+    "owned": "given to the worker that has them now",
     "refuse": "refused",
 }
 

@@ -123,7 +123,7 @@ class BlockCache:
         """Return the bytes of each (file, start, length), from blocks; those that are missing are fetched in one go.
 
         Args:
-            ranges: must lie within their files.
+            ranges: must be within their files.
             fetch: called with (name, start, length) of blocks, sorted; returns the bytes of each.
         Raises:
             ShortReadError: a block did not come in the length that it must have.
@@ -194,7 +194,7 @@ class BlockCache:
                         path=name,
                     )
                 done[block] = data
-        finally:  # whatever happened, nobody waits for this thread any longer
+        finally:  # whatever happened, no thread waits for this one any longer
             complete = done if len(done) == len(ours) else {}
             with self._lock:
                 for block in ours:

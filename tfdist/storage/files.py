@@ -196,7 +196,7 @@ def claim(descriptor: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no locks here: then nobody removes it either
+        return True  # no locks here: then no process removes it either
     return True
 
 

@@ -23,7 +23,7 @@ def claimed_folder(folder: Path, name: str, mark: str | None) -> tuple[Path, int
         try:
             descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # somebody cleaned up between the two calls
+            continue  # another process cleaned up between the two calls
         if claim(descriptor, shared=mark is not None) and temporary.exists():
             return temporary, descriptor
         os.close(descriptor)  # the same
@@ -44,7 +44,7 @@ def rename(temporary: Path, final: Path, kind: FolderKind) -> None:
             _exchange(temporary, final)
             return
         except FileNotFoundError:
-            continue  # somebody has removed it meanwhile
+            continue  # another process has removed it meanwhile
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
                 raise

@@ -326,7 +326,7 @@ class LocalStorage:
                 raise OSError(errno.ELOOP, "") from error
             if not follows and not found.is_relative_to(self.local.resolve()):
                 raise StorageError(
-                    f"{path} is a symbolic link to {found}, outside of {self.local}; files that lie elsewhere are not "
+                    f"{path} is a symbolic link to {found}, outside of {self.local}; files elsewhere are not "
                     "read. Copy the file into the directory; or, where you trust the link, pass follow_symlinks=True "
                     "(--follow-symlinks).",
                     path=path,
@@ -390,7 +390,7 @@ def _claimed(temporary: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # somebody cleaned up between the two calls
+        os.close(descriptor)  # another process cleaned up between the two calls
 
 
 def _need_regular(descriptor: int, path: Path) -> None:

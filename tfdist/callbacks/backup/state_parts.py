@@ -127,7 +127,7 @@ class Shards:
         ):
             _logger.warning(
                 "The backup (%s) was written by an earlier version of tfdist, which kept of %s what the first replica "
-                "had: it stands for all, so the next update is computed from fewer examples.",
+                "had: it is used for all, so the next update is computed from fewer examples.",
                 source,
                 ", ".join(state.name for state in variables_of(self._model).sharded),
             )

@@ -38,7 +38,7 @@ class Report:
         sound: how many can be read.
         shards: how many files the manifest names.
         bytes: of these, as the manifest says.
-        contents: whether records were taken apart, beside their checksums.
+        contents: whether records were parsed, besides their checksums.
         places: what is wrong, in the order of the shards.
         decoded: whether pictures were decoded, too.
     """

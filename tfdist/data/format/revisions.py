@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 _WRITTEN = re.compile(r"data-\d{5,}(\.repair-\d+)?(\.revision-(?P<revision>[1-9]\d{0,17}))?\.(tfrecord|index)")
-# a name that nobody else chooses: files that have it and that no manifest names are removed
+# a name that only tfdist uses: files with it that no manifest names are removed
 _REVISED = re.compile(r"(?P<stem>.+?)\.repair-(?P<revision>[1-9][0-9]{0,17})(?P<suffix>(\..*)?)", re.DOTALL)
 
 

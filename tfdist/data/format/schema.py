@@ -39,7 +39,7 @@ MOST_DIMENSIONS = 32
 FIXED, EXTENT, GENERIC = "fixed", "extent", "generic"
 LAYOUTS = (FIXED, EXTENT, GENERIC)
 
-# An index is loaded whole: it may have this much of each example beside where it stands.
+# An index is loaded whole: it may have this much of each example besides its place.
 _MOST_INDEXED_BYTES = 64
 
 
@@ -86,7 +86,7 @@ class Feature:
         encoding: one of `ENCODINGS`. Default: bytes for "string", float for float32, int64 for one bool or integer
             and for lists of any length, raw for other arrays.
         is_image: whether the bytes are an encoded picture (JPEG, PNG, ...).
-        names: what the values of an integer feature stand for, the name of class 0 first.
+        names: the names of an integer feature's values, that of class 0 first.
         unit: what one of its numbers means, where that is known: "us since 1970-01-01 UTC", "1e-2" (hundredths), or
             any text. Columns of dates, times and decimals are converted to it by `data.sources.tables.arrow_units`.
         may_round: whether a user asked for this dtype, so that floats are rounded to it where they do not fit exactly.
@@ -148,7 +148,7 @@ class Feature:
 
         Args:
             name: of the feature, for errors.
-            value: what `to_json` returned, or somebody wrote.
+            value: what `to_json` returned, or a user wrote.
 
         Raises:
             ConfigError: it is not one.

@@ -13,7 +13,7 @@ from tfdist.errors import ConfigError
 
 # word -> its place among splits; the first has the list of classes
 _WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2, "testing": 2}
-#: TensorFlow Datasets keeps one of these beside its files
+#: TensorFlow Datasets keeps one of these next to its files
 OF_TFDS = frozenset({"dataset_info.json", "features.json"})
 _TFDS_FILE = re.compile(r".+-(?P<split>[^-.]+)\.\w+-\d+-of-\d+")
 

@@ -85,7 +85,7 @@ class DecodedCache:
         for array, column in zip(self._arrays, columns, strict=True):
             array[ids] = column
         self._sound[ids] = sound
-        self._filled[ids] = True  # last: whoever sees it set finds the rest
+        self._filled[ids] = True  # last: a thread that sees it set finds the rest
         return np.bool_(True)
 
 

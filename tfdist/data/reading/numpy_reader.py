@@ -168,7 +168,7 @@ def _one_by_one(
         part = cut(slice(first, last))
         parts.append(part)
         if look:
-            # what stands around a part is cut on its own: a large part is not copied once more
+            # the bytes around a part are cut separately: a large part is not copied twice
             head, tail = cut(slice(begin - HEADER_BYTES, first)), cut(slice(last, end + 4))
             heads.append(head[:HEADER_BYTES])
             tails.append(tail[-4:])

@@ -58,7 +58,7 @@ class Pipeline:
         self._decode = decode
         self._augment = augment
         self._cache = cache
-        # what is cut out of a record as it stands can always be had
+        # a part of a record that is not decoded cannot fail
         self._search: user_functions.Search | None = None
         if decode is not None or augment is not None or PAYLOAD in fetcher.names:
             self._search = user_functions.Search(fetcher, decode, augment, skip=fetcher.skip)
@@ -228,7 +228,7 @@ def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any
 
 
 class Reading(tf_data.Failing):
-    """A `tf.data.Dataset` of global batches that knows which epoch is next, and where in it reading stands.
+    """A `tf.data.Dataset` of global batches that knows the next epoch and the position in it.
 
     Each iteration is an epoch. The next epoch begins once one has been read to its end; an iteration that was broken
     off begins again at its start. A tfdist strategy reads of each batch only what its worker's replicas need.
@@ -313,14 +313,14 @@ class Reading(tf_data.Failing):
         return self.steps
 
     def state(self, batches: int | None = None) -> dict[str, Any]:
-        """Return where reading stands, as JSON of less than 1 KB.
+        """Return the reading position, as JSON of less than 1 KB.
 
         Args:
             batches: how many batches of the current iteration have been consumed. Default: all at its end; before, as
                 many as the replicas of a tfdist strategy have consumed. Anybody else has to say before the end, because
                 what was prefetched does not count.
         Raises:
-            ConfigError: nobody counts, and ``batches`` is not given.
+            ConfigError: batches are not counted, and ``batches`` is not given.
         Returns:
             What `seek` and ``read(state=...)`` take, on any number of workers, with any global batch size.
 
@@ -332,7 +332,7 @@ class Reading(tf_data.Failing):
         if batches is None:
             if position.is_uncounted and not position.is_last:
                 raise ConfigError(
-                    "an epoch has begun, and outside of a tfdist strategy nobody counts its batches. Say how many have "
+                    "an epoch has begun, and its batches are not counted outside of a tfdist strategy. Say how many have "
                     "been consumed: state(batches=...)."
                 )
             batches = steps if position.is_last else position.batches

@@ -95,7 +95,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     if count := int(np.asarray(nulls() if callable(nulls) else nulls).sum()):
         raise ConfigError(
             f"feature {name!r} has {count} nulls; fill them, or pass the columns as one table (pyarrow.table({{...}})) "
-            "and say in nulls what stands for them.",
+            "and say in nulls what replaces them.",
             name=name,
             received=count,
         )

@@ -39,7 +39,7 @@ def kind_of(head: bytes) -> str:
         if not begin and inflate.eof:  # members may follow, as where files were joined
             return kind_of(inflate.unused_data) if inflate.unused_data else VOID
         return kind if _begins(begin) else ""
-    except zlib.error:  # damaged; whoever reads it says so
+    except zlib.error:  # damaged, which reading it reports
         return kind if kind == GZIP else ""
 
 

@@ -181,7 +181,7 @@ def _plainly(folder: str) -> list[Found]:
         if by_kind or len(keys) < len(folders):
             other = next((entry.name for entry in folders if entry.path not in keys), "files")
             raise ConfigError(
-                f"source is the folder {folder!r}, which has folders called key=value and {other}; all files must lie "
+                f"source is the folder {folder!r}, which has folders called key=value and {other}; all files must be "
                 "under the same keys. Name those that are meant.",
                 name="source",
                 received=other,
@@ -300,7 +300,7 @@ def _need_tables(kind: str, found: Sequence[Found], options: Options) -> None:
         if file.keys:
             key, value = file.keys[0]
             raise ConfigError(
-                f"{file.path} lies in the folder {key}={value}, and {kind} files have no columns that it could be one "
+                f"{file.path} is in the folder {key}={value}, and {kind} files have no columns that it could be one "
                 "of. Pass the files by their names, or rename the folder."
             )
 

@@ -130,7 +130,7 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.nulls, Mapping):
             raise ConfigTypeError(
-                f"nulls is {validation.shown(self.nulls)}; it must map columns to the values that stand for null: "
+                f"nulls is {validation.shown(self.nulls)}; it must map columns to the values that replace null: "
                 '{"age": -1}.',
                 name="nulls",
                 received=validation.shown(self.nulls),

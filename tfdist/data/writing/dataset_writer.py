@@ -283,7 +283,7 @@ class _Job:
             is_known = self._source.identifies or bool(self._journal.shards)  # which are compared
             if not overwrite and (self._journal.is_new or not is_known):
                 raise _taken(self._place)
-            with contextlib.suppress(CorruptDataError):  # it cannot be trusted: nobody knows which files it names
+            with contextlib.suppress(CorruptDataError):  # it cannot be trusted: the files that it names are unknown
                 old = read_manifest(self._place)
         if self._journal.is_new or overwrite:
             if old is not None or not is_there:

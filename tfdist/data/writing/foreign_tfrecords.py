@@ -32,7 +32,7 @@ from tfdist.storage.files import plain_name
 from tfdist.storage.local_storage import LocalStorage
 
 _FOLDER = "tfrecords"
-_ABOUT = "files.json"  # which files the manifest beside it is of; written last
+_ABOUT = "files.json"  # the files of the manifest next to it; written last
 _COPY = "records"  # a folder with what compressed files hold
 _WAIT_SECONDS = 6 * 3600.0  # for another process that looks at every record
 NAMED = re.compile(r"tfrec(ord)?s?\b|tfrecords?[-_.]", re.IGNORECASE)
@@ -182,7 +182,7 @@ def _of_folder(url: str, folder: str, split: str | None, *, to_index: bool) -> _
     known = {entry.path for entry in named if entry.size}.union(begun)
     chosen = [entry.name for entry in entries if entry.path in known]
     several = splits.by_word(chosen, of_tfds=not splits.OF_TFDS.isdisjoint(names), where=folder)
-    if not to_index:  # one that was indexed is what its folder stands for
+    if not to_index:  # an indexed split is what its folder means
         split = _about(_notes(folder)).get("split")
         split = split if split in several else None
     if split is not None or (to_index and several):

@@ -56,12 +56,12 @@ def warn_of_numbers(examples: Any, source: Source) -> None:
     folder = source_files.spelled(paths[0]).rstrip("/")
     if not splits.is_word(source_files.name_of(folder)) or splits.trains(source_files.name_of(folder)):
         return
-    with contextlib.suppress(StorageError):  # the folder above may be nobody's to look at
+    with contextlib.suppress(StorageError):  # the folder above may not be readable
         beside = [entry for entry in source_files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
         known = images.classes_of([entry.path for entry in beside if entry.is_folder])
         if known and known != names:
             _log.warning(
-                "%s has the classes %s, and %s beside it %s: a class has other numbers there. Pass the schema "
+                "%s has the classes %s, and %s next to it %s: a class has other numbers there. Pass the schema "
                 "(--schema) of what was written of it, or the folder of both to write them together.",
                 folder,
                 ", ".join(names[:5]) + ", ..." * (len(names) > 5),
@@ -86,7 +86,7 @@ def write_each(
     """Write splits one after the other; an interrupted run resumes with those that are not finished."""
     if manifests.NAME in place.names():
         raise ConfigError(
-            f"{place.url} holds one set of examples, and splits would stand below it. Choose another directory, or "
+            f"{place.url} holds one set of examples, and splits would be below it. Choose another directory, or "
             "remove what is there."
         )
     with place.lock():
@@ -107,7 +107,7 @@ def write_each(
             for name, manifest in finished.items():
                 if manifest.schema.to_json() != schema.to_json():
                     raise ConfigError(
-                        f"{places[name].url} holds examples of another schema than those that are to stand beside it. "
+                        f"{places[name].url} holds examples of another schema than those to be written next to it. "
                         "Pass exists='overwrite' (--overwrite) to write all splits anew.",
                         name="schema",
                         path=places[name].url,

@@ -154,7 +154,7 @@ class UntoldError(ConfigError):
     def __init__(self, name: str, where: str, rows: str) -> None:
         super().__init__(
             f"column {name!r} of {where} has no value in {rows}, so nothing tells its type. Pass a schema that says it "
-            f"(tfdist.data.Feature('float32'), say) and nulls={{{name!r}: ...}} for what stands for null, or a schema "
+            f"(tfdist.data.Feature('float32'), say) and nulls={{{name!r}: ...}} for what replaces null, or a schema "
             "without the column.",
             name=name,
         )

@@ -37,7 +37,7 @@ def schema_of(partitions: Sequence[Keys], options: Options) -> dict[str, Feature
         if names != first or len(set(names)) < len(names):
             raise ConfigError(
                 f"the folders of one file say {_shown(partitions[0])} and those of another {_shown(keys)}; all files "
-                "must lie under the same keys. Name those that are meant.",
+                "must be under the same keys. Name those that are meant.",
                 received=_shown(keys),
             )
     found = {}
@@ -67,7 +67,7 @@ def _value(key: str, feature: Feature, value: str, options: Options, where: str)
     if value == _NULL:
         if key not in options.null_masks and not {key, EVERY} & options.nulls.keys():
             raise ConfigError(
-                f"the folder {key}={_NULL} of {where} says that {key!r} is null; say what stands for it: "
+                f"the folder {key}={_NULL} of {where} says that {key!r} is null; say what replaces it: "
                 f"nulls={{{key!r}: ...}} (--null {key}=...).",
                 name=key,
                 received=None,
