@@ -332,8 +332,8 @@ class Reading(tf_data.Failing):
         if batches is None:
             if position.is_uncounted and not position.is_last:
                 raise ConfigError(
-                    "an epoch has begun, and its batches are not counted outside of a tfdist strategy. Say how many have "
-                    "been consumed: state(batches=...)."
+                    "an epoch has begun, and its batches are not counted outside of a tfdist strategy. Say how many "
+                    "have been consumed: state(batches=...)."
                 )
             batches = steps if position.is_last else position.batches
         batches = validation.integer("batches", batches, minimum=0, maximum=steps)
