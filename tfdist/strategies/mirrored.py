@@ -29,8 +29,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         devices: device names such as ``["GPU:0", "GPU:1"]``, all of one type, each once. None takes every GPU, or else
             every logical CPU device.
         collectives: the backend that reduces gradients, states and metrics in a step. "tensorflow"; "native", tfdist's
-            own between CPUs (`tfdist.collectives.replicas`); "auto", native where possible. None takes the variable
-            ``TFDIST_COLLECTIVES`` if it names one of these, or else "tensorflow".
+            own between CPUs (`tfdist.collectives.backends.replica_collectives`); "auto", native where possible. None
+            takes the variable ``TFDIST_COLLECTIVES`` if it names one of these, or else "tensorflow".
         bucket_bytes: gradients are reduced in buckets of about this many bytes, in backward-pass order.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
