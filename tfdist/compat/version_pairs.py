@@ -19,7 +19,6 @@ class Pair:
     keras: str
 
     def __str__(self) -> str:
-        """Return the pair as texts name it."""
         return f"TensorFlow {self.tensorflow} with Keras {self.keras}"
 
 
@@ -68,7 +67,6 @@ def judge(tensorflow: str, keras: str) -> Judgement:
 
 
 def _tested() -> str:
-    """Return the tested pairs in a line, each Keras once."""
     by_keras: dict[str, list[str]] = {}
     for pair in TESTED:
         by_keras.setdefault(pair.keras, []).append(pair.tensorflow)

@@ -34,7 +34,6 @@ class EpochClock(keras.callbacks.Callback):
         self._began = self._ended = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Start the clock."""
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -42,7 +41,6 @@ class EpochClock(keras.callbacks.Callback):
         self._ended = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Keep what the epoch took."""
         self._seconds.append(self._ended - self._began)
 
     @property
@@ -65,7 +63,6 @@ class Summary:
     examples_per_second: float | None = None
 
     def lines(self) -> list[str]:
-        """Return the summary as it is printed, one value a line."""
         speed = "one epoch: not measured" if self.examples_per_second is None else f"{self.examples_per_second:,.0f}"
         rows = {
             "test accuracy": f"{self.accuracy:.4f}",

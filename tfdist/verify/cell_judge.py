@@ -65,7 +65,6 @@ def _not_finite(reference: Mapping[str, Any]) -> str:
 
 
 def without_reference(verdict: Verdict) -> Verdict:
-    """Return the verdict on a cell whose reference, on one device, failed."""
     return Verdict(status="error", error=f"{verdict.error or verdict.status} on one device", detail=verdict.detail)
 
 
@@ -84,6 +83,5 @@ def _frames(text: str) -> str:
 
 
 def _main_stack(text: str) -> str:
-    """Return the stack of the main thread, which faulthandler prints last, most recent call first."""
     _, _, stack = text.rpartition("(most recent call first):")
     return "\n".join(stack.strip().splitlines()[:_STACK_LINES])

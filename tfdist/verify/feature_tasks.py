@@ -97,12 +97,10 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def history(result: Any) -> dict[str, np.ndarray]:
-    """Return the logs of `fit`: one array per name, a value per epoch."""
     return logs(result.history, "history")
 
 
 def logs(values: Mapping[str, Any], prefix: str) -> dict[str, np.ndarray]:
-    """Return logs as entries of an outcome."""
     return {f"{prefix}/{name}": np.asarray(value, dtype="float64") for name, value in values.items()}
 
 
@@ -115,7 +113,6 @@ def trained(
 
 
 def state(ctx: Context, model: Any) -> dict[str, np.ndarray]:
-    """Return a model's weights and its optimizer's variables."""
     return {
         **variables(ctx, model.weights, "weights"),
         **variables(ctx, model.optimizer.variables, "optimizer"),

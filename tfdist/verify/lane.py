@@ -41,7 +41,6 @@ class FeatureSession(WorkerSession):
         self._calls = 0
 
     def outcomes(self, entry: Feature, *, workers: int, replicas: int) -> list[Mapping[str, Any]] | Verdict:
-        """Return each worker's outcome of a feature, or the verdict if there is none."""
         if self.column is not None and entry.name in self.column.may_refuse:
             entry = replace(entry, may_refuse=True)
         if verdict := self._ready(entry):
@@ -75,7 +74,6 @@ class FeatureSession(WorkerSession):
         self.pool.close()
 
     def environments(self) -> list[dict[str, str]]:
-        """The environment of each worker, with the variables of the column."""
         return [{**one, **dict(self.column.variables if self.column else ())} for one in super().environments()]
 
     def _ready(self, entry: Feature) -> Verdict | None:

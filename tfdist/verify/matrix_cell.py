@@ -16,7 +16,6 @@ SEED = 20
 
 
 def prepare(*, baseline: bool, one_device: bool) -> dict[str, str]:
-    """Load TensorFlow, make this process's strategy, and return the versions."""
     import keras
     import tensorflow as tf
 
@@ -53,7 +52,6 @@ def run(
     baseline: bool,
     one_device: bool,
 ) -> None:
-    """Run one feature and write its outcome."""
     import keras
 
     strategy = None if one_device else _strategy(baseline)

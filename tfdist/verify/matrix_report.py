@@ -168,5 +168,4 @@ def _count(who: str, cells: Iterable[Cell]) -> str:
 
 
 def empty(features: Iterable[Feature], columns: Iterable[Column]) -> Report:
-    """Return a report of these rows and columns in which nothing has run."""
     return Report(features={f.name: f.summary for f in features}, columns=tuple(c.name for c in columns), cells=())

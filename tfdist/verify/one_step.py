@@ -17,7 +17,6 @@ _TIMEOUT_SECONDS = 600
 
 
 def apart() -> dict[str, float]:
-    """Return by how much weights, losses and predictions of two replicas differ from those of one device."""
     import numpy as np
 
     from tfdist.strategies import MirroredStrategy, use_logical_cpus
@@ -50,7 +49,6 @@ def _numbers(scope: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compare, print, and return the exit code."""
     signal.alarm(_TIMEOUT_SECONDS)  # whoever has started this may have been killed
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:

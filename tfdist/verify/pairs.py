@@ -41,7 +41,6 @@ def _shared_table() -> list[Any]:
 
 
 def _distinct() -> list[Any]:
-    """Look up each word of a batch once, as a layer does that takes sparse inputs."""
 
     class Distinct(keras.layers.Layer):
         def build(self, shape: Any) -> None:
@@ -100,7 +99,6 @@ def _frozen() -> list[Any]:
 
 
 def _keeping() -> list[Any]:
-    """Count and add up examples, and add a loss that is a sum over them."""
 
     class Keeps(keras.layers.Layer):
         def build(self, shape: Any) -> None:
@@ -203,7 +201,6 @@ _AROUND: dict[str, Callable[[Callable[..., Any]], Any]] = {
 
 
 def _contrast() -> Any:
-    """Return a loss that compares each example with the mean of the batch."""
 
     class Contrast(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:

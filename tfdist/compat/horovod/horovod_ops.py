@@ -17,7 +17,6 @@ _OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
 
 
 def all_reduce(tensors: list[tf.Tensor], name: str, process_set: Any, *, op: str = "sum") -> list[tf.Tensor]:
-    """Return the sums over ranks of tensors of one dtype, reduced as one group."""
     with _carrying_device():
         return list(
             mpi_ops._grouped_allreduce(tensors, name=name, op=_OPS[op], ignore_name_scope=True, process_set=process_set)

@@ -42,7 +42,6 @@ class Fit:
 
     @property
     def dataset(self) -> tf.data.Dataset | None:
-        """The dataset that is trained on, if the user gave one."""
         found = getattr(self.epoch_iterator.data_adapter, "_dataset", None)
         return found if isinstance(found, tf.data.Dataset) else None
 
@@ -70,13 +69,11 @@ class Fit:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps of an epoch, where it is known."""
         found = self.epoch_iterator.num_batches
         return None if found is None else int(found)
 
 
 def running_fit(model: keras.Model) -> Fit | None:
-    """Return the `fit` of this model that is calling now, if one is, and has its data."""
     code = keras_calls.code_of(keras.Model.fit)
     for frame in keras_calls.frames(2, _FRAMES):
         names = frame.f_locals
@@ -235,7 +232,6 @@ def logs_where_no_step_ran(model: keras.Model, logs: dict[str, Any], *, are_metr
 
 
 def build(model: keras.Model, fit: Fit) -> None:
-    """Build the model, its metrics and its optimizer, as the first step would."""
     spec = getattr(fit.epoch_iterator._distributed_dataset, "element_spec", None)
     if spec is not None:
         keras_model.symbolic_build(model, spec)

@@ -10,5 +10,4 @@ import keras
 
 
 def layout_map(distribution: keras.distribution.ModelParallel) -> Any:
-    """Return the `keras.distribution.LayoutMap` that a distribution was made of."""
     return distribution._layout_map

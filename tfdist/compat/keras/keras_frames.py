@@ -62,7 +62,6 @@ def frames(skip: int = 1, count: int | None = None) -> Iterator[FrameType]:
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that have called it, from the innermost out."""
     while frame is not None:
         yield frame
         frame = frame.f_back

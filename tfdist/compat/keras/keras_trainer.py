@@ -131,12 +131,10 @@ def compiling_model() -> keras.Model | None:
 
 
 def created_under(model: keras.Model) -> tf.distribute.Strategy | None:
-    """Return the strategy in whose scope the model was created, or None."""
     return vars(model).get("_distribute_strategy")
 
 
 def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
-    """Note that the model trains under the strategy; return whether that is new."""
     state = planted.of_model(model)
     new = state.strategy is not strategy
     if new and (model.train_function or model.test_function):
@@ -153,7 +151,6 @@ def mark(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
 
 
 def is_marked(model: keras.Model) -> bool:
-    """Return whether a strategy of tfdist has recognised the model."""
     return planted.of_model(model).strategy is not None
 
 
@@ -237,7 +234,6 @@ def train_function(model: keras.Model) -> Any:
 
 
 def note_logs(model: keras.Model, *, are_metrics: bool) -> None:
-    """Note whether the logs of the step that is being traced are the model's metrics over all replicas."""
     planted.of_model(model).logs_are_metrics = are_metrics
 
 
@@ -252,7 +248,6 @@ def initial_epoch(model: keras.Model) -> int:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
-    """Let `fit` begin at this epoch."""
     model._initial_epoch = epoch
 
 
@@ -308,7 +303,6 @@ def is_built(model: keras.Model) -> bool:
 
 
 def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Return a model or a layer, and every layer in it, at any depth."""
     return list(model._flatten_layers())
 
 
@@ -342,7 +336,6 @@ def added_losses_kept(model: keras.Model) -> Iterator[None]:
 
 
 def compiled_losses(model: keras.Model) -> Any:
-    """Return Keras' container of the losses given to `compile`, or None before it is built."""
     container = model._compile_loss
     return container if container is not None and container.built else None
 
@@ -411,7 +404,6 @@ def logs_by_itself(model: keras.Model, user_step: Callable[..., Any]) -> bool:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return what `compile` was given, as it was given."""
     return dict(model._compile_config.config) if model.compiled and hasattr(model, "_compile_config") else {}
 
 
@@ -421,17 +413,14 @@ def metrics_result(model: keras.Model) -> dict[str, Any]:
 
 
 def input_of(epoch_iterator: Any) -> Any:
-    """Return what the strategy made of the dataset of a `TFEpochIterator`."""
     return epoch_iterator._distributed_dataset
 
 
 def compiled_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Return the loss that was given to `compile`, without what layers add."""
     return model._compile_loss(y, y_pred, sample_weight)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """Return the metric that counts the losses of an epoch."""
     return model._loss_tracker
 
 

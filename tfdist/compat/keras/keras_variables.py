@@ -33,7 +33,6 @@ def replace_value(variable: Any, value: tf.Variable) -> None:
 
 
 def is_of_keras(thing: Any) -> bool:
-    """Return whether an object is of one of Keras' own classes."""
     return type(thing).__module__.startswith("keras.src.")
 
 
@@ -49,7 +48,6 @@ def is_replaced(variable: Any) -> bool:
 
 
 def creator() -> Any:
-    """Return the object of Keras that is creating variables, or None."""
     stack = global_state.get_global_attribute("name_scope_stack", default=[])
     return stack[-1].caller if stack else None
 
@@ -78,7 +76,6 @@ def being_made() -> tuple[Any, Any] | None:
 
 
 def infers_shapes() -> bool:
-    """Return whether what is computed is looked at for its shape alone, and never run."""
     return bool(in_symbolic_scope())
 
 

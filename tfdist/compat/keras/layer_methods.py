@@ -27,12 +27,10 @@ def override_moments(layer: keras.layers.BatchNormalization, moments: Callable[.
 
 
 def own_moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
-    """Return mean and variance as Keras takes them."""
     return type(layer)._moments(layer, inputs, mask)
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
-    """Return the axes over which a batch normalisation takes its statistics."""
     return list(layer._reduction_axes)
 
 
@@ -42,7 +40,6 @@ def override_next(generator: keras.random.SeedGenerator, draw: Callable[..., Any
 
 
 def own_next(generator: keras.random.SeedGenerator, ordered: bool) -> Any:
-    """Draw a seed as Keras does."""
     return type(generator).next(generator, ordered=ordered)
 
 
@@ -181,7 +178,6 @@ def override_call(layer: keras.layers.Layer, kind: Any, call: Any) -> None:
 
 
 def own_call(kind: Any, layer: keras.layers.Layer, *inputs: Any, **options: Any) -> Any:
-    """Compute as a class of Keras does."""
     return kind.call(layer, *inputs, **options)
 
 
@@ -190,7 +186,6 @@ ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 
 
 def projections_of(layer: Any) -> list[keras.layers.EinsumDense]:
-    """Return the layers of an attention from which its heads come."""
     gate = vars(layer).get("_gate_dense")
     return [layer._query_dense, layer._key_dense, layer._value_dense, *([] if gate is None else [gate])]
 
@@ -213,6 +208,5 @@ def dropout_of_scores(layer: Any) -> tuple[keras.layers.Dropout, int]:
 
 
 def with_mask_of(tensor: Any, other: Any) -> Any:
-    """Give a tensor the mask of Keras that another one has, and return it."""
     set_keras_mask(tensor, get_keras_mask(other))
     return tensor

@@ -58,7 +58,6 @@ def keeps_examples(loss: keras.losses.Loss) -> bool:
 
 
 def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Parts:
-    """Return values, counts and weights of a loss on one replica's examples."""
     in_mask = get_keras_mask(y_pred)
     with keras.name_scope(loss.name):
         y_pred = keras.tree.map_structure(lambda x: ops.convert_to_tensor(x, dtype=loss.dtype), y_pred)
@@ -84,7 +83,6 @@ def parts(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any)
 
 
 def compiled(container: Any) -> list[Any]:
-    """Return the loss functions in `compile`'s container, as they were given."""
     return [getattr(entry.loss, "tfdist_wraps", entry.loss) for entry in container._flat_losses]
 
 

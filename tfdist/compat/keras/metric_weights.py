@@ -89,7 +89,6 @@ def override_update(metric: keras.Metric, update: Callable[..., None]) -> None:
 
 
 def own_update(metric: keras.Metric, *values: Any, **named: Any) -> None:
-    """Count as a metric's class does."""
     type(metric).update_state(metric, *values, **named)
 
 
@@ -100,7 +99,6 @@ def override_function(metric: MeanMetricWrapper, function: Callable[[Any, Any, A
 
 
 def own_result(metric: keras.Metric) -> Any:
-    """Return what a metric makes of the present values of its variables."""
     return type(metric).result(metric)
 
 

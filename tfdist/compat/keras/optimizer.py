@@ -48,7 +48,6 @@ def creating_variable() -> Optimizer | None:
 
 
 def created_under(optimizer: Optimizer) -> tf.distribute.Strategy:
-    """Return the strategy in whose scope the optimizer was created."""
     return optimizer._distribution_strategy
 
 
@@ -61,12 +60,10 @@ def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def wrapped(optimizer: Optimizer) -> list[Optimizer]:
-    """Return all that an optimizer hands gradients on to, themselves or through another."""
     return list(chain(optimizer))[1:]
 
 
 def chain(optimizer: Optimizer | None) -> Iterator[Optimizer]:
-    """Yield an optimizer, those that it hands gradients on to, and so on."""
     if optimizer is not None:
         yield optimizer
         for inner in inner_optimizers(optimizer):
@@ -74,12 +71,10 @@ def chain(optimizer: Optimizer | None) -> Iterator[Optimizer]:
 
 
 def updating(optimizer: Optimizer | None) -> list[Optimizer]:
-    """Return those that update variables."""
     return [one for one in chain(optimizer) if not inner_optimizers(one)]
 
 
 def clips(optimizer: Optimizer | None) -> bool:
-    """Return whether an optimizer, or one that it hands gradients on to, clips gradients."""
     limits = ("clipnorm", "clipvalue", "global_clipnorm")
     return any(getattr(one, name, None) is not None for one in chain(optimizer) for name in limits)
 
@@ -104,7 +99,6 @@ def takes_gradients_as_they_come(optimizer: Optimizer) -> bool:
 
 
 def is_horovods(optimizer: Any) -> bool:
-    """Return whether an optimizer is one that Horovod's `DistributedOptimizer` returned."""
     return type(optimizer).__module__.split(".")[0] == "horovod"
 
 
@@ -128,7 +122,6 @@ def override(
 
 
 def own_clip(optimizer: Optimizer, gradients: list[Any]) -> list[Any]:
-    """Return gradients as an optimizer clips them by itself."""
     kind: Any = type(optimizer)
     return list(kind._clip_gradients(optimizer, gradients))
 
@@ -203,7 +196,6 @@ def build(optimizer: Optimizer, variables: Iterable[Any]) -> None:
 
 
 def known_variables(optimizer: Optimizer) -> list[Any]:
-    """Return the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
@@ -227,7 +219,6 @@ def track(optimizer: Optimizer, variables: list[Any]) -> None:
 
 
 def index_of(optimizer: Optimizer, variable: Any) -> int:
-    """Return the position of a variable among those that an optimizer was built for."""
     return int(optimizer._get_variable_index(variable))
 
 

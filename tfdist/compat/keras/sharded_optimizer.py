@@ -149,19 +149,16 @@ def key_of(optimizer: Optimizer, variable: Any) -> str:
 
 
 def decay(optimizer: Optimizer, part: Any) -> None:
-    """Decay a part as Keras decays a variable."""
     if optimizer.weight_decay is not None and optimizer._use_weight_decay(part):
         rate, factor = (tf.cast(value, part.dtype) for value in (optimizer.learning_rate, optimizer.weight_decay))
         part.assign_sub(part * factor * rate)
 
 
 def decay_wholes(optimizer: Optimizer, variables: list[Any]) -> None:
-    """Decay whole variables as the optimizer does it by itself."""
     type(optimizer)._apply_weight_decay(optimizer, variables)
 
 
 def update_whole(optimizer: Optimizer, pair: tuple[Any, Any], learning_rate: Any) -> None:
-    """Update a whole variable, given its gradient and it, as the optimizer does it by itself."""
     strategy = tf.distribute.get_strategy()
     type(optimizer)._distributed_tf_update_step(optimizer, strategy, [pair], learning_rate)
 
@@ -183,5 +180,4 @@ def _is_changed_around_updates(optimizer: Optimizer) -> bool:
 
 
 def is_of_ones_own(optimizer: Optimizer) -> bool:
-    """Return whether the class of an optimizer is neither Keras' nor tfdist's."""
     return type(optimizer).__module__.split(".")[0] not in ("keras", "tfdist")

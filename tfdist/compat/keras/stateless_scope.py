@@ -33,7 +33,6 @@ class Updates(keras.StatelessScope):
     """A scope in which no gradient goes through a variable to what was assigned to it, as outside of any scope."""
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keep an assignment."""
         variable, value = update
         super().add_update((variable, tf.stop_gradient(value)))
 

@@ -169,7 +169,6 @@ class Wrapped(tf.data.Dataset):
 
     @property
     def wrapped(self) -> tf.data.Dataset:
-        """The dataset that this one is."""
         if self._made is None:
             with tf.init_scope():  # also when a function that is being traced is the first to look
                 self._made = self._make()
@@ -184,7 +183,6 @@ class Wrapped(tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """What the elements look like."""
         return self.wrapped.element_spec
 
 
@@ -231,12 +229,10 @@ class Failing(Wrapped):
         return iterator(self._iterated, self.failure)
 
     def reduce(self, initial_state: Any, reduce_func: Any, name: str | None = None) -> Any:
-        """Return what a function makes of all elements, one after the other."""
         with raising(self.failure):
             return self._iterated.reduce(initial_state, reduce_func, name)
 
     def cardinality(self) -> tf.Tensor:
-        """Return the number of elements, int64 scalar."""
         if "keras" in sys.modules:  # who asks may be a `fit`, in whose graph the errors of reading arise
             from tfdist.compat.keras import epochs as keras_epochs
 
@@ -272,5 +268,4 @@ def one_to_one_source(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Return a dataset and all that it is made of."""
     return [dataset, *(deeper for source in dataset._inputs() for deeper in sources(source))]

@@ -86,7 +86,6 @@ def first_reads() -> list[tf.Tensor]:
 
 
 def in_condition() -> bool:
-    """Return whether what is being traced is a branch of a condition or the body of a loop."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
         if isinstance(graph, _CONTROL_FLOW):
@@ -105,7 +104,6 @@ def within_control_flow(end: Any) -> list[Any]:
 
 
 def is_loop(graph: Any) -> bool:
-    """Return whether a graph is the body of a loop."""
     return isinstance(graph, WhileBodyFuncGraph)
 
 

@@ -103,7 +103,6 @@ def other_batches(workers: Sequence[Sequence[Sequence[str]]], reference: Sequenc
 
 
 def _pairs(ours: Sequence[Sequence[str]]) -> list[list[tuple[int, int]]]:
-    """Return, of each tensor, the rows and digests that the workers have."""
     if len({len(one) for one in ours}) != 1:
         return []
     return [[(int(r), int(d)) for r, d in (one.split() for one in tensors)] for tensors in zip(*ours, strict=True)]
@@ -163,7 +162,6 @@ def _most(value: NDArray[Any]) -> float:
 
 
 def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, tolerance: float) -> tuple[float, str]:
-    """Return how far two values are apart, and the two numbers where they are farthest."""
     if value.shape != reference.shape:
         return math.inf, f"shape {value.shape}, {reference.shape} on one device"
     if value.dtype.kind in "US" or reference.dtype.kind in "US":

@@ -33,7 +33,6 @@ class Written:
         self.is_own = False
 
     def __call__(self, elements: tf.data.Dataset, given: Input) -> tf.data.Dataset:
-        """Return the elements, each of which is written when it is read."""
         if self.part is not None:  # of an evaluation inside of `fit`
             return elements
         self.part, self.spec = given.share.first, batch_rows.plain_spec(given.layout.spec[0][1])
@@ -69,7 +68,6 @@ def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, 
 
 
 def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
-    """Return the number of examples and the data of each replica."""
     leaves = [leaf for leaf in tf.nest.flatten(spec, expand_composites=False) if leaf is not None]
     types = [[one.dtype for one in tf.nest.flatten(leaf, expand_composites=True)] for leaf in leaves]
     width = 1 + sum(map(len, types))
@@ -94,7 +92,6 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
 
 
 def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
-    """Return a batch with its examples in the reverse order."""
 
     def turned(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, batch_rows.Whole) or leaf.shape.rank == 0:

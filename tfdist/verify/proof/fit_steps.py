@@ -57,16 +57,13 @@ class Recorder(keras.callbacks.Callback):
         self._before = before
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Write what training begins with."""
         self._before(_named(self.model))
         self._write({})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count the batches of another epoch."""
         self._run.batches.append(0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write what a step has made."""
         known = self.params.get("steps")  # of an epoch, whose last execution may have fewer
         self._run.batches[-1] = batch + 1 if known is None else min(batch + 1, known)
         self._run.epochs.append(len(self._run.batches) - 1)
@@ -88,7 +85,6 @@ def _named(model: keras.Model) -> dict[str, keras.Variable]:
 def under_strategy(
     model: keras.Model, arguments: dict[str, Any], fit: Fit, *, folder: str, steps: int, worker: int
 ) -> None:
-    """Record the first steps of a `fit` under the strategy of its model."""
     strategy = model.distribute_strategy
     if not isinstance(strategy, KerasTraining):
         raise NotComparedError(
@@ -184,7 +180,6 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
 
 @contextlib.contextmanager
 def _hearing(run: Run) -> Iterator[None]:
-    """Note what tfdist warns of."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: run.said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("tfdist")
@@ -205,7 +200,6 @@ def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
 
 
 def _parts(folder: str) -> list[int]:
-    """Return which part of a batch each worker has."""
     runs = [files.run() for files in StateFiles.of_all(folder, STRATEGY)]
     return [run.part for run in runs if run is not None]
 
@@ -225,7 +219,6 @@ def _own(adapter: Any, per_epoch: int | None, counts: list[int]) -> list[list[An
 
 
 def _in_epochs(batches: list[Any], counts: list[int]) -> list[list[Any]]:
-    """Return the batches of each epoch."""
     ends = list(itertools.accumulate(counts))
     return [batches[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
@@ -285,7 +278,6 @@ def _of_any_rows(leaf: Any) -> Any:
 
 
 def _predict(model: keras.Model, batches: list[Any], files: StateFiles, run: Run) -> None:
-    """Keep what the model predicts for the first batch, if it can."""
     if not batches:
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batches[0])

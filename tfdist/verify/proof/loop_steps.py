@@ -50,7 +50,6 @@ class LoopSteps:
         self._stack = contextlib.ExitStack()  # never closed: layers stay silent until the process ends
 
     def install(self) -> None:
-        """Look at every call that may be a step."""
         function = type(tf.function(lambda: None))
         for owner, name in (
             (function, "__call__"),
@@ -161,7 +160,6 @@ class _Found:
 
     @classmethod
     def now(cls) -> "_Found":
-        """Look for them."""
         kinds = (keras.Model, keras.optimizers.Optimizer, keras.Metric, KerasTraining)
         every: dict[type, list[Any]] = {kind: [] for kind in kinds}
         for one in gc.get_objects():
@@ -188,11 +186,9 @@ class _Found:
             )
 
     def updates(self) -> dict[int, int]:
-        """Return how many updates each optimizer has counted."""
         return {id(one): int(np.asarray(one.iterations)) for one in self.optimizers}
 
     def named(self) -> dict[str, Any]:
-        """Return the variables by kind and path."""
         models = [model for model in self.models if model.built]
         weights = {id(one): one for model in models for one in model.trainable_variables}
         seeds = {id(one.state) for model in models for one in keras_variables.seed_generators(model)}
@@ -214,7 +210,6 @@ def _is_made(one: Any) -> bool:
 
 
 def _inside(optimizer: Any) -> Iterator[Any]:
-    """Yield the optimizers that another one holds."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         yield inner

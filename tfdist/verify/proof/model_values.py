@@ -40,9 +40,7 @@ def kinds(
 
 
 def read(named: Mapping[str, keras.Variable], strategy: Any) -> dict[str, list[NDArray[Any]]]:
-    """The value of each variable on each replica, or the whole of one in parts; every worker calls it with the same
-    names.
-    """
+    """The value of each variable on each replica, or the whole of one in parts, by a call on every worker."""
     return {name: _copies(named[name], strategy) for name in sorted(named)}
 
 

@@ -35,7 +35,6 @@ class OneDevice:
         return 1 if self._is_in_step else self.replicas
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Call a function once."""
         self._is_in_step = True
         try:
             return self._default.run(fn, args, kwargs, options)
@@ -43,7 +42,6 @@ class OneDevice:
             self._is_in_step = False
 
     def whole_value(self, variable: Any) -> Any:
-        """Return a variable's value."""
         return np.asarray(variable.value)
 
     def __getattr__(self, name: str) -> Any:

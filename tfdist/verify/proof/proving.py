@@ -92,7 +92,6 @@ class Proof:
 
 
 def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Proof:
-    """Run a script under its strategy and on one device, and compare."""
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-", ignore_cleanup_errors=True) as folder:
         on_run(f"{job.script[0]} under {job.name}")
         variables = {**os.environ, **job.variables}
@@ -156,7 +155,6 @@ def _run(
 
 
 def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()) -> Proof:
-    """Return what the files of both runs say."""
     workers = [files.steps() for files in StateFiles.of_all(folder, STRATEGY)]
     files = StateFiles.of_all(folder, ONE_DEVICE)[0]
     reference, alone = files.steps(), files.run()
@@ -235,5 +233,4 @@ def _finished(command: list[str], environment: Mapping[str, str], output: int, s
 
 
 def to_json(proofs: Sequence[Proof]) -> str:
-    """Proofs as JSON, for programs."""
     return json.dumps({"version": 1, "proofs": [one.to_dict() for one in proofs]}, indent=2)

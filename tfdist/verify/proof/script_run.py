@@ -34,12 +34,10 @@ class Request:
     replicas: int = 1
 
     def to_json(self) -> str:
-        """It as an argument of a command."""
         return json.dumps(asdict(self))
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script, and record what it trains first."""
     request = Request(**json.loads(arguments[0]))
     import keras
 

@@ -68,7 +68,6 @@ class Run:
     said: list[str] = field(default_factory=list)
 
     def leave_out(self, sentence: str) -> None:
-        """Note once what is not compared."""
         if sentence not in self.left_out:
             self.left_out.append(sentence)
 
@@ -100,16 +99,13 @@ class StateFiles:
         return [cls(folder, kind, worker) for worker in found]
 
     def write(self, step: Step) -> None:
-        """Keep the values after a step."""
         digests = {name: [self._put(one) for one in _distinct(values)] for name, values in step.values.items()}
         _replace(self._folder / f"step-{step.number:06}.json", json.dumps(digests).encode())
 
     def steps(self) -> list[Step]:
-        """Return the steps, in their order."""
         return [self._read(path) for path in sorted(self._folder.glob("step-*.json"))]
 
     def clear(self) -> None:
-        """Forget the steps."""
         for path in self._folder.glob("step-*.json"):
             path.unlink()
 
@@ -118,7 +114,6 @@ class StateFiles:
         _replace(self._folder / "run.json", json.dumps(asdict(run)).encode())
 
     def run(self) -> Run | None:
-        """Return what is said of the run, None before anything is."""
         path = self._folder / "run.json"
         return Run(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 

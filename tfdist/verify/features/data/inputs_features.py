@@ -14,7 +14,6 @@ WORDS = np.array(["red", "green", "blue", "unknown", "yellow"])
 
 
 def _two_inputs(names: tuple[str, str]) -> tuple[Any, Any, Any]:
-    """Return two inputs of width 3 and an output that depends on both."""
     one, other = (keras.Input((3,), name=name) for name in names)
     hidden = keras.layers.Concatenate()([keras.layers.Dense(4, activation="tanh")(one), keras.layers.Dense(4)(other)])
     return one, other, keras.layers.Dense(1)(hidden)

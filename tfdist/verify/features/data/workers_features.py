@@ -25,7 +25,6 @@ def seeds_differ(ctx: Context) -> Outcome:
 
 
 def _refusal(ctx: Context, x: Any, y: Any) -> Outcome:
-    """Return the name of tfdist's error with which `fit` ends."""
     try:
         _model(ctx).fit(x, y, batch_size=None if y is None else BATCH, shuffle=False, verbose=0)
     except TfdistError as error:

@@ -37,7 +37,6 @@ def _gradients(network: Any, weights: Any, x: Any, y: Any) -> tuple[list[Any], A
 
 
 def _own(model: Any) -> list[Any]:
-    """Return the weights of a model without those of its second network."""
     others = {id(weight) for weight in model.second.trainable_variables}
     return [weight for weight in model.trainable_variables if id(weight) not in others]
 
