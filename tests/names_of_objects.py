@@ -209,6 +209,8 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_get_default_replica_context _get_default_strategy", lambda: distribute_lib),
         "_local_replica_id": tf.distribute.get_replica_context,
     },
+    "planted.py": {},
+    "tensorflow/steps/replica_services.py": {},
     "tensorflow/traced_uses.py": {
         "experimental_acd_manager": lambda: tf.Graph,
         "_get_on_device_or_primary": lambda: model().weights[0].value,

@@ -30,7 +30,7 @@ from tests.private_objects import (
     model,
     strategy,
 )
-from tfdist.compat import version_pairs
+from tfdist.compat import planted, version_pairs
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import keras_trainer as keras_model
@@ -240,7 +240,7 @@ def test_a_model_is_found_by_its_strategy(method: str) -> None:
     assert keras_model.is_marked(made), moved("keras/model.py", "the frame of compile, seen from a new variable")
     if method == "compile":
         return
-    del vars(made)["_tfdist_strategy"]
+    planted.of_model(made).strategy = None
     getattr(made, method)(X) if method == "predict" else getattr(made, method)(X, Y)
     assert keras_model.is_marked(made), moved("keras/model.py", f"the frame of {method}, seen from a strategy")
 
