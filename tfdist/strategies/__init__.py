@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:
-    from tfdist.strategies.distribution_strategy import from_distribution
-    from tfdist.strategies.factory import create, from_environment, use_logical_cpus
+    from tfdist.strategies.factory import create, from_distribution, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.model_parallel import ModelParallelStrategy
     from tfdist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy, ShardedDataParallelStrategy

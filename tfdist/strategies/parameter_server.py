@@ -141,7 +141,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             _Transport(addresses, self._tasks),
             timeout_seconds=worker_timeout_seconds,
             lost_seconds=timeout_seconds,
-            on_change=_say,
+            on_change=lambda sentence: logging.getLogger("tfdist").warning("tfdist: %s", sentence),
         )
         self._chief = Chief(
             self,
@@ -275,7 +275,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         fresh = [v for v in model.weights if id(v) not in self._spread_already]
         self._spread_already.update(id(v) for v in fresh)
         values = [(v, keras_variables.value_of(v)) for v in fresh]
-        movable = [(v, value) for v, value in values if getattr(value, "device", None) in placed and _is_whole(value)]
+        whole = [(v, one) for v, one in values if not isinstance(one, tf_partitioned.PartitionedVariable)]
+        movable = [(v, one) for v, one in whole if getattr(one, "device", None) in placed]
         sizes = [value.shape.num_elements() * value.dtype.size for _, value in movable]
         fixed = list(self._loads)
         for (_, value), size in zip(movable, sizes, strict=True):
@@ -302,10 +303,6 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             if pieces[0].path == variable.path and pieces[0].server != server:
                 pieces[0] = dataclasses.replace(pieces[0], server=server)
                 return
-
-
-def _is_whole(value: Any) -> bool:
-    return not isinstance(value, tf_partitioned.PartitionedVariable)
 
 
 def _bind(optimizer: Any) -> None:
@@ -457,7 +454,3 @@ def _require_servers(addresses: Sequence[str]) -> None:
                 f"parameter server {index} ({address}) is lost, and its variables with it. Start the job again; with "
                 "keras.callbacks.BackupAndRestore, fit resumes from its last backup (tfdist run does both)."
             )
-
-
-def _say(sentence: str) -> None:
-    logging.getLogger("tfdist").warning("tfdist: %s", sentence)

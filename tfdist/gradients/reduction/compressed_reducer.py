@@ -140,7 +140,10 @@ class Compressed(Around):
             if id(unit) in checks:
                 total = total + tf.cast(checks[id(unit)].value, total.dtype)
             values.update(unit.apart(total))
-        return [replace(one, value=_in_dtype_of(one, values[index])) for index, one in enumerate(gradients)]
+        for index, one in enumerate(gradients):
+            if not isinstance(values[index], tf.IndexedSlices):
+                values[index] = tf.cast(values[index], one.value.dtype)
+        return [replace(one, value=values[index]) for index, one in enumerate(gradients)]
 
     def _units(self, gradients: list[Gradient]) -> list[_Unit]:
         """Return the gradients that are compressed together, in the order of the last gradient of each."""
@@ -283,7 +286,3 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 def _has_rows(gradient: Gradient) -> bool:
     return isinstance(gradient.value, tf.IndexedSlices)
-
-
-def _in_dtype_of(gradient: Gradient, value: Any) -> Any:
-    return value if isinstance(value, tf.IndexedSlices) else tf.cast(value, gradient.value.dtype)

@@ -31,7 +31,8 @@ class ReduceScatter(reducer.GradientReducer):
 
     def reduce(self, gradients: list[reducer.Gradient]) -> list[reducer.Gradient]:
         parts = self._parts
-        divided = [i for i, one in enumerate(gradients) if isinstance(parts[i], Stretch) and _is_dense(one)]
+        rows = [isinstance(one.value, tf.IndexedSlices) for one in gradients]
+        divided = [i for i in range(len(gradients)) if isinstance(parts[i], Stretch) and not rows[i]]
         others = [i for i in range(len(gradients)) if i not in set(divided)]
         sums = list(gradients)
         dense = {i: tf.convert_to_tensor(gradients[i].value) for i in divided}
@@ -39,10 +40,10 @@ class ReduceScatter(reducer.GradientReducer):
         for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
             wholes = [dense[i] for i in bucket]
             graph_rewrites.hold_back(wholes, under_way.before(wholes))
-            shaped = {i: _stretch(parts[i]) for i in bucket}
-            rows = joined([shaped[i].spread(dense[i]) for i in bucket])
+            shaped = {i: part for i in bucket if isinstance(part := parts[i], Stretch)}
+            spread = joined([shaped[i].spread(dense[i]) for i in bucket])
             label = " and ".join(f"gradient of {gradients[i].path}" for i in bucket)
-            mine = tf.reshape(self._traced.reduce_scatter(rows, label), [-1])
+            mine = tf.reshape(self._traced.reduce_scatter(spread, label), [-1])
             under_way.left_by(mine)
             pieces = tf.split(mine, [shaped[i].width for i in bucket]) if len(bucket) > 1 else [mine]
             for i, piece in zip(bucket, pieces, strict=True):
@@ -155,12 +156,3 @@ def _bytes(tensor: tf.Tensor) -> int:
 
 def _is_divided(variable: Any) -> bool:
     return sharded_variable.sharding_of(variable) is not None
-
-
-def _stretch(part: Part) -> Stretch:
-    assert isinstance(part, Stretch)
-    return part
-
-
-def _is_dense(gradient: reducer.Gradient) -> bool:
-    return not isinstance(gradient.value, tf.IndexedSlices)
