@@ -229,7 +229,7 @@ def count_of(tensor: tf.Tensor) -> Any:
 
 
 def require_op(op: str) -> str:
-    return validation.one_of("op", op, OPS)
+    return op if op in OPS else validation.one_of("op", op, OPS)
 
 
 def require_rows(tensor: Any) -> tf.Tensor:

@@ -73,8 +73,8 @@ class OwnVariables:
         self._totals = replica_metrics.Totals(self._model, replica_metrics.snapshot(self._model), current)
         current.result_of = self._totals.result if asks else None
 
-    def apply(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
-        replica_optimizers.apply_here(optimizer, gradients, variables)
+    #: applies the gradients of the global batch
+    apply = staticmethod(replica_optimizers.apply_here)
 
     def end(self, logs: Any) -> Any:
         return replica_metrics.synchronise(
