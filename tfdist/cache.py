@@ -37,7 +37,7 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def make(root: Path, names: tuple[str, ...]) -> None:
-    """Make these folders in the folder of the cache, and try that files can be written there."""
+    """Make folders in the cache, and try to write a file in each."""
     try:
         for name in names:
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def make(root: Path, names: tuple[str, ...]) -> None:
 
 
 def put(source: Path, place: Path, *, work: Path) -> Path:
-    """Copy a file to its place at once: others see the old file, or the whole new one."""
+    """Copy a file to its place atomically: readers see the old file or the whole new one."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as whole, tempfile.NamedTemporaryFile(dir=work, delete=False) as copy:
         try:
@@ -69,7 +69,7 @@ def put(source: Path, place: Path, *, work: Path) -> Path:
 
 
 def stale(place: Path) -> list[Path]:
-    """Return what was left in a folder of temporary folders a day ago or more, for instance by a loss of power."""
+    """What was left in a folder of temporary folders for a day or more, for instance after a loss of power."""
     found = []
     for entry in place.iterdir():
         with contextlib.suppress(OSError):  # another process may remove it at this moment
@@ -79,7 +79,6 @@ def stale(place: Path) -> list[Path]:
 
 
 def remove_stale(place: Path) -> None:
-    """Remove what was left in a folder of temporary folders a day ago or more."""
     for entry in stale(place):
         with contextlib.suppress(OSError):
             if entry.is_dir():
@@ -90,7 +89,7 @@ def remove_stale(place: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A folder of the cache: its name, and the number and the bytes of the files in it."""
+    """A folder of the cache, with the number of its files and their bytes."""
 
     name: str
     files: int
@@ -98,12 +97,7 @@ class Kept:
 
 
 def kept(root: Path) -> list[Kept]:
-    """Return what the cache keeps, by folder, as far as `clean` removes it; what is in use is left out.
-
-    Example:
-        >>> kept(Path("/nowhere"))
-        []
-    """
+    """The folders of the cache that `clean` may remove; folders in use are left out."""
     found = []
     for place in sorted(path for path in root.glob("*") if path.is_dir() and path.name not in IN_USE):
         sizes = [size for path in (stale(place) if place.name == WORK else [place]) for size in _sizes(path)]
@@ -113,7 +107,7 @@ def kept(root: Path) -> list[Kept]:
 
 
 def _sizes(path: Path) -> Iterator[int]:
-    """Yield the bytes of a file, or of each file in a folder; of none that is removed at this moment."""
+    """Bytes of a file, or of each file in a folder; a file that disappears meanwhile is skipped."""
     for file in path.rglob("*") if path.is_dir() else [path]:
         with contextlib.suppress(FileNotFoundError):
             if file.is_file():
@@ -121,9 +115,9 @@ def _sizes(path: Path) -> Iterator[int]:
 
 
 def clean(root: Path, names: tuple[str, ...]) -> None:
-    """Remove these folders of the cache. What is in them is made anew when it is needed.
+    """Remove folders of the cache; they are made again when they are needed.
 
-    A process that has opened a file keeps it; one that is making something keeps its temporary files.
+    A process that has a file open keeps it; one that is building something keeps its temporary files.
     """
     for name in names:
         assert name not in IN_USE
@@ -146,7 +140,7 @@ def _reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a file; the system releases it when the process that holds it ends, however it ends."""
+    """Hold the lock of a file; the system releases it when the holder ends, however it ends."""
     with path.open("a+", encoding="utf-8") as file:
 
         def holder() -> str:
@@ -162,7 +156,7 @@ def locked(path: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]
 
 @contextlib.contextmanager
 def locked_folder(place: Path, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a folder, in which nothing is written for that; otherwise like `locked`."""
+    """Hold the lock of a folder without writing in it; otherwise like `locked`."""
     descriptor = os.open(place, os.O_RDONLY)
     try:
         _wait(descriptor, place, lambda: "another process", timeout_seconds=timeout_seconds, on_wait=on_wait)

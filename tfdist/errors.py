@@ -128,7 +128,7 @@ class ShortReadError(StorageError, EOFError):
 
 
 def fields_of(error: BaseException | None) -> dict[str, Any]:
-    """Return the fields that an error has, as arguments of one that says more about the same.
+    """The fields of an error, as arguments for one that says more.
 
     Example:
         >>> fields_of(ConfigError("epochs is 0.", name="epochs", received=0))

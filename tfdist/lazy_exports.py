@@ -14,7 +14,7 @@ from typing import Any
 
 
 def exported(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose source is this file."""
+    """Make `__getattr__` and `__dir__` of the package whose source is this file."""
 
     @functools.cache
     def places() -> dict[str, tuple[str, str]]:
@@ -33,7 +33,7 @@ def exported(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[]
 
 
 def moved(old: str, new: str) -> Callable[[str], Any]:
-    """Return `__getattr__` of a module that has another name now."""
+    """Make `__getattr__` of a module that has another name now."""
 
     def load(name: str) -> Any:
         module = importlib.import_module(new)

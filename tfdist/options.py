@@ -66,7 +66,7 @@ def option(
     flags: Sequence[str] = (),
     **known: Any,
 ) -> Any:
-    """Return a field of a dataclass that is an option."""
+    """A field of a dataclass that is an option."""
     is_several = isinstance(default, tuple)
     found = Option(
         help=help,
@@ -80,12 +80,12 @@ def option(
 
 
 def options_of(kind: type) -> list[tuple["dataclasses.Field[Any]", Option]]:
-    """Return the fields of a dataclass that are options, each with what is known of it."""
+    """The fields of a dataclass that are options, each with its `Option`."""
     return [(one, one.metadata[_KEY]) for one in dataclasses.fields(kind) if _KEY in one.metadata]
 
 
 def flags_of(name: str, known: Option) -> tuple[str, ...]:
-    """Return the flags of an option by the name of its field.
+    """The flags of an option.
 
     Example:
         >>> flags_of("grace_seconds", Option(help="", kind=float))
@@ -95,7 +95,6 @@ def flags_of(name: str, known: Option) -> tuple[str, ...]:
 
 
 def check(instance: Any) -> None:
-    """Check the options of an instance."""
     for one, known in options_of(type(instance)):
         value = getattr(instance, one.name)
         if value is None and one.default is None:

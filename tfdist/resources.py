@@ -15,7 +15,7 @@ _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
 def root() -> Path:
-    """Return the folder with ``strategies/``, ``docs/`` and ``README.md``."""
+    """The folder with ``strategies/``, ``docs/`` and ``README.md``."""
     for place in (_PACKAGE / "share", _PACKAGE.parent):
         if (place / "strategies" / "README.md").is_file():
             return place
@@ -26,32 +26,17 @@ def root() -> Path:
 
 
 def recipes() -> dict[str, Path]:
-    """Return the folders of the recipes by name.
-
-    Example:
-        >>> "mirrored" in recipes()
-        True
-    """
+    """The folders of the recipes, by name."""
     return {card.parent.name: card.parent for card in sorted((root() / "strategies").glob("*/README.md"))}
 
 
 def pages() -> dict[str, Path]:
-    """Return the pages of documentation by name.
-
-    Example:
-        >>> pages()["data"].name
-        'data.md'
-    """
+    """The pages of documentation, by name."""
     found = {path.stem: path for path in sorted((root() / "docs").glob("*.md")) if path.stem != "cli"}
     return {"readme": root() / "README.md", **found, "design": root() / "docs" / "design" / "index.md"}
 
 
 def title(page: Path) -> str:
-    """Return the heading of a page.
-
-    Example:
-        >>> title(pages()["large-batch"])
-        'Large batches'
-    """
+    """The heading of a page."""
     found = _TITLE.search(page.read_text(encoding="utf-8"))
     return found[1] if found else page.stem

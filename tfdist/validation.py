@@ -26,7 +26,7 @@ _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def shown(value: object, *, limit: int = 200) -> str:
-    """Return ``value`` as an error message shows it: its repr, shortened in the middle beyond ``limit`` characters.
+    """``value`` as an error message shows it: its repr, shortened in the middle beyond ``limit`` characters.
 
     Example:
         >>> shown("x" * 300, limit=20)
@@ -40,12 +40,7 @@ def shown(value: object, *, limit: int = 200) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None, hint: str = "") -> int:
-    """Return ``value`` as an int within the bounds, both included.
-
-    Example:
-        >>> integer("epochs", 3, minimum=1)
-        3
-    """
+    """``value`` as an int within the bounds, both included."""
     required = "an integer" + _bounds(minimum, maximum)
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise _type_error(name, value, required, hint)
@@ -61,12 +56,7 @@ def integer(name: str, value: Any, *, minimum: int | None = None, maximum: int |
 def parse_integer(
     name: str, text: str, *, minimum: int | None = None, maximum: int | None = None, hint: str = ""
 ) -> int:
-    """Return the int that ``text`` (an environment variable, a flag) spells in decimal digits.
-
-    Example:
-        >>> parse_integer("SLURM_PROCID", "3", minimum=0)
-        3
-    """
+    """The int that ``text`` (an environment variable, a flag) spells in decimal digits."""
     stripped = text.strip()
     digits = stripped[1:] if stripped[:1] in ("-", "+") else stripped
     readable = digits.isascii() and digits.isdigit() and len(digits) <= 100
@@ -84,12 +74,7 @@ def number(
     above: float | None = None,
     hint: str = "",
 ) -> float:
-    """Return ``value`` as a finite float within the bounds (``minimum``, ``maximum`` included, ``above`` excluded).
-
-    Example:
-        >>> number("grace_seconds", 5, minimum=0)
-        5.0
-    """
+    """``value`` as a finite float within the bounds (``minimum``, ``maximum`` included, ``above`` excluded)."""
     required = "a finite number" + _bounds(minimum, maximum, above)
     if isinstance(value, (bool, str, bytes)) or not (hasattr(type(value), "__float__") or hasattr(value, "__index__")):
         raise _type_error(name, value, required, hint)
@@ -105,24 +90,14 @@ def number(
 
 
 def boolean(name: str, value: Any, *, hint: str = "") -> bool:
-    """Return ``value`` if it is exactly True or False.
-
-    Example:
-        >>> boolean("shuffle", False)
-        False
-    """
+    """``value`` if it is exactly True or False."""
     if not isinstance(value, bool):
         raise _type_error(name, value, "True or False", hint)
     return value
 
 
 def text(name: str, value: Any, *, hint: str = "") -> str:
-    """Return ``value`` if it is a str that is not empty.
-
-    Example:
-        >>> text("name", "ring")
-        'ring'
-    """
+    """``value`` if it is a str that is not empty."""
     if not isinstance(value, str):
         raise _type_error(name, value, "a text", hint)
     if not value.strip():
@@ -131,7 +106,7 @@ def text(name: str, value: Any, *, hint: str = "") -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return a question that names what was probably meant, with a space before it; "" where nothing is near.
+    """A question with the most similar known name and a space before it; "" where nothing is similar.
 
     Example:
         >>> nearest("mirored", ["mirrored", "ring"]), nearest("x", ["mirrored", "ring"])
@@ -142,12 +117,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> Any:
-    """Return ``value`` if it equals one of ``allowed``, compared together with its type (True is not 1).
-
-    Example:
-        >>> one_of("tail", "pad", ("pad", "drop"))
-        'pad'
-    """
+    """``value`` if it equals one of ``allowed`` and has the same type (True is not 1)."""
     choices = list(allowed)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         meant = nearest(value, [choice for choice in choices if isinstance(choice, str)]).strip()
@@ -157,7 +127,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any], *, hint: str = "") -> 
 
 
 def as_bytes(text: str) -> int:
-    """Return the bytes that a size such as 4096, 4K, 1.5G, 4MB or 4MiB means; K, M, G and T are powers of 1024.
+    """The bytes of a size such as 4096, 4K, 1.5G, 4MB or 4MiB; K, M, G and T are powers of 1024.
 
     Example:
         >>> as_bytes("4K"), as_bytes("256MiB"), as_bytes("1.5 GB")
@@ -171,7 +141,7 @@ def as_bytes(text: str) -> int:
 
 
 def shown_bytes(number: int) -> str:
-    """Return bytes as `as_bytes` reads them, in the largest unit that divides them.
+    """Bytes as `as_bytes` reads them, in the largest unit that divides them.
 
     Example:
         >>> shown_bytes(4096), shown_bytes(1500), shown_bytes(256 << 20)

@@ -48,12 +48,12 @@ class Variable(Generic[T]):
     set_by: Literal["user", "run", "user or run", "tfdist"] = "user"
 
     def text(self, environ: Mapping[str, str]) -> str:
-        """Return the text as it is; empty where the variable is unset or blank."""
+        """The text as it is; empty where the variable is unset or blank."""
         text = environ.get(self.name, "")
         return text if text.strip() else ""
 
     def read(self, environ: Mapping[str, str]) -> T:
-        """Return the value; a malformed text is a `ConfigError`."""
+        """The value; a malformed text is a `ConfigError`."""
         text = self.text(environ)
         return self.parse(self.name, text) if text else self.default
 

@@ -1,4 +1,4 @@
-"""Wait in a way that no signal is left lying meanwhile, and handle those that ask to end.
+"""Waits during which handlers of signals still run, and handlers of signals that ask a process to end.
 
 Python runs handlers in its main thread, which the system has to wake for that. It does not always: a signal may come
 just before the main thread begins to wait, and any other thread may take it, which those do that start threads or
@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.2  # the longest wait of a main thread that is to heed signals
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, Any], Any], numbers: Collection[signal.Signals] = ENDING) -> Iterator[None]:
-    """Handle signals; one that is ignored stays ignored, as SIGHUP is under `nohup`."""
+    """Handle signals; an ignored signal stays ignored, as SIGHUP does under `nohup`."""
     before = {one: signal.getsignal(one) for one in numbers if signal.getsignal(one) != signal.SIG_IGN}
     for number in before:
         signal.signal(number, handler)
@@ -34,7 +34,7 @@ def handled(handler: Callable[[int, Any], Any], numbers: Collection[signal.Signa
 
 
 def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
-    """Wait for the end of a process, with the handlers of this process run for every signal that arrives."""
+    """Wait for the end of a process; handlers of signals run meanwhile."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_SECONDS)
@@ -43,7 +43,7 @@ def wait_heeding_signals(process: "subprocess.Popen[Any]") -> int:
 def end_process(
     process: "subprocess.Popen[Any]", seconds: float, numbers: Sequence[signal.Signals] = (signal.SIGKILL,)
 ) -> None:
-    """Wait for the end of a process; each time that ``seconds`` pass in vain, send it the next signal."""
+    """Wait for the end of a process; after each ``seconds`` send it the next signal."""
     for number in numbers:
         try:
             process.wait(seconds)
@@ -54,13 +54,13 @@ def end_process(
 
 
 def join_heeding_signals(thread: threading.Thread) -> None:
-    """Wait for the end of a thread, with the handlers of this process run for every signal that arrives."""
+    """Wait for the end of a thread; handlers of signals run meanwhile."""
     while thread.is_alive():
         thread.join(LOOK_SECONDS)
 
 
 def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[Any]]":
-    """Yield what is done, in the order in which it is, with the handlers run for every signal that arrives."""
+    """Yield what is done, in the order of completion; handlers of signals run meanwhile."""
     from concurrent import futures  # most who wait have none
 
     left = set(work)
@@ -70,7 +70,7 @@ def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[An
 
 
 def awaited(future: "Future[Any]") -> "Future[Any]":
-    """Return it once it is done, with the handlers run for every signal that arrives until then."""
+    """Return a result once it is there; handlers of signals run meanwhile."""
     return next(done_heeding_signals([future]))
 
 
@@ -89,19 +89,16 @@ class Flag:
         self._is_set = False
 
     def set(self) -> None:
-        """Set it."""
         self._is_set = True
 
     def clear(self) -> None:
-        """Take it back."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Return whether it is set."""
         return self._is_set
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is set, so long at most; return whether it is."""
+        """Wait at most this long until it is set, and say whether it is."""
         until = time.monotonic() + seconds
         while not self._is_set and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
