@@ -21,14 +21,19 @@ _SHORT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Check:
-    """A check by the name that its findings have."""
+    """A check.
+
+    Attributes:
+        name: the name that its findings have.
+        look: looks, and returns what it found.
+    """
 
     name: str
     look: Callable[[], Iterable[Finding]]
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """Run each check alone: one that raises becomes a finding that says so."""
+    """Return the findings of all checks, in their order; a check that raises becomes a finding that says so."""
     return [finding for check in checks for finding in _look(check)]
 
 
