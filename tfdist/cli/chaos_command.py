@@ -108,7 +108,7 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
     servers = server_count(context.params["strategy"], parameter_servers=context.params["parameter_servers"])
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
-    remote = remote_of(context.params["engine"], context.params["hosts"], key_file=context.params["key_file"])
+    remote = remote_of(context.params["launcher_name"], context.params["hosts"], key_file=context.params["key_file"])
     workers = worker_count(context.params["workers"], remote, servers)
     if workers < 1:
         raise ConfigError(f"-n is {workers}; it must be an integer of at least 1.")

@@ -12,9 +12,8 @@ from typing import Any
 from tfdist import validation
 from tfdist.data.check.shard_check import Examined, Place, examine
 from tfdist.data.format import data_manifest as manifests
-from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest, require_manifest
 from tfdist.data.format.picture_decoding import Decoding
-from tfdist.data.reading.examples import require_manifest
 from tfdist.data.writing.foreign_tfrecords import place_of
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage
@@ -109,15 +108,14 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
 ) -> Report:
-    """Read every byte of a directory: sizes, checksums of files and of records, indices, and the content of each
-    record.
+    """Read every byte of a directory, and report what is damaged: sizes, checksums, indices, and records.
 
     All bad records of a shard are found. Shards are read once, in pieces of 8 MiB, some at a time.
 
     Args:
-        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL. contents: whether each
-        record is parsed as well; checksums alone take a tenth of the time where records have to be
-            parsed.
+        directory: what `tfdist.data.write` or `tfdist.data.index` made; a path or an fsspec URL.
+        contents: whether each record is parsed as well; checksums alone take a tenth of the time where records have to
+            be parsed.
         decode: whether TensorFlow decodes pictures, in other processes: an undamaged record may have a picture that was
             broken before. It takes as long as training takes to decode them.
         progress: called now and then with the bytes that were read, and how many there are.

@@ -12,7 +12,7 @@ from tfdist.data.format import splits
 from tfdist.data.format.example import template_bytes
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED, GENERIC, LAYOUTS, Schema, layout_of
-from tfdist.errors import ConfigError, CorruptDataError, fields_of
+from tfdist.errors import ConfigError, CorruptDataError, DataChangedError, MissingFileError, fields_of
 from tfdist.storage.directory import Storage
 from tfdist.storage.files import plain_name
 
@@ -272,3 +272,19 @@ def _index(place: int, value: Any) -> IndexFile:
         bytes=validation.integer("bytes of an index", value["bytes"], minimum=0, maximum=_MOST),
         crc32c=validation.integer("crc32c of an index", value["crc32c"], minimum=0, maximum=2**32 - 1),
     )
+
+
+def require_manifest(place: Storage, opened: Manifest) -> None:
+    """Raise if the manifest is not the one that was opened: files may have been replaced since."""
+    try:
+        found = read_manifest(place)
+        now = f"its revision is {found.revision} with digest {found.digest}"
+    except (MissingFileError, ConfigError, CorruptDataError):
+        found, now = None, f"it has no {NAME} that can be read"
+    if found is None or found.digest != opened.digest:
+        raise DataChangedError(
+            f"{place.url} was written anew, repaired or removed while it was read: {now}, and this reader opened "
+            f"revision {opened.revision} with digest {opened.digest}. Read it again to have what is there now, without "
+            "a state of before; to write while others read, choose another directory.",
+            path=place.url,
+        )

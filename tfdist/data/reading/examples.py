@@ -21,14 +21,13 @@ from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.contents import index_anew
-from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
+from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_manifest
 from tfdist.data.format.record_framing import Content
 from tfdist.data.format.schema import FIXED, Schema
 from tfdist.data.format.shard_index import Index, stored_index
 from tfdist.errors import (
     ConfigError,
     CorruptDataError,
-    DataChangedError,
     MissingFileError,
     ShortReadError,
     StorageError,
@@ -53,8 +52,7 @@ def open_directory(
 
     Args:
         directory: its path or URL; of TFRecord files also of one, or with wildcards of several. These are indexed in
-        the
-            user's cache when they are first opened, and a line in the log describes them.
+            the user's cache when they are first opened, and a line in the log describes them.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         cache: a `tfdist.data.BlockCache` for remote directories.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
@@ -406,18 +404,3 @@ class Binding:
             return None
         crc = Content(self._place, ours.file).crc()
         return None if crc == ours.crc32c else next((shard for shard in alike if shard.crc32c == crc), None)
-
-
-def require_manifest(place: Storage, opened: Manifest) -> None:
-    try:
-        found = read_manifest(place)
-        now = f"its revision is {found.revision} with digest {found.digest}"
-    except (MissingFileError, ConfigError, CorruptDataError):
-        found, now = None, f"it has no {manifests.NAME} that can be read"
-    if found is None or found.digest != opened.digest:
-        raise DataChangedError(
-            f"{place.url} was written anew, repaired or removed while it was read: {now}, and this reader opened "
-            f"revision {opened.revision} with digest {opened.digest}. Read it again to have what is there now, without "
-            "a state of before; to write while others read, choose another directory.",
-            path=place.url,
-        )

@@ -139,17 +139,17 @@ def read(
             batches have one shape; "drop" leaves it out; "keep" yields it as it is. Default: "pad" with a label, "keep"
             where nothing has a weight.
         label: the feature to learn. Default: the one that the directory names; without any, batches are x alone.
-        inputs: the features that are x, a dict unless it is one. Default: all but label and weight. weight: the feature
-        that is the sample weight. decode: a deterministic function of an example's features (a dict of tensors) that
-        returns its features, such as a
-            decoded and resized picture.
+        inputs: the features that are x, a dict unless it is one. Default: all but label and weight.
+        weight: the feature that is the sample weight.
+        decode: a deterministic function of an example's features (a dict of tensors) that returns its features, such as
+            a decoded and resized picture.
         augment: a function of an example's features and of a seed (int32 ``[2]``, for `tf.image.stateless_*` and
             `tf.random.stateless_*`) that returns its features. The seed follows from (seed, epoch, example), so results
             do not depend on workers.
-        cache: keeps the results of ``decode``, in "memory" or in a folder on a local disk. on_corrupt: "raise"; or
-        "skip" a corrupt example with a line in the log: another replaces it with weight 0, so that
-            the number of steps stays; or "verify" every record before anything is read. An example for which ``decode``
-            or ``augment`` raises an error is corrupt, too.
+        cache: keeps the results of ``decode``, in "memory" or in a folder on a local disk.
+        on_corrupt: "raise"; or "skip" a corrupt example with a line in the log: another replaces it with weight 0, so
+            that the number of steps stays; or "verify" every record before anything is read. An example for which
+            ``decode`` or ``augment`` raises an error is corrupt, too.
         verify: whether checksums are checked "first", when a record is first read, "always", or "never".
         device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
         state: where to resume: what `Reading.state` returned.
@@ -163,8 +163,7 @@ def read(
         a label.
     Raises:
         ConfigError: an argument cannot be used; there is no such directory or feature; ``decode`` or ``augment`` does
-        not
-            return a dict of dense tensors.
+            not return a dict of dense tensors.
         CorruptDataError: manifest or index cannot be trusted, or a shard is not the one that the manifest describes. A
             corrupt or undecodable example raises it in iterations and in `fit`.
         DataChangedError: in iterations and in `fit`: the directory was overwritten or repaired since it was opened.

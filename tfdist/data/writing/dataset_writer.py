@@ -49,8 +49,7 @@ def write(
     null_masks: Sequence[str] = (),
     delimiter: str | None = None,
 ) -> Manifest | Any:
-    """Write examples as TFRecord files that every tool can read, with an index and a manifest for fast and safe
-    reading.
+    """Write examples as TFRecord files that every tool can read, with an index and a manifest.
 
     Examples keep their order. Shards are contiguous ranges of about equal bytes. Each appears whole or not at all, and
     the manifest last. An interrupted run resumes after the finished shards if it is called again with the same examples
@@ -60,11 +59,13 @@ def write(
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
             `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of
             a folder with a folder of pictures per class.
-        directory: where to write; a path, or a URL that fsspec knows. num_shards: how many files. Default: as many as
-        ``shard_bytes`` asks for. shard_bytes: about how many bytes each has. Default: 256 MiB. schema: what each
-        example consists of; classes with names are matched by them. Default: what the first one shows. label: the
-        feature to learn. Default: "label" if there is one. processes: how many write at once, at most one per shard.
-        Default: one per processor if there is enough to do.
+        directory: where to write; a path, or a URL that fsspec knows.
+        num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
+        shard_bytes: about how many bytes each has. Default: 256 MiB.
+        schema: what each example consists of; classes with names are matched by them. Default: what the first one
+            shows.
+        label: the feature to learn. Default: "label" if there is one.
+        processes: how many write at once, at most one per shard. Default: one per processor if there is enough to do.
             Several can read arrays, lists, pictures, local TFRecord files, and NumPy, Parquet and HDF5 files; Parquet
             and HDF5 files with texts or lists only if ``num_shards`` is given. One reads other sources, and a log line
             says so.
@@ -72,19 +73,18 @@ def write(
             "overwrite" them: they stay until the new ones are complete. With "overwrite" the shards of an interrupted
             run are written anew, too.
         check_images: whether TensorFlow decodes each picture, in other processes: of a folder of pictures, and of
-        features
-            with ``is_image``. One that cannot be decoded ends the run, with a list of all.
-        convert_images: whether BMP and WebP pictures are stored as PNG; otherwise checking refuses them. progress:
-        called now and then with the number of written examples, of all (None if that is not known yet), and of
-            written bytes.
-        storage_options: what fsspec's driver takes for ``directory``, if that is a URL. source_options: what fsspec's
-        driver takes for ``examples``, if these are URLs. split: the one to write of a folder that holds several, into
-        ``directory`` itself, with the schema and the classes
-            of train next to it.
+            features with ``is_image``. One that cannot be decoded ends the run, with a list of all.
+        convert_images: whether BMP and WebP pictures are stored as PNG; otherwise checking refuses them.
+        progress: called now and then with the number of written examples, of all (None if that is not known yet), and
+            of written bytes.
+        storage_options: what fsspec's driver takes for ``directory``, if that is a URL.
+        source_options: what fsspec's driver takes for ``examples``, if these are URLs.
+        split: the one to write of a folder that holds several, into ``directory`` itself, with the schema and the
+            classes of train next to it.
         nulls: of tables: column -> the value that replaces null, ``"*"`` for all other columns. Default: null is an
-        error. null_masks: of tables: columns that may be null, each with a feature NAME_is_null (bool) that says where;
-        without
-            ``nulls``, zero or empty text replaces null.
+            error.
+        null_masks: of tables: columns that may be null, each with a feature NAME_is_null (bool) that says where;
+            without ``nulls``, zero or empty text replaces null.
         delimiter: what separates the columns of CSV files. Default: a tab in .tsv, else a comma.
     Returns:
         The manifest; of several splits a dict of their names to their manifests, train first.

@@ -55,8 +55,7 @@ def index(
         The manifest.
     Raises:
         ConfigError: there are no TFRecord files; they have names that cannot be kept; they are of several splits;
-        examples
-            differ in their features, or are tf.train.SequenceExample.
+            examples differ in their features, or are tf.train.SequenceExample.
         CorruptDataError: a record is corrupt, or does not fit the schema.
 
     Example:
