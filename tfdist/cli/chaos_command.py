@@ -101,14 +101,16 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
     """The numbers of workers and servers, and True if the command limits restarts."""
-    from tfdist.cli.common.host_options import remote_of, worker_count
+    from tfdist.cli.common.host_options import launcher_of, remote_of, worker_count
     from tfdist.cli.run_command import command as run
 
     context = run.make_context("tfdist run", list(arguments))
     servers = server_count(context.params["strategy"], parameter_servers=context.params["parameter_servers"])
     if context.params["event_file"] is not None:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
-    remote = remote_of(context.params["launcher_name"], context.params["hosts"], key_file=context.params["key_file"])
+    hosts = context.params["hosts"]
+    launcher = launcher_of(context.params["launcher_name"], hosts)
+    remote = remote_of(launcher, hosts, key_file=context.params["key_file"])
     workers = worker_count(context.params["workers"], remote, servers)
     if workers < 1:
         raise ConfigError(f"-n is {workers}; it must be an integer of at least 1.")
