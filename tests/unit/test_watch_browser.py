@@ -137,9 +137,9 @@ def test_the_page_draws_what_it_is_told_until_the_job_ends(browser: Browser, pag
     assert height >= 500
     assert len(picture) > 20_000, "there is nothing on it"
 
-    (job / f"tfdist-job-{JOB}-x" / "progress-1").rename(job / "gone")
+    (job / f"tfdist-job-{JOB}-x").rename(job / "gone")
     browser.wait_for("document.getElementById('state').textContent === 'ended'")
-    (job / "gone").rename(job / f"tfdist-job-{JOB}-x" / "progress-1")
+    (job / "gone").rename(job / f"tfdist-job-{JOB}-x")
     requested = {one["request"]["url"] for one in browser.events("Network.requestWillBeSent")}
     assert requested - {f"{address}favicon.ico"} == {address, f"{address}history", f"{address}events"}
     assert browser.events("Runtime.exceptionThrown") == []
