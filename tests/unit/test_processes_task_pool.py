@@ -62,11 +62,25 @@ def test_an_error_that_cannot_travel_is_told_in_words() -> None:
     pool = TaskPool(1)
     with pytest.raises(RuntimeError, match="ValueError: with a lock"):
         pool.ask(_fail)
+    with pytest.raises(RuntimeError, match="PlaceError: 3 of 7"):
+        pool.ask(_fail_at_a_place)
+    assert pool.ask(pow, 2, 5) == 32
     pool.close()
 
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class PlaceError(Exception):
+    """An error that is made of more than what it keeps as its arguments."""
+
+    def __init__(self, place: int, places: int) -> None:
+        super().__init__(f"{place} of {places}")
+
+
+def _fail_at_a_place() -> None:
+    raise PlaceError(3, 7)
 
 
 def _fail() -> Any:

@@ -86,16 +86,11 @@ class TaskPool:
             if not self._broken and future.set_running_or_notify_cancel():
                 try:
                     worker.connection.send_bytes(data)
-                    is_result, value = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - of our own child
+                    answer = worker.connection.recv_bytes()
                 except (EOFError, OSError):
                     self._broken = how_it_ended(worker.process.wait())
                 else:
-                    if is_result:
-                        future.set_result(value)
-                    else:
-                        error, text = value
-                        error.__cause__ = _RemoteError(f"\n{text}")
-                        future.set_exception(error)
+                    _settle(future, answer)
             if self._broken and not future.done():
                 future.set_exception(
                     TfdistError(
@@ -103,6 +98,21 @@ class TaskPool:
                         f"pass {self._cure}; run again to go on behind the shards that are finished."
                     )
                 )
+
+
+def _settle(future: "Future[Any]", answer: bytes) -> None:
+    """Give a future the result or the error that a process has sent; what cannot be read is an error, too."""
+    try:
+        is_result, value = pickle.loads(answer)  # noqa: S301 - of our own child
+    except Exception as error:  # noqa: BLE001 - it may be of any type, and the caller waits for it
+        future.set_exception(error)
+        return
+    if is_result:
+        future.set_result(value)
+        return
+    raised, text = value
+    raised.__cause__ = _RemoteError(f"\n{text}")
+    future.set_exception(raised)
 
 
 class _Worker:

@@ -40,7 +40,9 @@ def _answer(task: bytes) -> bytes:
     except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
         text = "".join(traceback.format_exception(error))
         try:
-            return bytes(cloudpickle.dumps((False, (error, text))))
+            answer = bytes(cloudpickle.dumps((False, (error, text))))
+            pickle.loads(answer)  # noqa: S301 - an error whose constructor takes more than its message fails here
+            return answer
         except Exception:  # noqa: BLE001 - an exception may hold anything
             return bytes(cloudpickle.dumps((False, (RuntimeError(f"{type(error).__name__}: {error}"), text))))
 
