@@ -129,9 +129,7 @@ def clean(root: Path, names: tuple[str, ...]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigError(
-                f"{root / name} cannot be removed ({_reason(error)}). Remove it as the user who owns it."
-            ) from error
+            raise ConfigError(f"{root / name} cannot be removed ({_reason(error)}). Remove it as its owner.") from error
 
 
 def _reason(error: OSError) -> str:

@@ -74,7 +74,7 @@ class MissingDependencyError(TfdistError, ImportError):
 
 
 class DeadlineError(TfdistError, TimeoutError):
-    """A wait ran into its deadline; the message names who was waited for."""
+    """A wait ran into its deadline; the message names the worker that was waited for."""
 
 
 class DisagreementError(TfdistError, RuntimeError):

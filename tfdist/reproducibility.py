@@ -30,7 +30,7 @@ def reproducible(seed: int) -> None:
         seeds       Python's, NumPy's, TensorFlow's and Keras' random numbers begin from ``seed`` on every worker; masks
                     of Dropout still differ between replicas, because each folds its number into the key
         operations  TensorFlow takes deterministic kernels, and raises where there is none; `tf.data` keeps its order
-        reductions  sums over replicas are added in an order that does not depend on who comes first: TensorFlow's rings
+        reductions  sums over replicas are added in an order that does not depend on arrival: TensorFlow's rings
                     have one, Horovod's with three workers and more if `tfdist build horovod` has built it, and NCCL
                     with NCCL_ALGO=Ring, which is set unless it is set already
 
@@ -61,7 +61,7 @@ def reproducible(seed: int) -> None:
     made = initialized.what_was_made()
     if made is not None:
         raise ConfigError(
-            f"tfdist.reproducible({seed}) comes too late: {made}, with seeds that nobody has set. Call it before "
+            f"tfdist.reproducible({seed}) comes too late: {made}, with seeds that were not set. Call it before "
             "strategies, datasets, layers and tensors are made; best in the first line after the imports.",
             name="seed",
             received=seed,

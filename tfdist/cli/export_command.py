@@ -77,5 +77,5 @@ def _left_at_ctrl_c(enough: Flag):  # type: ignore[no-untyped-def]
 
 
 def _wait_for_input(enough: Flag) -> None:
-    sys.stdin.buffer.read(1)  # a line, or the end: then whoever started this is gone
+    sys.stdin.buffer.read(1)  # a line, or the end: then the process that started this is gone
     enough.set()

@@ -16,7 +16,7 @@ COMMANDS = {
     "resize": "Change the number of workers of a job that runs.",
     "watch": "Show what a job does: parts of steps, loss, memory, faults, and what it is bound by.",
     "export": "Hand what a job does to TensorBoard, Prometheus and MLflow.",
-    "stacks": "Show where the processes of a job stand: Python stacks, and who waits in what.",
+    "stacks": "Show where the processes of a job stand: Python stacks, and what waits where.",
     "trace": "Write steps of all workers as a chrome trace; put several into one.",
     "health": "Say whether the jobs on this machine go on: the health check of the images.",
     "chaos": "Run a job with faults on purpose, and see how it recovers.",

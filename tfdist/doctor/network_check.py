@@ -88,7 +88,7 @@ def _open(seen: Ports) -> list[Finding]:
     if not seen.addresses:
         return []
     text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {_few(seen.addresses)}"
-    why = "they ask nobody for a proof: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
+    why = "they accept any client: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
     return [
         note("ports", text, why, "docs/run.md#who-can-connect   # let a firewall admit the hosts of your jobs alone")
     ]

@@ -90,7 +90,7 @@ def _verdict(
 def _noticed(fault: Fault, is_warned: bool) -> str:
     if fault.memory or fault.kind not in ("disk-full", "corrupt"):
         return ""
-    never = "nobody has read that backup" if fault.kind == "corrupt" else "no warning"
+    never = "that backup was not read" if fault.kind == "corrupt" else "no warning"
     return "; a warning said so" if is_warned else f"; {never}"
 
 

@@ -117,7 +117,7 @@ class LocalStorage:
             with explained(path, "written"):
                 make_directory(self.local)
                 descriptor = _claimed(temporary)
-            # its own descriptor, so that a caller who closes the file does no harm
+            # its own descriptor, so that a caller may close the file
             raw = _Explained(descriptor, path)
             file = io.BufferedWriter(raw, _BUFFER)
             try:

@@ -91,7 +91,7 @@ class Together:
         return self._workers.is_chief or self.is_joint
 
     def may_submit(self, writer: Writer) -> bool:
-        """A state may be submitted now; all who take part must ask.
+        """A state may be submitted now; all workers that take part must ask.
 
         The chief alone always may: what waits is replaced. Jointly none may be replaced, or parts of two states would
         wait for each other, so a state is left out while a worker still saves the one before.
@@ -113,7 +113,7 @@ class Together:
         is_shared: bool,
         timeout_seconds: float = 120.0,
     ) -> None:
-        """Save a state; all who take part must call it with the same number, and the chief's arrays and state count."""
+        """Save a state; all workers that take part call it with one number. The chief's arrays and state count."""
         own = Part(index=self._workers.index, arrays=part)
         if not self.is_joint:
             writer.submit(number, arrays, state, parts=[own] if self._has_parts else ())
@@ -158,7 +158,7 @@ class Memory:
     def submit(
         self, number: int, arrays: dict[str, Any], state: dict[str, Any], part: dict[str, Any], *, seconds: float
     ) -> None:
-        """Hold a state that took so long to take; all who take part must call it."""
+        """Hold a state that took so long to take; all workers that take part must call it."""
         now = time.perf_counter()
         if self._together.is_joint:
             self._writer.wait()

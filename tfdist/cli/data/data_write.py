@@ -23,7 +23,7 @@ from tfdist.cli.data.data_options import (
 )
 
 _STEP_PERCENT = 10  # for a line where there is no terminal
-_STEP_BYTES = 1 << 30  # the same where nobody knows how much there will be
+_STEP_BYTES = 1 << 30  # the same where the total is not known
 
 
 @click.command(

@@ -53,7 +53,7 @@ def go_on_writing(logger: keras.callbacks.CSVLogger, found: dict[str, Any]) -> N
 
 
 class NoPath(str):
-    """The path of a file that another worker writes: who saves to it takes part, and writes nothing."""
+    """The path of a file that another worker writes: a save to it takes part, and writes nothing."""
 
 
 def let_take_part(callback: keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) -> None:

@@ -172,7 +172,7 @@ def kernel_of(layer: Any) -> Any:
 
 
 def override_call(layer: keras.layers.Layer, kind: Any, call: Any) -> None:
-    """Give one layer its own way to compute in the place of a class's, once; who computes otherwise keeps that."""
+    """Give one layer its own way to compute, once; a class with another way keeps it."""
     if isinstance(layer, kind) and type(layer).call is kind.call:
         vars(layer).setdefault("call", call)
 

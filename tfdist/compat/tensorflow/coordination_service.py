@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 
 
 def leave_note(key: str, text: str) -> None:
-    """Leave a note for whoever waits for it now or later; leaving it again does nothing."""
+    """Leave a note for tasks that wait for it now or later; leaving it again does nothing."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
         context.context().set_config_key_value(key, f"note:{text}")
 

@@ -66,7 +66,7 @@ def local_devices(kinds: tuple[str, ...]) -> list[str]:
 
 
 def abort_collectives(message: str) -> None:
-    """Break off every collective of this process; whoever waits in one gets the message."""
+    """Abort every collective of this process; the threads that wait in one get the message."""
     context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
 
 
@@ -169,7 +169,7 @@ class ReduceInReplicas(HasServices):
     def _use_merge_call(self) -> bool:
         # Eagerly the replicas' threads run one after the other, so a collective would wait for a replica that has not
         # started: there the merge call is the only way, and conditions are Python's, which it does not mind. Outside of
-        # any replica there is nobody to meet, and what an optimizer is given is for every copy.
+        # any replica there is no other to meet, and what an optimizer is given is for every copy.
         return bool(tf.executing_eagerly()) and not _optimizer_outside_replicas()
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
@@ -310,7 +310,7 @@ def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> bo
 
 
 def is_own(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether a strategy is one that somebody has made, rather than what holds without one."""
+    """True for a strategy that was made, False for TensorFlow's default."""
     return strategy is not distribute_lib._get_default_strategy()
 
 

@@ -82,7 +82,7 @@ _definitions: list[Any] = []
 
 
 def listens(address: str, timeout_seconds: float = 1.0) -> bool:
-    """Return whether somebody listens at "host:port"."""
+    """True if a server listens at "host:port"."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
         return True
@@ -160,7 +160,7 @@ def _wait_for(executors: "queue.SimpleQueue[Any]") -> None:
 
 
 def forget_failures(seconds: float = 5.0) -> None:
-    """Let nobody be told any more what has failed on other tasks, which has been raised already."""
+    """Stop reports of failures on other tasks, which have been raised already."""
 
     def forget() -> None:
         for _ in range(_MOST_FAILURES):

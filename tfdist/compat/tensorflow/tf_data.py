@@ -132,7 +132,7 @@ def end(iterators: Iterable[Any], *, seconds: float) -> int:
 
 
 def alive() -> list[Any]:
-    """Return every iterator of a dataset in this process, whoever made it."""
+    """Every iterator of a dataset in this process, wherever it was made."""
     return [one for one in gc.get_objects() if issubclass(type(one), OwnedIterator)]
 
 
@@ -233,7 +233,7 @@ class Failing(Wrapped):
             return self._iterated.reduce(initial_state, reduce_func, name)
 
     def cardinality(self) -> tf.Tensor:
-        if "keras" in sys.modules:  # who asks may be a `fit`, in whose graph the errors of reading arise
+        if "keras" in sys.modules:  # the caller may be a `fit`, in whose graph the errors of reading arise
             from tfdist.compat.keras import epochs as keras_epochs
 
             keras_epochs.take_steps_in(functools.partial(raising, self.failure))

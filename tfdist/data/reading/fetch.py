@@ -47,7 +47,7 @@ class Failures:
                     self._last = [*self._last[1 - _KEPT :], error]
                 text = str(error)
                 kind = type(error)
-            # TensorFlow quotes the whole traceback: what raised it is of no use to who reads that
+            # TensorFlow quotes the whole traceback, in which the cause is of no use
             raise kind(text)
 
         return noting

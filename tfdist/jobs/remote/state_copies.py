@@ -239,7 +239,7 @@ class Sender:
         while self._is_to_look():
             if not state_folders.newest(
                 self._states
-            ):  # a host without a chief has nothing to send, and connects to nobody
+            ):  # a host without a chief has nothing to send, and does not connect
                 continue
             try:
                 connection, wire = join(self._ticket)

@@ -58,7 +58,7 @@ class BoundedCalls:
             call = self._calls.get()
             try:
                 self._answers.put((call(), None))
-            except BaseException as error:  # noqa: BLE001 - the caller's, who raises it
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
                 self._answers.put((None, error))
             del call
 

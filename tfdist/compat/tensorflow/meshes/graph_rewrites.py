@@ -56,7 +56,9 @@ class Late:
         if not is_step or tf.compat.v1.get_default_graph() is not self._graph:
             return make()
         zeros = tf.zeros(shape, like.dtype)
-        stand_in = tf.compat.v1.placeholder_with_default(zeros, zeros.shape)  # nobody can know that they are zeros
+        stand_in = tf.compat.v1.placeholder_with_default(
+            zeros, zeros.shape
+        )  # the graph must not know that they are zeros
         self._promises.append(_Promise(stand_in, make, source))
         return stand_in
 

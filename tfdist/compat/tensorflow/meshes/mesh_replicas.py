@@ -153,7 +153,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     ) -> Callable[[], tf.Tensor]:
         value = kwargs["initial_value"]
         if isinstance(value, _Part):
-            return value.of(replica_id)  # nobody else has it
+            return value.of(replica_id)  # no other replica has it
         if replica_id > 0:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         if keras_optimizer.creating_variable():  # constants, and what the user gave: alike everywhere

@@ -58,7 +58,7 @@ class _OnDevice:
 
 
 class StagedVariable(ShardedVariable):
-    """A `ShardedVariable` that is made when its stage is known, or somebody asks for its value."""
+    """A `ShardedVariable` that is made when its stage is known, or when its value is read."""
 
     def __init__(
         self, make: Callable[..., Any], sharding: Staged, strategy: Any, kwargs: dict[str, Any], dtype: tf.DType
@@ -107,7 +107,7 @@ class StagedVariable(ShardedVariable):
     def settle(self) -> None:
         """Keep what this process has of the weight, and let go of the rest; the stage is known now."""
         if self._made is not None and not self._is_settled and not self.sharding.is_kept:
-            # nobody else makes it now, so nothing may travel for it
+            # no other process makes it now, so nothing may travel for it
             with tf.init_scope():
                 kept = self.sharding.kept(innermost(self._made).read_value())
                 self.former = self._made
