@@ -1,4 +1,4 @@
-"""What no all-reduce can beat, measured in the same turns: the line between the workers, and the machine's memory.
+"""Lower bounds of an all-reduce, measured in the same turns: the line between the workers, and the machine's memory.
 
 - ``tcp``: each worker sends the next one as many bytes as an all-reduce has to, 2 S (n - 1) / n, and receives as many:
   one connection of the kernel's, nothing added up;

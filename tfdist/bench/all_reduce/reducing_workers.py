@@ -1,4 +1,4 @@
-"""What the worker processes of an all-reduce benchmark run: one engine each, on tensors whose sum is known.
+"""The worker processes of an all-reduce benchmark: one engine each, on tensors whose sum is known.
 
 - ``tensorflow``: TensorFlow's MultiWorkerMirroredStrategy as it is, all tensors of a call in one pack;
 - ``horovod``: an `allreduce` of Horovod for each tensor, as its users write it;

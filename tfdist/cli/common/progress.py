@@ -1,4 +1,4 @@
-"""What happens while a command runs: progress on standard error, and signals that unwind the stack."""
+"""A running command: progress on standard error, and signals that unwind the stack."""
 
 import contextlib
 import signal

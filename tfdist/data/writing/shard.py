@@ -1,4 +1,4 @@
-"""Where to cut examples into shards, and one shard on its way to a storage: records and index, whole or not at all."""
+"""The division of examples into shards, and one shard being written: records and index, whole or not at all."""
 
 import contextlib
 from collections.abc import Sequence

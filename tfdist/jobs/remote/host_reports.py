@@ -1,4 +1,4 @@
-"""What a host agent reports: its workers' output, recorded steps, and status tables."""
+"""The reports of a host agent: its workers' output, recorded steps, and status tables."""
 
 import base64
 import os

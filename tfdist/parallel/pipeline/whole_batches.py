@@ -1,4 +1,4 @@
-"""What losses, metrics and states need of a whole batch, before its first micro-batch is computed.
+"""Figures of a whole batch that losses, metrics and states need, before its first micro-batch is computed.
 
 A loss with a mask or weights is divided by what the whole batch has of them, while the first gradient is taken before
 the last micro-batch is computed. These divisors depend only on targets, weights, and the mask of the results, which
