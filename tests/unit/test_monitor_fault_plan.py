@@ -148,7 +148,7 @@ WARNING = {"warning": "2 could not be saved", "clock": 10.1}
         (FULL, [WARNING], "a warning"),
         (FULL, [], "no warning"),
         (FULL, [{**WARNING, "clock": 9.9}], "no warning"),
-        (Fault(kind="corrupt", at="save-commit"), [], "was not read"),
+        (Fault(kind="corrupt", at="save-commit"), [], "that backup was not read"),
         (Fault(kind="corrupt", at="save-commit"), [WARNING], "a warning"),
         (Fault(kind="disk-full", at="save-begin", memory=True), [WARNING], ""),
     ],

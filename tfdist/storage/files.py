@@ -1,4 +1,4 @@
-"""Shared parts of all storages: plain names, marks of folders in the making, durable files, and errors that name the fix.
+"""Shared by all storages: plain names, marks of folders in the making, durable files, and errors that name the fix.
 
 A local file or folder that is being made has a hidden name, and its maker holds a lock on it, which the system frees
 however the maker ends.
