@@ -77,7 +77,7 @@ class Store:
         MissingDependencyError: the driver's package is missing.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = Store(folder)
         ...     store.save(120, {"kernel": np.ones((2, 3), np.float32)}, {"epoch": 4})
