@@ -195,7 +195,7 @@ def test_ctrl_c_lets_none_come_back(slurm: dict[str, Any], script: Any, shared: 
 
 
 @pytest.mark.parametrize(
-    ("state", "said"), [("CANCELLED", "cancelled, by"), ("TIMEOUT", "its time was up"), ("FAILED", "")]
+    ("state", "said"), [("CANCELLED", "cancelled by"), ("TIMEOUT", "its time was up"), ("FAILED", "")]
 )
 def test_what_slurm_or_somebody_else_has_ended_is_said(
     state: str, said: str, slurm: dict[str, Any], script: Any, shared: Path

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tfdist import validation
 from tfdist.errors import ConfigError, MissingFileError, ShortReadError, StorageError, TfdistError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: In bytes of UTF-8. File systems take 255; a temporary file's name is longer than that of the file it becomes.
 LONGEST_NAME = 200
@@ -230,12 +231,14 @@ def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
     return start, length
 
 
-def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
+def mapped(descriptor: int, size: int) -> "NDArray[np.uint8]":
     """The first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
 
     The standard library's `mmap` keeps a descriptor for each map (until Python 3.13), and a process may have 1,024 of
     them. The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
     """
+    import numpy as np  # the agent of a job imports this file, and starts without NumPy
+
     if not size:
         return np.empty(0, np.uint8)
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
