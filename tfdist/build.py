@@ -1,4 +1,10 @@
-"""Horovod for the TensorFlow that is installed: the public names of the package `tfdist-horovod`."""
+"""Horovod for the TensorFlow that is installed: the public names of the package `tfdist-horovod`.
+
+Example:
+    >>> from tfdist import build
+    >>> build.install(build.Options(mpi=True)).built_in          # doctest: +SKIP
+    ('gloo', 'mpi')
+"""
 
 from tfdist.errors import MissingDependencyError
 
