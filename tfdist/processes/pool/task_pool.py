@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +135,6 @@ class _Worker:
             raise TfdistError(f"no process can be started ({error}). Free memory or processes.") from error
         self._thread = threading.Thread(target=serve, args=(self,), daemon=True)
         self._thread.start()
-
-    connection: "Connection[Any, Any]"
 
     def end(self, *, at_once: bool) -> None:
         """End the process, at once or after the tasks that were submitted."""
