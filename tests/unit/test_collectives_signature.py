@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tfdist.collectives.keys import Signature, first_difference
+from tfdist.collectives.traced import Signature, first_difference
 
 
 def names(*entries: str) -> list[str]:

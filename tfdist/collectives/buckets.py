@@ -1,10 +1,7 @@
-"""Group tensors into buckets that fill in the order of the backward pass and are reduced together."""
+"""The size of buckets: as asked, or chosen by the speed of the link."""
 
 import logging
 import math
-from collections.abc import Mapping
-
-import tensorflow as tf
 
 from tfdist import validation
 from tfdist.collectives.collective import Collective
@@ -13,34 +10,10 @@ from tfdist.errors import ConfigError
 
 #: the default size of a bucket
 DEFAULT_BYTES = 4 << 20
-#: the most of the first bucket, so that the network is busy as soon as the first gradients are there
-FIRST_BYTES = 1 << 20
-
 _SMALLEST, _LARGEST = 1 << 20, 64 << 20
 # of the time that a bucket takes, the part that is latency
 _LATENCY_PART = 0.1
 _log = logging.getLogger(__name__)
-
-
-def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Return buckets of indices, of one dtype each, in the order of the mapping; a bucket is one message.
-
-    Example:
-        >>> in_buckets({3: tf.zeros([4]), 2: tf.zeros([2]), 1: tf.zeros([1], tf.int32), 0: tf.zeros([2])}, 16)
-        [[3], [2, 0], [1]]
-    """
-    buckets: list[list[int]] = []
-    filling: dict[tf.DType, tuple[list[int], int]] = {}
-    for index, tensor in tensors.items():
-        size = (tensor.shape.num_elements() or 1) * tensor.dtype.size
-        bucket, held = filling.get(tensor.dtype, ([], 0))
-        limit = min(FIRST_BYTES, bucket_bytes) if buckets and bucket is buckets[0] else bucket_bytes
-        if not bucket or held + size > limit:
-            bucket, held = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        filling[tensor.dtype] = (bucket, held + size)
-    return buckets
 
 
 def require_bytes(name: str, value: int | str) -> None:

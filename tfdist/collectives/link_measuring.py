@@ -5,7 +5,7 @@ import time
 
 import tensorflow as tf
 
-from tfdist.collectives import keys
+from tfdist.collectives import traced
 from tfdist.collectives.collective import Collective
 from tfdist.planner.planner_link import Link
 
@@ -20,7 +20,7 @@ def measured_link(collective: Collective, many_bytes: int, *, seconds: float = 0
     as_of_two, steps = Link.of_all_reduces((_FEW_BYTES, few), (many_bytes, many)), collective.size - 1
     rate = as_of_two.bytes_per_second * 2 * steps / collective.size
     mine = tf.constant([as_of_two.latency_seconds / steps, rate], tf.float64)
-    latency, rate = collective.broadcast(mine, key=keys.EAGER).numpy().tolist()
+    latency, rate = collective.broadcast(mine, key=traced.EAGER).numpy().tolist()
     return Link(latency_seconds=latency, bytes_per_second=rate)
 
 
@@ -29,12 +29,12 @@ def _all_reduce_seconds(collective: Collective, size: int, seconds: float) -> fl
 
     def taken() -> float:
         began = time.perf_counter()
-        collective.all_reduce([ones], key=keys.EAGER)[0].numpy()
+        collective.all_reduce([ones], key=traced.EAGER)[0].numpy()
         return time.perf_counter() - began
 
     taken()  # sets up
     mine = min(taken() for _ in range(3))
     # all members repeat it equally often
-    (slowest,) = collective.all_reduce([tf.constant(mine)], key=keys.EAGER, op="max")
+    (slowest,) = collective.all_reduce([tf.constant(mine)], key=traced.EAGER, op="max")
     count = max(int(seconds * min(1 / float(slowest), _MOST_PER_SECOND)), _FEWEST)
     return statistics.median([taken() for _ in range(count)][count // 2 :])

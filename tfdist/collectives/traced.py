@@ -1,15 +1,28 @@
-"""A collective as a strategy's step uses it: keys from what was reduced before, buckets, and rows of tables."""
+"""A collective as a strategy's step uses it: keys, labels that are equal on every worker, buckets, and rows of tables.
+
+The key of a reduction in a function follows from all that the function has reduced before. So operations of workers
+that run different functions never meet. Eagerly all have one key, and the backend reports workers that reduce different
+things at once.
+"""
 
 import functools
-from collections.abc import Sequence
+import hashlib
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import keys, wire_dtypes
-from tfdist.collectives.buckets import in_buckets
+from tfdist.collectives import wire_dtypes
 from tfdist.collectives.collective import Collective
 from tfdist.monitor.recording import graph_stamps
+
+#: the key of all that is reduced outside of functions
+EAGER = "eager"
+
+#: the most of the first bucket, so that the network is busy as soon as the first gradients are there
+FIRST_BYTES = 1 << 20
 
 # What the collectives of Horovod and of TensorFlow reduce alike.
 _REDUCED_BY_ALL = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -18,9 +31,111 @@ _REDUCED_BY_ALL = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # other first how many rows they have.
 _SMALL_TABLE_BYTES = 1 << 20
 
+_of_graph: "weakref.WeakKeyDictionary[Any, dict[int, Signature]]" = weakref.WeakKeyDictionary()
+
+
+class Signature:
+    """The collectives of one traced function so far, and a digest of them, which names the next one.
+
+    Workers that have traced the same up to here have equal names; those whose functions differ never meet.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    def add(self, entry: str) -> str:
+        """Append a collective and return the digest up to and with it, 16 hexadecimal digits."""
+        self.entries.append(entry)
+        self._hash.update(entry.encode() + b"\n")
+        return self._hash.hexdigest()
+
+    @property
+    def digest(self) -> int:
+        """64 bits that are equal for equal entries, as a signed integer."""
+        return int.from_bytes(self._hash.digest(), "little", signed=True)
+
+
+def first_difference(mine: list[str], theirs: list[str]) -> tuple[int, str, str]:
+    """Return where two lists of entries differ first, and what each has there ("nothing more" after its end)."""
+    length = max(len(mine), len(theirs))
+    pad = "nothing more"
+    pairs = list(zip(mine + [pad] * (length - len(mine)), theirs + [pad] * (length - len(theirs)), strict=True))
+    position = next((index for index, (a, b) in enumerate(pairs) if a != b), length)
+    return (position, *pairs[position]) if position < length else (position, pad, pad)
+
+
+def current_signature(replica: int = 0) -> Signature | None:
+    """Return the signature of the function that is being traced, its conditions and loops included; None eagerly."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return _of_graph.setdefault(graph, {}).setdefault(replica, Signature())
+
+
+def next_key(entries: Sequence[str], replica: int = 0) -> str:
+    """Return the key of the operation that reduces these next, and note them in the function's signature."""
+    traced = current_signature(replica)
+    return EAGER if traced is None else [traced.add(entry) for entry in entries][-1]
+
+
+def described(kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None) -> str:
+    """Describe an operation on a tensor, for signatures and messages."""
+    shape = tensor.shape if shape is None else shape
+    return " ".join(filter(None, [kind, tensor.dtype.name, str(shape), label]))
+
+
+def relative_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths of a model's variables, with Keras' counters starting at the lowest in the model.
+
+    Keras numbers unnamed objects per process, which differs between workers of which one has built another model
+    before.
+
+    Example:
+        >>> relative_paths(["sequential_3/dense_7/kernel", "sequential_3/dense_8/kernel"])
+        ['sequential/dense/kernel', 'sequential/dense_1/kernel']
+    """
+    split = [[_counted(part) for part in path.split("/")] for path in paths]
+    lowest: dict[str, int] = {}
+    for stem, number in itertools.chain.from_iterable(split):
+        lowest[stem] = min(number, lowest.get(stem, number))
+
+    def name(stem: str, number: int) -> str:
+        return stem if number == lowest[stem] else f"{stem}_{number - lowest[stem]}"
+
+    return ["/".join(name(*part) for part in parts) for parts in split]
+
+
+def _counted(part: str) -> tuple[str, int]:
+    stem, _, digits = part.rpartition("_")
+    return (stem, int(digits)) if stem and digits.isdecimal() else (part, 0)
+
+
+def in_buckets(tensors: Mapping[int, tf.Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Return buckets of indices, of one dtype each, in the order of the mapping; a bucket is one message.
+
+    Example:
+        >>> in_buckets({3: tf.zeros([4]), 2: tf.zeros([2]), 1: tf.zeros([1], tf.int32), 0: tf.zeros([2])}, 16)
+        [[3], [2, 0], [1]]
+    """
+    buckets: list[list[int]] = []
+    filling: dict[tf.DType, tuple[list[int], int]] = {}
+    for index, tensor in tensors.items():
+        size = (tensor.shape.num_elements() or 1) * tensor.dtype.size
+        bucket, held = filling.get(tensor.dtype, ([], 0))
+        limit = min(FIRST_BYTES, bucket_bytes) if buckets and bucket is buckets[0] else bucket_bytes
+        if not bucket or held + size > limit:
+            bucket, held = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        filling[tensor.dtype] = (bucket, held + size)
+    return buckets
+
 
 class TracedCollective:
-    """Operations of a collective under keys that follow from the function that is being traced; see `keys`."""
+    """Operations of a collective under keys that follow from the function that is being traced."""
 
     def __init__(
         self, collective: Collective, *, bucket_bytes: int, replica: int = 0, names_shapes: bool = True
@@ -89,10 +204,10 @@ class TracedCollective:
         return getattr(self.collective, operation)(tensor, key=key, **options)
 
     def _described(self, kind: str, tensor: tf.Tensor, label: str, shape: tf.TensorShape | None = None) -> str:
-        return keys.described(kind, tensor, label, shape if self._names_shapes else tf.TensorShape(None))
+        return described(kind, tensor, label, shape if self._names_shapes else tf.TensorShape(None))
 
     def _key(self, *entries: str) -> str:
-        return keys.next_key(entries, self._replica)
+        return next_key(entries, self._replica)
 
     def _sum_of_slices(self, slices: tf.IndexedSlices, label: str, keep_duplicate_indices: bool) -> tf.IndexedSlices:
         def gathered() -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,8 +13,7 @@ from tfdist.cluster import mesh as meshes
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.collectives import buckets
-from tfdist.collectives.traced import TracedCollective
-from tfdist.collectives.workers import agreement
+from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.compat.keras import keras_distributions as keras_distributions
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -190,7 +189,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         sequence_parallel.adapt(every, sequence_parallel.Placing(self._layouts.outputs, self._along))
         vocabulary.adapt(model, self._axes[0].late)
         # Keras numbers unnamed layers per process, and processes may have built other models before
-        for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
+        for weight, path in zip(model.weights, relative_paths([w.path for w in model.weights]), strict=True):
             for sharding in sharded_variable.shardings_of(weight):
                 sharding.label = path
         if all(layer.built for layer in every):

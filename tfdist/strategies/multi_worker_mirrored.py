@@ -15,7 +15,7 @@ from tfdist.collectives import buckets, collective_backends
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.backends.tensorflow_collective import of_replicas, of_workers
 from tfdist.collectives.collective import Collective
-from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.collectives.workers import agreement
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import coordination_service as tf_coordination
@@ -200,7 +200,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
 
     def ready(self, model: Any) -> None:
         """Name the weights of a model alike on all workers."""
-        for weight, path in zip(model.weights, agreement.relative_paths([w.path for w in model.weights]), strict=True):
+        for weight, path in zip(model.weights, relative_paths([w.path for w in model.weights]), strict=True):
             if (sharding := sharded_variable.sharding_of(weight)) is not None:
                 sharding.label = path
 

@@ -13,8 +13,7 @@ from tfdist import validation
 from tfdist.cluster.mesh import Mesh
 from tfdist.collectives import buckets
 from tfdist.collectives.backends.local_collective import LocalCollective
-from tfdist.collectives.traced import TracedCollective
-from tfdist.collectives.workers import agreement
+from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.compat import planted
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
@@ -293,7 +292,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             return
         holders = self.division_of(model).holders(self._mesh.size_of(PIPELINE))
         weights = list(model.weights)
-        paths = agreement.relative_paths([weight.path for weight in weights])
+        paths = relative_paths([weight.path for weight in weights])
         for weight, path in zip(weights, paths, strict=True):
             sharding = sharded_variable.sharding_of(weight)
             if sharding is not None and sharding.holders is None:

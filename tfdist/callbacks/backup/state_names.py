@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives.workers.agreement import relative_paths
+from tfdist.collectives.traced import relative_paths
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer

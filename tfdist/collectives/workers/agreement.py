@@ -1,41 +1,14 @@
 """Before a function runs for the first time, workers compare what it will reduce: other models never meet."""
 
-import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import keys
+from tfdist.collectives import traced
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.errors import DisagreementError
 
 _MOST_DIMENSIONS = 29  # of a variable, that are compared
-
-
-def relative_paths(paths: Sequence[str]) -> list[str]:
-    """Return the paths of a model's variables, with Keras' counters starting at the lowest in the model.
-
-    Keras numbers unnamed objects per process, which differs between workers of which one has built another model
-    before.
-
-    Example:
-        >>> relative_paths(["sequential_3/dense_7/kernel", "sequential_3/dense_8/kernel"])
-        ['sequential/dense/kernel', 'sequential/dense_1/kernel']
-    """
-    split = [[_counted(part) for part in path.split("/")] for path in paths]
-    lowest: dict[str, int] = {}
-    for stem, number in itertools.chain.from_iterable(split):
-        lowest[stem] = min(number, lowest.get(stem, number))
-
-    def name(stem: str, number: int) -> str:
-        return stem if number == lowest[stem] else f"{stem}_{number - lowest[stem]}"
-
-    return ["/".join(name(*part) for part in parts) for parts in split]
-
-
-def _counted(part: str) -> tuple[str, int]:
-    stem, _, digits = part.rpartition("_")
-    return (stem, int(digits)) if stem and digits.isdecimal() else (part, 0)
 
 
 def require_alike_variable(workers: Workers, path: str, shape: Sequence[int], dtype: tf.DType) -> None:
@@ -74,7 +47,7 @@ class Signatures:
 
     def require_alike(self) -> None:
         """Compare what the function being traced has reduced so far with the other workers', once for each content."""
-        mine = keys.current_signature()
+        mine = traced.current_signature()
         if self._workers.count == 1 or mine is None or not mine.entries or mine.digest in self._alike:
             return
         with tf.init_scope():
@@ -84,7 +57,7 @@ class Signatures:
                 return
             lists = self._exchange(mine.entries)
         other = next(worker for worker in range(self._workers.count) if digests[worker] != digests[0])
-        position, first, second = keys.first_difference(lists[0], lists[other])
+        position, first, second = traced.first_difference(lists[0], lists[other])
         raise DisagreementError(
             f"workers run different functions: at reduction {position + 1} worker 0 has [{first}] and worker {other} "
             f"has [{second}]. Every worker must build the same model, with its variables in the same order, and "

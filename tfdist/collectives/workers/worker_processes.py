@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives import keys
+from tfdist.collectives import traced
 from tfdist.collectives.backends.local_collective import LocalCollective
 from tfdist.collectives.collective import Collective, Notes
 from tfdist.errors import DeadlineError, DisagreementError, cause_of
@@ -169,7 +169,7 @@ class Workers:
         with step_clock().during(Phase.AGREE), self.waiting("an agreement between workers"):
             try:
                 with tf.device("/device:CPU:0"):
-                    return np.asarray(self.collective.all_reduce([tf.constant(table)], key=keys.EAGER)[0])
+                    return np.asarray(self.collective.all_reduce([tf.constant(table)], key=traced.EAGER)[0])
             except (tf.errors.InternalError, tf.errors.InvalidArgumentError) as error:
                 raise DisagreementError(
                     f"worker {self.index} wanted to agree with the others, which are in another call. Every worker "
@@ -187,7 +187,7 @@ class Workers:
             return tensor
         what = "the chief's values" if index == 0 else f"the values of worker {index}"
         with self.waiting(what), tf.device("/device:CPU:0"):
-            return self.collective.broadcast(tensor, key=keys.EAGER, root=index)
+            return self.collective.broadcast(tensor, key=traced.EAGER, root=index)
 
 
 def as_integer(value: float) -> int:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives import buckets, keys
+from tfdist.collectives import buckets, traced
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.link_measuring import measured_link
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
@@ -192,7 +192,7 @@ def agreed_costs(collective: Collective, codecs: Sequence[Codec]) -> list[Cost]:
     """Return what each codec computes while all members compute, as the first one measures it; all members call it."""
     mine = [_cost(codec, collective.size) for codec in codecs]
     flat = tf.constant([number for cost in mine for number in (cost.seconds, cost.seconds_per_element)], tf.float64)
-    numbers = collective.broadcast(flat, key=keys.EAGER).numpy().tolist()
+    numbers = collective.broadcast(flat, key=traced.EAGER).numpy().tolist()
     return [Cost(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
 
 

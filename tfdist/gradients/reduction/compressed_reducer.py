@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives import buckets
+from tfdist.collectives.traced import in_buckets
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compression import messages
 from tfdist.compression.codec import Codec, reduced_bytes
@@ -258,7 +259,7 @@ class _Carrier:
 
 def grouped(codec: Codec, tensors: Mapping[int, Any], bucket_bytes: int) -> list[list[int]]:
     """Return the indices of the tensors that a codec compresses together."""
-    return [[index] for index in tensors] if codec.by_tensor else buckets.in_buckets(tensors, bucket_bytes)
+    return [[index] for index in tensors] if codec.by_tensor else in_buckets(tensors, bucket_bytes)
 
 
 def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:

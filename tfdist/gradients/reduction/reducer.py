@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives.workers import agreement
+from tfdist.collectives.traced import relative_paths
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.gradients.reduction import norms, replica_sums
@@ -38,7 +38,7 @@ class Gradient:
 
     Attributes:
         value: a tensor or `tf.IndexedSlices`.
-        path: of the variable, with Keras' counters as in `agreement.relative_paths`: equal on every worker.
+        path: of the variable, with Keras' counters as in `relative_paths`: equal on every worker.
         keep_duplicate_indices: whether rows of one index in `tf.IndexedSlices` must not be added up on the way; see
             `keeps_duplicate_indices`.
         place: index of the variable among those that the optimizer was built for, whose specs
@@ -155,7 +155,7 @@ def composed(choices: Choices, exchange: GradientReducer) -> GradientReducer:
 
 def present(gradients: Sequence[Any], variables: Sequence[Any] | None, optimizer: Any) -> list[Gradient]:
     """Return the gradients that are not None, in the order in which the backward pass makes them."""
-    paths = agreement.relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
+    paths = relative_paths([getattr(variable, "path", "a variable") for variable in variables or ()])
     paths = paths if len(paths) == len(gradients) else ["a variable"] * len(gradients)
     keep = keeps_duplicate_indices(optimizer)
     places = list(range(len(gradients)))

@@ -10,9 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import buckets
-from tfdist.collectives.traced import TracedCollective
-from tfdist.collectives.workers import agreement
+from tfdist.collectives.traced import TracedCollective, in_buckets, relative_paths
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.meshes import graph_rewrites, sharded_variable
 from tfdist.gradients.reduction import reducer
@@ -37,7 +35,7 @@ class ReduceScatter(reducer.GradientReducer):
         sums = list(gradients)
         dense = {i: tf.convert_to_tensor(gradients[i].value) for i in divided}
         under_way = _UnderWay(self._traced.bucket_bytes, dense.values())
-        for bucket in buckets.in_buckets(dense, self._traced.bucket_bytes):
+        for bucket in in_buckets(dense, self._traced.bucket_bytes):
             wholes = [dense[i] for i in bucket]
             graph_rewrites.hold_back(wholes, under_way.before(wholes))
             shaped = {i: part for i in bucket if isinstance(part := parts[i], Stretch)}
@@ -102,7 +100,7 @@ def assign_wholes(
     every = range(len(variables))
     apart = [i for i in every if _is_divided(variables[i]) and isinstance(parts[i], Stretch)]  # no worker has the whole
     everywhere = [i for i in every if isinstance(parts[i], Everywhere)]
-    paths = agreement.relative_paths([variable.path for variable in variables])
+    paths = relative_paths([variable.path for variable in variables])
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
     under_way = _UnderWay(traced.bucket_bytes, specs)
     for i in apart:
@@ -113,7 +111,7 @@ def assign_wholes(
     assigned: list[Any] = []  # of what travelled last; reading it comes after the assignment, and copies nothing
     for kind, send in ((Stretch, _send_stretches), (Owned, _send_owned)):
         wholes = {i: specs[i] for i in every if isinstance(parts[i], kind) and i not in set(apart)}
-        for bucket in buckets.in_buckets(wholes, traced.bucket_bytes):
+        for bucket in in_buckets(wholes, traced.bucket_bytes):
             label = " and ".join(f"new {paths[i]}" for i in bucket)
             with tf.control_dependencies(under_way.before([specs[i] for i in bucket])):
                 mine = [tf.convert_to_tensor(value(i)) for i in bucket]

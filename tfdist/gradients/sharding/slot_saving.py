@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
-from tfdist.collectives import keys
+from tfdist.collectives import traced
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import DeadlineError
@@ -53,7 +53,7 @@ def whole_value(workers: Workers, variable: keras.Variable) -> Any:
         return own.numpy()
     with workers.waiting("the gathering of sharded slots"), tf.device("/device:CPU:0"):
         if isinstance(part, Stretch):
-            rows = own if workers.count == 1 else workers.collective.all_gather(own, key=keys.EAGER)
+            rows = own if workers.count == 1 else workers.collective.all_gather(own, key=traced.EAGER)
             return rows.numpy().reshape(part.whole)
         shape = list(own.shape)
         table = workers.gather([len(shape), *shape, *[0] * (_MOST_AXES - len(shape))])
