@@ -6,7 +6,7 @@ import click
 
 from tfdist import cache, validation
 from tfdist.cli.common.command import Command, Group
-from tfdist.cli.common.option_parts import beginning
+from tfdist.cli.common.option_parts import completes
 
 _WHAT = {
     "digits": "the data of the recipes",
@@ -19,8 +19,8 @@ _WHAT = {
 }
 
 
-def _names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return beginning([one.name for one in cache.kept(cache.folder(os.environ))], incomplete)
+def _names() -> list[str]:
+    return [one.name for one in cache.kept(cache.folder(os.environ))]
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +51,7 @@ def list_kept() -> None:
         "tfdist cache clean": "all",
     },
 )
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=completes(_names))
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 def clean(names: tuple[str, ...], dry_run: bool) -> None:
     """Remove what is kept.

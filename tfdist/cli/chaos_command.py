@@ -68,7 +68,10 @@ def command(
         chosen = [kind.strip() for kind in kinds.split(",") if kind.strip()]
         plan = FaultPlan.made_up(kinds=chosen, count=count, every=every, workers=workers, servers=servers, seed=seed)
     else:
-        plan = FaultPlan.of(_read(plan_file))
+        try:
+            plan = FaultPlan.of(plan_file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--plan {plan_file} cannot be read ({error}).") from error
     with tempfile.TemporaryDirectory(prefix="tfdist-chaos-") as folder:
         events, log = Path(folder, "events"), Path(folder, "faults")
         restarts = [] if has_restarts else ["--max-restarts", str(plan.restarts)]
@@ -101,7 +104,7 @@ def arguments_of_run(job: Sequence[str]) -> list[str]:
 
 def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
     """The numbers of workers and servers, and True if the command limits restarts."""
-    from tfdist.cli.common.host_options import launcher_of, remote_of, worker_count
+    from tfdist.cli.common.host_options import HostOptions, launcher_of, remote_of, worker_count
     from tfdist.cli.run_command import command as run
 
     context = run.make_context("tfdist run", list(arguments))
@@ -110,7 +113,7 @@ def _asked_for(arguments: list[str]) -> tuple[int, int, bool]:
         raise ConfigError("the command has --event-file, which tfdist chaos reads itself; leave it out.")
     hosts = context.params["hosts"]
     launcher = launcher_of(context.params["launcher_name"], hosts)
-    remote = remote_of(launcher, hosts, key_file=context.params["key_file"])
+    remote = remote_of(launcher, HostOptions(hosts=hosts, key_file=context.params["key_file"]))
     workers = worker_count(context.params["workers"], remote, servers)
     if workers < 1:
         raise ConfigError(f"-n is {workers}; it must be an integer of at least 1.")
@@ -135,10 +138,3 @@ def _run(argv: list[str], environment: dict[str, str]) -> int:
             job.send_signal(number)
         code = wait_heeding_signals(job)
     return code if code >= 0 else 128 - code
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--plan {path} cannot be read ({error}).") from error

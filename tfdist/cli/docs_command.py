@@ -8,7 +8,7 @@ from rich.markdown import Markdown
 
 from tfdist import resources, validation
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.option_parts import complete_pages
+from tfdist.cli.common.option_parts import completes
 
 
 @click.command(
@@ -19,7 +19,7 @@ from tfdist.cli.common.option_parts import complete_pages
         "tfdist docs large-batch > large-batch.md": "elsewhere than on a terminal: as it was written",
     },
 )
-@click.argument("page", required=False, shell_complete=complete_pages)
+@click.argument("page", required=False, shell_complete=completes(resources.pages))
 @click.option("--path", "show_path", is_flag=True, help="Print where the page is, or the folder of all.")
 def command(page: str | None, show_path: bool) -> None:
     """Show a page of documentation; without PAGE, say which there are."""

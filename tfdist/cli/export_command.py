@@ -1,7 +1,7 @@
 """``tfdist export``: find the job, hand it to exporters until it ends."""
 
-import contextlib
 import logging
+import signal
 import sys
 from threading import Thread
 
@@ -10,7 +10,7 @@ import click
 from tfdist.cli.common.command import Command
 from tfdist.errors import ConfigError
 from tfdist.validation import integer
-from tfdist.waiting import Flag
+from tfdist.waiting import Flag, handled
 
 
 @click.command(
@@ -46,11 +46,16 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
     enough = Flag()
     if not beside:
         feed = Feed(Observer(job), every=every, after=after)
-        with _left_at_ctrl_c(enough):
+        with handled(lambda *_: enough.set(), (signal.SIGINT,)):
             ended = export(feed, targets, warn=lambda text: click.echo(text, err=True), enough=enough)
         sys.exit(0 if ended else 1)
     logging.disable(logging.ERROR)  # of libraries: what goes wrong is told once
-    Thread(target=_wait_for_input, args=(enough,), daemon=True).start()
+
+    def wait_for_input() -> None:
+        sys.stdin.buffer.read(1)  # a line, or the end: then the process that started this is gone
+        enough.set()
+
+    Thread(target=wait_for_input, daemon=True).start()
     observer = None
     while observer is None:
         over = enough.wait(0.1)
@@ -60,22 +65,3 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
             if over:
                 sys.exit(0)
     export(Feed(observer, every=every, after=after), targets, warn=lambda text: print(text, flush=True), enough=enough)
-
-
-@contextlib.contextmanager
-def _left_at_ctrl_c(enough: Flag):  # type: ignore[no-untyped-def]
-    import signal
-
-    def leave(number: int, frame: object) -> None:
-        enough.set()
-
-    before = signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _wait_for_input(enough: Flag) -> None:
-    sys.stdin.buffer.read(1)  # a line, or the end: then the process that started this is gone
-    enough.set()

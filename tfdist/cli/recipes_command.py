@@ -7,7 +7,7 @@ import click
 
 from tfdist import resources, validation
 from tfdist.cli.common.command import Command, Group
-from tfdist.cli.common.option_parts import complete_recipes
+from tfdist.cli.common.option_parts import completes
 from tfdist.errors import ConfigError
 
 _RENAMED = {"single_device": "digits", "elastic": "multi_worker_mirrored"}  # taken for one version more
@@ -39,7 +39,7 @@ def list_recipes() -> None:
         "python digits/train.py": "runs it",
     },
 )
-@click.argument("name", shell_complete=complete_recipes)
+@click.argument("name", shell_complete=completes(resources.recipes))
 @click.argument("to", required=False, type=click.Path(file_okay=False, path_type=Path))
 def copy(name: str, to: Path | None) -> None:
     """Copy a recipe, to start from it.

@@ -14,7 +14,7 @@ from tfdist import variables
 from tfdist.cli.common import kubernetes_options
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.host_options import (
-    Submission,
+    HostOptions,
     commands_of_hosts,
     launcher_of,
     remote_of,
@@ -30,7 +30,6 @@ from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.jobs.launchers.launcher import Launcher
-from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.output import tf_log_filter
 from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.launch_config import (
@@ -40,6 +39,7 @@ from tfdist.jobs.plan.launch_config import (
     require_installed,
     server_count,
 )
+from tfdist.options import options_of
 from tfdist.validation import as_bytes
 
 _MESHED = ("model-parallel", "pipeline")
@@ -100,26 +100,12 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     type=click.Choice(COLLECTIVES),
     help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
-@click.option("--dry-run", is_flag=True, help="Print each process; start nothing.")
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
-@click.option("--hosts", metavar="HOSTS", help="Where they run, as a:2,b:2, by ssh; --engine slurm: there.")
-# what few need is in the page
-@click.option("--engine", "launcher_name", type=click.Choice(list(LAUNCHERS)), metavar="NAME", hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_launchers)
-@click.option("--sbatch", "sbatch_options", metavar="OPTIONS", default="", hidden=True)
-@click.option("--sbatch-servers", metavar="OPTIONS", hidden=True)
-@click.option("--search", metavar="NAME=VALUE,VALUE", multiple=True, hidden=True)
-@click.option("--ssh-command", metavar="COMMAND", envvar=variables.SSH_COMMAND.name, hidden=True)
-@click.option("--mpi-command", metavar="COMMAND", envvar=variables.MPI_COMMAND.name, hidden=True)
-@click.option("--rendezvous", metavar="ADDRESS[:PORT]", hidden=True)
-@click.option("--key-file", metavar="PATH", type=click.Path(dir_okay=False), hidden=True)
-@click.option("--remote-python", metavar="PATH", envvar=variables.REMOTE_PYTHON.name, hidden=True)
-@click.option("--pass-env", metavar="NAME", multiple=True, hidden=True)
-@click.option("--ray-address", metavar="ADDRESS", envvar="RAY_ADDRESS", hidden=True)
-@click.option("--cpus-per-worker", type=float, metavar="C", hidden=True)
-@click.option("--memory-per-worker", metavar="SIZE", hidden=True)
-@click.option("--wait-seconds", type=float, metavar="S", hidden=True)
-@kubernetes_options.options
+@field_options(
+    HostOptions,
+    {"key_file": {"type": click.Path(dir_okay=False)}, "pod": {"type": click.Path(exists=True, dir_okay=False)}},
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -129,23 +115,7 @@ def command(
     *,
     mesh: str | None,
     collectives: str | None,
-    dry_run: bool,
     verbose: bool,
-    hosts: str | None,
-    launcher_name: str | None,
-    sbatch_options: str,
-    sbatch_servers: str | None,
-    search: tuple[str, ...],
-    ssh_command: str | None,
-    mpi_command: str | None,
-    rendezvous: str | None,
-    key_file: str | None,
-    remote_python: str | None,
-    pass_env: tuple[str, ...],
-    ray_address: str | None,
-    cpus_per_worker: float | None,
-    memory_per_worker: str | None,
-    wait_seconds: float | None,
     script: str,
     arguments: tuple[str, ...],
     **asked: Any,
@@ -155,44 +125,24 @@ def command(
     SCRIPT runs as `python SCRIPT ARGUMENTS`, once per worker; with parameter servers once, on the chief. What
     follows its name is its own. More machines: tfdist docs cluster.
     """
-    launcher = launcher_of(launcher_name, hosts)
-    kubernetes_options.check_options(context, launcher)
-    demand = {
-        "cpus": cpus_per_worker,
-        "gpus": asked["gpus_per_worker"],
-        "memory": None if memory_per_worker is None else as_bytes(memory_per_worker),
-    }
-    address = ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
-    remote = remote_of(
-        launcher,
-        hosts,
-        commands={"ssh": ssh_command, "mpi": mpi_command},
-        python=remote_python,
-        passed=pass_env,
-        rendezvous=rendezvous,
-        key_file=key_file,
-        demand={**demand, "address": address, "wait_seconds": wait_seconds},
+    places = HostOptions(
+        gpus_per_worker=asked["gpus_per_worker"],
+        **{one.name: asked.pop(one.name) for one, _ in options_of(HostOptions)},
     )
+    launcher = launcher_of(places.launcher_name, places.hosts)
+    kubernetes_options.check_options(places, launcher)
+    remote = remote_of(launcher, places)
     config = _config(asked, remote, launcher, mesh=mesh, collectives=collectives, script=(script, *arguments))
     check_strategy(config)
     if config.exporters:
         from tfdist.monitor.exporters.exporter_names import parse_all
 
         parse_all(config.exporters, option="--export")
-    submission = Submission(
-        demand=demand,
-        python=remote_python,
-        passed=pass_env,
-        dry_run=dry_run,
-        sbatch=sbatch_options,
-        sbatch_servers=sbatch_servers,
-        search=search,
-    )
     if launcher.submits and remote is None:
-        context.exit(_SUBMIT[launcher.name](context, config, submission))
-    submission.require_no_sbatch()
+        context.exit(_SUBMIT[launcher.name](context, config, places))
+    places.require_no_sbatch()
     require_places(config)
-    if not dry_run:
+    if not places.dry_run:
         require_installed(config)
         context.exit(launcher.run(lambda: run(config, verbose=verbose).exit_code, say=say))
     require_script(config)

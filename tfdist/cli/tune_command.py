@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -10,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command, Group
-from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option
-from tfdist.cli.common.progress import unwinding
+from tfdist.cli.common.option_parts import complete_strategies, json_option, plot_option, write_json
+from tfdist.cli.common.progress import screen, unwinding
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_script
 from tfdist.planner import machine
@@ -22,7 +23,6 @@ from tfdist.tune.tuning import Report, tune
 from tfdist.validation import as_bytes
 from tfdist.variables import STRATEGY
 
-_WIDTH_IN_FILES = 160
 _STYLES = {Outcome.FITS: "green", Outcome.TOO_LARGE: "yellow", Outcome.SHORT: "dim", Outcome.FAILED: "red"}
 
 
@@ -107,22 +107,11 @@ def batch(
     "Examples/s" is over all replicas, the median over five blocks of steps. "Memory" is that of the largest process,
     and on GPUs what TensorFlow allocated.
     """
-    target = LaunchConfig(
-        target=script,
-        is_module=is_module,
-        workers=workers,
-        strategy=strategy,
-        replicas_per_worker=replicas_per_worker,
-    )
-    _require_sense(target, start, most)
+    what: dict[str, Any] = {"workers": workers, "strategy": strategy, "replicas_per_worker": replicas_per_worker}
+    _require_sense(LaunchConfig(target=script, is_module=is_module, **what), start, most)
     if plot is not None:
         require_matplotlib()
-    options = {
-        "-n": workers,
-        "--strategy": strategy,
-        "--replicas-per-worker": replicas_per_worker,
-        "--grace-seconds": 5,
-    }
+    options = {**{f"--{name.replace('_', '-')}": value for name, value in what.items()}, "--grace-seconds": 5}
     job = Job(
         run=tuple(text for name, value in options.items() if value is not None for text in (name, str(value))),
         script=(*(["-m"] if is_module else []), script, *arguments),
@@ -146,9 +135,7 @@ def batch(
         report = tune(job, start=start, most=most, precision=precision, machine=machine.describe(), on_trial=show)
     if not quiet:
         _print(report)
-    if json_path:
-        text = report.to_json() + "\n"
-        click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
+    write_json(report.to_json(), json_path)
     if plot is not None and report.fitting:
         from tfdist.tune.tuning import draw
 
@@ -177,7 +164,7 @@ def _line(trial: Trial) -> str:
 
 
 def _print(report: Report) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    console = screen()
     devices = any(one.device_memory for one in report.trials)
     columns = ["batch", "per replica", "examples/s", "memory, MB", *(["GPU, MB"] if devices else []), ""]
     table = Table(*columns, box=None, padding=(0, 2))

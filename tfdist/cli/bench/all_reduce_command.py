@@ -9,7 +9,7 @@ from tfdist.bench.all_reduce.reduced_message import sizes
 from tfdist.bench.suite import MODELS
 from tfdist.cli.bench.suite_command import link_of, link_options
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.option_parts import field_options, json_option, plot_option
+from tfdist.cli.common.option_parts import field_options, json_option, plot_option, write_json
 from tfdist.cli.common.progress import Line, unwinding
 from tfdist.native.engine import ALGORITHMS
 from tfdist.planner.plot_style import require_matplotlib
@@ -105,11 +105,8 @@ def command(
         click.echo("\n".join(header(suite)))
     with unwinding(), Line() as line:
         report = suite.run(line.update, lambda row: None if quiet else click.echo("\n".join(lines(row, suite))))
-    if quiet:
-        click.echo(report.to_json())
-    else:
+    if not quiet:
         click.echo("\n".join(report.footer()))
-        if json_path:
-            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    write_json(report.to_json(), json_path)
     if plot is not None:
         report.draw(plot)

@@ -1,6 +1,7 @@
 """`tfdist bench codecs`: what gradient compression sends, costs and gains, codec beside codec."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -95,30 +96,13 @@ def command(
     for codec in codecs:
         codec_choice.codec_of(codec)
     names = tuple(dict.fromkeys(codecs)) or codec_choice.DEFAULT
+    given = {name: value for name, value in (("model", model), ("steps", steps), ("rounds", rounds)) if value}
+    both: dict[str, Any] = {"codecs": names, "workers": workers, "global_batch_size": batch_size, **given}
+    both |= {"link": between, "modules": modules}
     if train:
         from tfdist.testing import digits
 
-        suite: Suite = CodecRace(
-            codecs=names,
-            data=digits.write_digits(),
-            workers=workers,
-            global_batch_size=batch_size,
-            steps=steps or CodecRace.steps,
-            target=target,
-            rounds=rounds or CodecRace.rounds,
-            link=between,
-            modules=modules,
-        )
+        suite: Suite = CodecRace(data=digits.write_digits(), target=target, **both)
     else:
-        suite = CodecBench(
-            codecs=names,
-            model=model or CodecBench.model,
-            workers=workers,
-            global_batch_size=batch_size,
-            warm_up_steps=min(2, steps or CodecBench.steps),
-            steps=steps or CodecBench.steps,
-            rounds=rounds or CodecBench.rounds,
-            link=between,
-            modules=modules,
-        )
+        suite = CodecBench(warm_up_steps=min(2, steps or CodecBench.steps), **both)
     leave(measured(suite), json_path, plot)

@@ -1,6 +1,5 @@
 """`tfdist bench step`: steps per second of `fit` and of hand-written loops."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -8,7 +7,7 @@ import click
 from tfdist.bench.step_bench import STRATEGIES, StepBench, StepReport, shown
 from tfdist.cli.bench.suite_command import show
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.option_parts import field_options, json_option
+from tfdist.cli.common.option_parts import field_options, json_option, write_json
 from tfdist.cli.common.progress import Line, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import MissingDependencyError
@@ -87,14 +86,6 @@ def command(
                     click.echo(f"{setup.strategy} left out: {error}", err=True)
     finally:  # also what was measured before another strategy failed, or Ctrl-C
         if reports:
-            _leave(reports, json_path)
-
-
-def _leave(reports: list[StepReport], json_path: str | None) -> None:
-    text = "[\n" + ",\n".join(report.to_json() for report in reports) + "\n]\n"
-    if json_path == "-":
-        click.echo(text, nl=False)
-        return
-    if json_path:
-        Path(json_path).write_text(text, encoding="utf-8")
-    show(shown(reports))
+            write_json("[\n" + ",\n".join(report.to_json() for report in reports) + "\n]", json_path)
+        if reports and json_path != "-":
+            show(shown(reports))

@@ -1,26 +1,23 @@
 """Commands of benchmarks: options from the fields of a `Suite`, and its report as tables, JSON and picture."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from tfdist.bench.suite import Report, Suite, Table
 from tfdist.bench.workers.slow_network import RATES, EmulatedLink
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.option_parts import field_options, json_option, plot_option
-from tfdist.cli.common.progress import Line, unwinding
+from tfdist.cli.common.option_parts import field_options, json_option, plot_option, write_json
+from tfdist.cli.common.progress import Line, screen, unwinding
 from tfdist.planner.plot_style import require_matplotlib
 
 __all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command"]
 
-_WIDTH_IN_FILES = 160
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -67,18 +64,15 @@ def measured(suite: Suite) -> Any:
 
 def leave(report: Report, json_path: str | None, plot: Path | None = None) -> None:
     """Print a report: only JSON where the path is ``-``, else tables. Write the named files."""
-    if json_path == "-":
-        click.echo(report.to_json())
-    else:
+    if json_path != "-":
         show(report.shown())
-        if json_path:
-            Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
+    write_json(report.to_json(), json_path)
     if plot is not None:
         report.draw(plot)
 
 
 def show(parts: Iterable[Table | str]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    console = screen()
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False, markup=False)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -15,10 +14,14 @@ from tfdist.cli.common.command import arguments_of, without_options
 from tfdist.errors import MissingDependencyError
 from tfdist.jobs import LaunchConfig, require_script
 from tfdist.jobs.launchers import slurm
+from tfdist.jobs.launchers.kubernetes.request import KINDS
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS, table
 from tfdist.jobs.plan.host_plan import Demand, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.roles import tasks
+from tfdist.options import option
+from tfdist.validation import as_bytes
+from tfdist.variables import MPI_COMMAND, REMOTE_PYTHON, SSH_COMMAND
 
 # options by the fields of `Demand` that they set
 DEMANDS = {
@@ -31,26 +34,41 @@ DEMANDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
-    """The options of a job that is submitted to a queue.
+class HostOptions:
+    """The options of `tfdist run` about other hosts and queued jobs; docs/cluster.md has those that the help hides."""
 
-    Attributes:
-        demand: what each worker needs, by fields of `Demand`.
-        python: the interpreter there.
-        passed: names of variables that go along.
-        dry_run: whether to print what would be submitted.
-        sbatch: options of sbatch.
-        sbatch_servers: options of sbatch for a chief and parameter servers, in a component of their own.
-        search: values of arguments, as `--search` has them.
-    """
+    dry_run: bool = option(False, "Print each process; start nothing.")
+    hosts: str | None = option(
+        None, "Where they run, as a:2,b:2, by ssh; --engine slurm: there.", kind=str, metavar="HOSTS"
+    )
+    launcher_name: str | None = option(None, kind=str, flags=("--engine",), choices=tuple(LAUNCHERS), metavar="NAME")
+    sbatch: str = option("", metavar="OPTIONS")
+    sbatch_servers: str | None = option(None, kind=str, metavar="OPTIONS")
+    search: tuple[str, ...] = option((), metavar="NAME=VALUE,VALUE")
+    ssh_command: str | None = option(None, kind=str, metavar="COMMAND", variable=SSH_COMMAND.name)
+    mpi_command: str | None = option(None, kind=str, metavar="COMMAND", variable=MPI_COMMAND.name)
+    rendezvous: str | None = option(None, kind=str, metavar="ADDRESS[:PORT]")
+    key_file: str | None = option(None, kind=str, metavar="PATH")
+    remote_python: str | None = option(None, kind=str, metavar="PATH", variable=REMOTE_PYTHON.name)
+    pass_env: tuple[str, ...] = option((), metavar="NAME")
+    ray_address: str | None = option(None, kind=str, metavar="ADDRESS", variable="RAY_ADDRESS")
+    cpus_per_worker: float | None = option(None, kind=float, metavar="C")
+    gpus_per_worker: float | None = None  # an option of `LaunchConfig`
+    memory_per_worker: str | None = option(None, kind=str, metavar="SIZE")
+    wait_seconds: float | None = option(None, kind=float, metavar="S")
+    # of a job for Kubernetes
+    image: str | None = option(None, kind=str, metavar="IMAGE")
+    namespace: str | None = option(None, kind=str, metavar="NAME")
+    kind: str | None = option(None, kind=str, choices=KINDS)
+    name: str | None = option(None, kind=str, metavar="NAME")
+    topology: str | None = option(None, kind=str, metavar="LABEL")
+    pod: str | None = option(None, kind=str, metavar="FILE")
 
-    demand: Mapping[str, Any]
-    python: str | None
-    passed: tuple[str, ...]
-    dry_run: bool
-    sbatch: str
-    sbatch_servers: str | None
-    search: tuple[str, ...]
+    @property
+    def of_worker(self) -> dict[str, Any]:
+        """What each worker needs, by fields of `Demand`."""
+        memory = None if self.memory_per_worker is None else as_bytes(self.memory_per_worker)
+        return {"cpus": self.cpus_per_worker, "gpus": self.gpus_per_worker, "memory": memory}
 
     def require_no_sbatch(self) -> None:
         if self.search or self.sbatch_servers is not None:
@@ -69,31 +87,19 @@ def launcher_of(name: str | None, hosts: str | None) -> Launcher:
     return LAUNCHERS[name or ("local" if hosts is None else "ssh")]
 
 
-def remote_of(
-    launcher: Launcher,
-    hosts: str | None,
-    *,
-    commands: Mapping[str, str | None] = MappingProxyType({}),
-    python: str | None = None,
-    passed: tuple[str, ...] = (),
-    rendezvous: str | None = None,
-    key_file: str | None = None,
-    demand: Mapping[str, Any] = MappingProxyType({}),
-) -> Remote | None:
+def remote_of(launcher: Launcher, asked: HostOptions) -> Remote | None:
     """How other hosts are reached; None for this host, and for a job that is yet to be submitted."""
+    address = asked.ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
+    demand = {**asked.of_worker, "address": address, "wait_seconds": asked.wait_seconds}
     given = {name: value for name, value in demand.items() if value is not None}
     _check_demand(launcher, given)
+    hosts = asked.hosts
     if hosts is not None and launcher.without_hosts:
         raise click.UsageError(f"--engine {launcher.name} {launcher.without_hosts}, and --hosts {hosts} names others.")
+    ways: dict[str, Any] = {"launcher": launcher.name, "python": asked.remote_python or None, "passed": asked.pass_env}
+    ways["rendezvous"] = asked.rendezvous or ""
     if "address" in launcher.accepts:
-        return Remote(
-            hosts=(),
-            launcher=launcher.name,
-            python=python or None,
-            passed=passed,
-            rendezvous=rendezvous or "",
-            demand=Demand(**given),
-        )
+        return Remote(hosts=(), demand=Demand(**given), **ways)
     found = launcher.hosts(os.environ) if hosts is None else parse_hosts(hosts)
     if not found and (launcher.submits or not launcher.no_hosts):
         return None
@@ -102,19 +108,12 @@ def remote_of(
         raise click.UsageError(f"{', '.join(of_a_worker)}: {launcher.decided}")
     if not found:
         raise click.UsageError(f"--engine {launcher.name}: no hosts are known. {launcher.no_hosts}")
-    if rendezvous is not None and not launcher.takes_rendezvous:
-        able = [one.name for one in LAUNCHERS.values() if one.takes_rendezvous]
-        raise click.UsageError(f"--rendezvous {rendezvous} is for --engine {', '.join(able)}, where hosts join.")
-    command = commands.get(launcher.name)
-    remote = Remote(
-        hosts=found,
-        launcher=launcher.name,
-        shell=parse_shell(command, name=f"--{launcher.name}-command") if command is not None else (launcher.program,),
-        python=python or None,
-        passed=passed,
-        rendezvous=rendezvous or "",
-    )
-    return launcher.complete(remote, os.environ, key_file=key_file)
+    if asked.rendezvous is not None and not launcher.takes_rendezvous:
+        able = ", ".join(one.name for one in LAUNCHERS.values() if one.takes_rendezvous)
+        raise click.UsageError(f"--rendezvous {asked.rendezvous} is for --engine {able}, where hosts join.")
+    command = {"ssh": asked.ssh_command, "mpi": asked.mpi_command}.get(launcher.name)
+    shell = (launcher.program,) if command is None else parse_shell(command, name=f"--{launcher.name}-command")
+    return launcher.complete(Remote(hosts=found, shell=shell, **ways), os.environ, key_file=asked.key_file)
 
 
 def _check_demand(launcher: Launcher, given: Mapping[str, Any]) -> None:
@@ -157,11 +156,11 @@ def commands_of_hosts(config: LaunchConfig) -> Iterator[str]:
         yield from LAUNCHERS[config.remote.launcher].shown(config.remote, len(tasks(config)), os.environ)
 
 
-def submit_batch(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
+def submit_batch(context: click.Context, config: LaunchConfig, asked: HostOptions) -> int:
     """Print the batch script, or submit it and wait for its end; return the exit code."""
-    searched = slurm.searches(submission.search)
-    text = _batch_script(context, config, submission, searched)
-    if submission.dry_run:
+    searched = slurm.searches(asked.search)
+    text = _batch_script(context, config, asked, searched)
+    if asked.dry_run:
         click.echo(text, nl=False)
         return 0
     if shutil.which("sbatch") is None:
@@ -173,9 +172,9 @@ def submit_batch(context: click.Context, config: LaunchConfig, submission: Submi
 
 
 def _batch_script(
-    context: click.Context, config: LaunchConfig, submission: Submission, searched: Sequence[Sequence[str]]
+    context: click.Context, config: LaunchConfig, asked: HostOptions, searched: Sequence[Sequence[str]]
 ) -> str:
-    for_servers = submission.sbatch_servers
+    for_servers = asked.sbatch_servers
     if for_servers is not None and searched:
         raise click.UsageError("--search and --sbatch-servers are given; Slurm has no arrays of heterogeneous jobs.")
     if for_servers is not None and not config.parameter_servers:
@@ -191,9 +190,9 @@ def _batch_script(
         name=Path(config.target).stem,
         processes=most_processes(config),
         folder=os.getcwd(),
-        python=submission.python or sys.executable,
-        of_each=slurm.resources(**submission.demand),
-        options=submission.sbatch,
+        python=asked.remote_python or sys.executable,
+        of_each=slurm.resources(**asked.of_worker),
+        options=asked.sbatch,
         servers=config.parameter_servers,
         for_servers=for_servers,
         searched=searched,

@@ -1,7 +1,7 @@
 """Translate `tfdist run --engine kubernetes`: print or submit a job."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tfdist.cli.common.command import arguments_of, without_options
-from tfdist.cli.common.host_options import Submission, most_processes, say
+from tfdist.cli.common.host_options import HostOptions, most_processes, say
 from tfdist.cluster import job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, require_script
@@ -19,57 +19,39 @@ from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from tfdist.jobs.launchers.kubernetes.pod_outputs import Output
 from tfdist.jobs.launchers.kubernetes.pods import load, quantities
-from tfdist.jobs.launchers.kubernetes.request import KINDS, SCRIPT_FOLDER, Request, job_name
+from tfdist.jobs.launchers.kubernetes.request import SCRIPT_FOLDER, Request, job_name
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.variables import JOB_KEY, POD_PREFIX, PREFIX
 
-_KEY = f"{__name__}.asked"
+_OF_KUBERNETES = ("image", "namespace", "kind", "name", "topology", "pod")
 
 # of the submission alone: what a pod runs has them no more
 _WITH_VALUES = (
-    *("--image", "--namespace", "--kind", "--name", "--topology", "--pod", "--pass-env", "--remote-python"),
+    *(f"--{name}" for name in _OF_KUBERNETES),
+    *("--pass-env", "--remote-python"),
     *("--gpus-per-worker", "--cpus-per-worker", "--memory-per-worker"),
 )
 _WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places of its own
 
 
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a job for Kubernetes, which `request_of` reads."""
-
-    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-        context.meta.setdefault(_KEY, {})[option.name] = value
-
-    for name, settings in (
-        ("--image", {"metavar": "IMAGE"}),
-        ("--namespace", {"metavar": "NAME"}),
-        ("--kind", {"type": click.Choice(KINDS)}),
-        ("--name", {"metavar": "NAME"}),
-        ("--topology", {"metavar": "LABEL"}),
-        ("--pod", {"metavar": "FILE", "type": click.Path(exists=True, dir_okay=False)}),
-    ):
-        add = click.option(name, hidden=True, expose_value=False, callback=keep, **settings)
-        command = add(command)
-    return command
-
-
-def check_options(context: click.Context, launcher: Launcher) -> None:
+def check_options(asked: HostOptions, launcher: Launcher) -> None:
     """Refuse options of Kubernetes for another launcher."""
-    given = [f"--{name}" for name, value in context.meta[_KEY].items() if value is not None]
+    given = [f"--{name}" for name in _OF_KUBERNETES if getattr(asked, name) is not None]
     if given and not isinstance(launcher, KubernetesLauncher):
         raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name it, or leave the option out.")
 
 
-def request_of(context: click.Context, config: LaunchConfig, submission: Submission) -> Request:
-    asked, passed = context.meta[_KEY], submission.passed
+def request_of(context: click.Context, config: LaunchConfig, asked: HostOptions) -> Request:
+    passed = asked.pass_env
     processes = most_processes(config)
-    if not asked["image"]:
+    if not asked.image:
         raise click.UsageError("--engine kubernetes needs an image with tfdist: --image registry/tfdist:cpu")
     missing = [name for name in passed if name not in os.environ]
     if missing:
         raise click.UsageError(f"--pass-env names {missing[0]}, which is not set here.")
     target, script = _script(config)
-    name = asked["name"] or job_name(Path(config.target).stem)
+    name = asked.name or job_name(Path(config.target).stem)
     hosts = tuple(Host(name=f"{name}-{index}", address=f"{name}-{index}") for index in range(processes))
     replace(config, remote=Remote(hosts=hosts, launcher="kubernetes"))  # refuses what other hosts cannot do
     given = arguments_of(context)
@@ -77,33 +59,33 @@ def request_of(context: click.Context, config: LaunchConfig, submission: Submiss
     written, outputs = _outputs(config, passed)
     kept = without_options(given[:first], (*_WITH_VALUES, *_WRITES))
     # what says that the target is a module may be the last of them
-    words = (submission.python or "python", "-m", "tfdist", "run", *written, *kept, target)
+    words = (asked.remote_python or "python", "-m", "tfdist", "run", *written, *kept, target)
     return Request(
         name=name,
-        image=asked["image"],
+        image=asked.image,
         pods=processes,
         arguments=(*words, *given[first + 1 :]),
-        kind=asked["kind"] or "job",
-        namespace=asked["namespace"] or "default",
+        kind=asked.kind or "job",
+        namespace=asked.namespace or "default",
         secret=tuple(sorted(_variables(passed))),
         script=script,
-        resources=quantities(**submission.demand),
+        resources=quantities(**asked.of_worker),
         grace_seconds=config.grace_seconds,
         restarts=config.max_restarts,
-        topology=asked["topology"],
-        patch=_patch(asked["pod"]),
+        topology=asked.topology,
+        patch=_patch(asked.pod),
         outputs=outputs,
     )
 
 
-def submit(context: click.Context, config: LaunchConfig, submission: Submission) -> int:
+def submit(context: click.Context, config: LaunchConfig, asked: HostOptions) -> int:
     """Print what would be submitted, or submit it and follow it to its end; return the exit code."""
-    submission.require_no_sbatch()
-    request = request_of(context, config, submission)
-    if submission.dry_run:
+    asked.require_no_sbatch()
+    request = request_of(context, config, asked)
+    if asked.dry_run:
         print_manifests(request)
         return 0
-    cluster = Cluster(context.meta[_KEY]["namespace"])
+    cluster = Cluster(asked.namespace)
     request = replace(request, namespace=cluster.namespace)
     values = {JOB_KEY.name: job_key.drawn(), **{name: os.environ[name] for name in request.secret}}
     return following.submit(cluster, request, manifests.objects(request), values, say=say)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from tfdist import resources
 from tfdist.cluster import strategy_table
 from tfdist.options import Option, flags_of, options_of
 
@@ -67,31 +66,35 @@ json_option = click.option(
 plot_option = click.option("--plot", metavar="FILE", type=OutputFile(path_type=Path), help="Draw it, as a PNG.")
 
 
+def write_json(text: str, path: str | None) -> None:
+    """Print a report where the path of ``--json`` is ``-``, or write it to the named file, if any."""
+    if path == "-":
+        click.echo(text)
+    elif path:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
     """The names that begin with a text, each once."""
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
-def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return beginning(strategy_table.names(), incomplete)
+def completes(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """The shell completion of an option or argument that takes one of these names."""
+    return lambda context, parameter, incomplete: beginning(names(), incomplete)
 
 
-def complete_columns(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def _columns() -> list[str]:
     from tfdist.verify.column import COLUMNS
 
-    return beginning([*strategy_table.names(), *(one.name for one in COLUMNS)], incomplete)
+    return [*strategy_table.names(), *(one.name for one in COLUMNS)]
 
 
-def complete_features(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def _features() -> list[str]:
     from tfdist.verify.feature import features
 
     found = features().values()
-    return beginning([*(one.group for one in found), *(one.name for one in found)], incomplete)
+    return [*(one.group for one in found), *(one.name for one in found)]
 
 
-def complete_recipes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return beginning(resources.recipes(), incomplete)
-
-
-def complete_pages(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return beginning(resources.pages(), incomplete)
+complete_strategies, complete_columns, complete_features = map(completes, (strategy_table.names, _columns, _features))

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn, Self
 
@@ -53,7 +54,9 @@ class Line:
             self._live.stop()
 
 
-_LIKE_INTERRUPT = (signal.SIGTERM, signal.SIGHUP)
+def screen(width: int = 160, **options: Any) -> Console:
+    """Standard output; a pipe or a log has no width to obey, so no cell of a table is cut there."""
+    return Console(width=None if sys.stdout.isatty() else width, **options)
 
 
 @contextlib.contextmanager
@@ -63,5 +66,5 @@ def unwinding() -> Iterator[None]:
     def leave(number: int, _frame: Any) -> NoReturn:
         raise SystemExit(128 + number)
 
-    with handled(leave, _LIKE_INTERRUPT):
+    with handled(leave, (signal.SIGTERM, signal.SIGHUP)):
         yield

@@ -30,15 +30,7 @@ from tfdist.data.writing.foreign_tfrecords import told
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the manifest and the indices there are.")
 @storage_option
 @follow_option
-def command(
-    directory: str,
-    label: str | None,
-    schema_file: Path | None,
-    split: str | None,
-    exists: str | None,
-    storage_options: dict[str, Any] | None,
-    follow_symlinks: bool,
-) -> None:
+def command(directory: str, schema_file: Path | None, exists: str | None, **options: Any) -> None:
     """Take the TFRecord files in DIRECTORY as they are: write an index for each and a manifest, nothing else.
 
     DIRECTORY may also be a file, or a wildcard for files in one folder. Their index is then kept in the user's cache,
@@ -49,15 +41,8 @@ def command(
     feature with one value in each is a single value, with as many in each an array, else a list of any length.
     """
     with unwinding(), Console(stderr=True).status("looking at the records"):
-        manifest = data.index(
-            directory,
-            schema=schema_of(schema_file) if schema_file else None,
-            label=label,
-            split=split,
-            exists=exists or "raise",
-            storage_options=storage_options,
-            follow_symlinks=follow_symlinks,
-        )
+        schema = schema_of(schema_file) if schema_file else None
+        manifest = data.index(directory, schema=schema, exists=exists or "raise", **options)
     click.echo(
         f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "
         f"{told(manifest)}"

@@ -1,7 +1,6 @@
 """`tfdist data info`: parse, call `tfdist.data`, print what a directory holds."""
 
 import json
-import sys
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from tfdist import data
 from tfdist.cli.common.command import Command
+from tfdist.cli.common.progress import screen
 from tfdist.cli.data.data_options import follow_option, readable, schema_table, storage_option
 from tfdist.errors import CorruptDataError
 
@@ -33,15 +33,13 @@ _MOST_CLASSES = 20
 @click.option("--plot", metavar="FILE", help="Draw sizes, shards and labels into a picture (needs Matplotlib).")
 @storage_option
 @follow_option
-def command(
-    directory: str, as_json: bool, plot: str | None, storage_options: dict[str, Any] | None, follow_symlinks: bool
-) -> None:
+def command(directory: str, as_json: bool, plot: str | None, **options: Any) -> None:
     """Say what DIRECTORY holds: how many examples of which sizes, in which shards, of which schema, with which labels.
 
     The balance is the largest shard's bytes as a multiple of the mean: 1.00 is even.
     """
     try:
-        found = data.info(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
+        found = data.info(directory, **options)
     except CorruptDataError as error:
         raise click.ClickException(str(error)) from error
     if plot is not None:
@@ -53,8 +51,7 @@ def command(
 
 
 def _show(found: Any) -> None:
-    # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    console = screen(200, highlight=False)
     shards = f"{len(found.shards)} shard{'s' * (len(found.shards) != 1)}"
     console.print(
         escape(
@@ -64,17 +61,14 @@ def _show(found: Any) -> None:
         )
     )
     console.print(schema_table(found.schema, found.label))
-    _show_bars(console, "bytes of an example", {_range(bar): bar.examples for bar in found.sizes})
+    ranges = {f"{bar.start}" if bar.start == bar.stop else f"{bar.start} to {bar.stop}": bar for bar in found.sizes}
+    _show_bars(console, "bytes of an example", {name: bar.examples for name, bar in ranges.items()})
     if found.labels:
         largest = dict(sorted(found.labels.items(), key=lambda item: -item[1])[:_MOST_CLASSES])
         chosen = {name: count for name, count in found.labels.items() if name in largest}
         _show_bars(console, f"label {found.label}", chosen)
         if len(found.labels) > len(chosen):
             console.print(f"  and {len(found.labels) - len(chosen)} classes with fewer; --json lists all")
-
-
-def _range(bar: Any) -> str:
-    return f"{bar.start}" if bar.start == bar.stop else f"{bar.start} to {bar.stop}"
 
 
 def _show_bars(console: Console, title: str, counts: dict[str, int]) -> None:

@@ -35,17 +35,7 @@ from tfdist.cli.data.data_options import Reading, echo_some, follow_option, sche
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 @storage_option
 @follow_option
-def command(
-    directory: str,
-    into: str | None,
-    rebuild_manifest: bool,
-    drop_missing: bool,
-    decode: bool,
-    schema_file: Path | None,
-    as_json: bool,
-    storage_options: dict[str, Any] | None,
-    follow_symlinks: bool,
-) -> None:
+def command(directory: str, into: str | None, schema_file: Path | None, as_json: bool, **options: Any) -> None:
     """Copy all that is whole of DIRECTORY, and list what is not.
 
     With INTO all that is whole is copied into that directory, and DIRECTORY stays as it is. Without, shards with
@@ -55,17 +45,8 @@ def command(
     listed.
     """
     with unwinding(), Reading("looking for what is corrupt") as watch:
-        done = data.repair(
-            directory,
-            into,
-            rebuild_manifest=rebuild_manifest,
-            drop_missing=drop_missing,
-            decode=decode,
-            schema=schema_of(schema_file) if schema_file else None,
-            progress=watch.show,
-            storage_options=storage_options,
-            follow_symlinks=follow_symlinks,
-        )
+        schema = schema_of(schema_file) if schema_file else None
+        done = data.repair(directory, into, schema=schema, progress=watch.show, **options)
     if as_json:
         click.echo(json.dumps(done.to_json(), indent=2))
     else:

@@ -30,14 +30,7 @@ from tfdist.cli.data.data_options import Reading, echo_some, follow_option, stor
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON document.")
 @storage_option
 @follow_option
-def command(
-    directory: str,
-    quick: bool,
-    decode: bool,
-    as_json: bool,
-    storage_options: dict[str, Any] | None,
-    follow_symlinks: bool,
-) -> None:
+def command(directory: str, quick: bool, as_json: bool, **options: Any) -> None:
     """Look at every byte of DIRECTORY, and list everything that is corrupt with its file, byte and example.
 
     Compared are the sizes and checksums of the shards with the manifest, both checksums of each record, the indices
@@ -45,14 +38,7 @@ def command(
     behind one, reading goes on where the next whole record begins.
     """
     with unwinding(), Reading("verifying") as watch:
-        report = data.verify(
-            directory,
-            contents=not quick,
-            decode=decode,
-            progress=watch.show,
-            storage_options=storage_options,
-            follow_symlinks=follow_symlinks,
-        )
+        report = data.verify(directory, contents=not quick, progress=watch.show, **options)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:

@@ -1,17 +1,15 @@
 """`tfdist data write`: parse, call `tfdist.data`, show how far it is, print what was written."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tfdist import data
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.progress import Watch, unwinding
+from tfdist.cli.common.progress import Watch, screen, unwinding
 from tfdist.cli.data.data_options import (
     driver_options,
     nulls_of,
@@ -96,20 +94,10 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
 def command(
     source: tuple[str, ...],
     directory: str,
-    num_shards: int | None,
-    shard_bytes: int | None,
-    label: str | None,
     schema_file: Path | None,
-    processes: int | None,
-    split: str | None,
     delimiter: str | None,
-    nulls: dict[str, str],
-    null_masks: tuple[str, ...],
     exists: str | None,
-    check_images: bool,
-    convert_images: bool,
-    storage_options: dict[str, Any] | None,
-    source_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Write the examples of SOURCE as TFRecord shards, an index and a manifest into DIRECTORY.
 
@@ -125,40 +113,22 @@ def command(
         written = data.write(
             source[0] if len(source) == 1 else list(source),
             directory,
-            num_shards=num_shards,
-            shard_bytes=shard_bytes,
             schema=schema,
-            label=label,
-            processes=processes,
             exists=exists or "raise",
-            check_images=check_images,
-            convert_images=convert_images,
             progress=watch.show,
-            storage_options=storage_options,
-            source_options=source_options,
-            split=split,
-            nulls=nulls,
-            null_masks=null_masks,
             delimiter={"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter),
+            **options,
         )
     seconds = time.monotonic() - started
-    several = written if isinstance(written, dict) else {}
-    for name, manifest in several.items():
-        click.echo(described(manifest, f"{directory.rstrip('/')}/{name}", seconds=seconds))
-    first = next(iter(several.values())) if several else written
-    if not several:
-        click.echo(described(first, directory, seconds=seconds))
-    # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
-    console.print(schema_table(first.schema.to_json(), first.label))
-
-
-def described(manifest: Any, directory: str, *, seconds: float) -> str:
-    shards = len(manifest.shards)
-    return (
-        f"{directory} has {manifest.examples} examples in {shards} shard{'s' * (shards != 1)}, "
-        f"{readable(manifest.total_bytes)}, in {seconds:.0f} s."
-    )
+    folder = directory.rstrip("/")
+    several = {f"{folder}/{name}": one for name, one in written.items()} if isinstance(written, dict) else {}
+    manifests = several or {directory: written}
+    for place, one in manifests.items():
+        shards = f"{len(one.shards)} shard{'s' * (len(one.shards) != 1)}"
+        size = readable(one.total_bytes)
+        click.echo(f"{place} has {one.examples} examples in {shards}, {size}, in {seconds:.0f} s.")
+    first = next(iter(manifests.values()))
+    screen(200, highlight=False).print(schema_table(first.schema.to_json(), first.label))
 
 
 class _Watch(Watch):

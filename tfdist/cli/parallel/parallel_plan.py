@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
-from tfdist.cli.common.option_parts import OutputFile, json_option
-from tfdist.cli.common.progress import unwinding
+from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
+from tfdist.cli.common.progress import screen, unwinding
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
@@ -21,8 +21,6 @@ from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
 from tfdist.validation import as_bytes
-
-_WIDTH_IN_FILES = 200
 
 
 @click.command(
@@ -145,9 +143,7 @@ def command(
         _print(report, words)
         if with_layouts:
             _print_layouts(report)
-    if json_path:
-        text = report.to_json() + "\n"
-        click.echo(text, nl=False) if quiet else Path(json_path).write_text(text, encoding="utf-8")
+    write_json(report.to_json(), json_path)
     if report.best is None:
         sys.exit(1)
 
@@ -186,7 +182,7 @@ def _words(script: str | None, arguments: tuple[str, ...], is_module: bool, prof
 
 
 def _print(report: Report, script: list[str]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES, highlight=False)
+    console = screen(200, highlight=False)
     profile: Profile = report.profile
     console.print(
         escape(
@@ -202,15 +198,8 @@ def _print(report: Report, script: list[str]) -> None:
         style="dim",
     )
     priced = any(one.price for one in report.kinds)
-    columns = [
-        "plan",
-        "step, ms",
-        "largest term",
-        "bubble",
-        "micro-batches",
-        "memory",
-        *(["price of a step"] if priced else []),
-    ]
+    columns = ["plan", "step, ms", "largest term", "bubble", "micro-batches", "memory"]
+    columns += ["price of a step"] if priced else []
     table = Table(*columns, "stages begin with", box=None, padding=(0, 2))
     for one in report.plans:
         style = "green" if one is report.best else "" if one.fits else "dim"
@@ -233,7 +222,7 @@ def _print_layouts(report: Report) -> None:
     table = Table("layer", *(f"halving {level}" for level in range(1, len(found.levels) + 1)), box=None, padding=(0, 2))
     for name, *choices in zip(found.names, *found.levels, strict=True):
         table.add_row(escape(name), *choices)
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES, highlight=False)
+    console = screen(200, highlight=False)
     console.print()
     console.print(table)
     console.print(

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import click
 
 from tfdist import verify
 from tfdist.cli.common.command import Command
-from tfdist.cli.common.option_parts import complete_columns, complete_features, json_option
+from tfdist.cli.common.option_parts import complete_columns, complete_features, json_option, write_json
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.verify import proof_table
 from tfdist.cli.verify.matrix_table import MatrixWatch, print_list, print_report
@@ -19,9 +19,14 @@ from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 
 _OF_THE_MATRIX = ("features", "in_pairs", "baseline", "only_list", "markdown", "jobs")
-_OF_A_SCRIPT = (
-    *("steps", "tolerance", "workers", "replicas_per_worker", "mesh", "collectives", "parameter_servers", "is_module"),
-)
+_OPTIONS_OF_RUN = {
+    "-n": "workers",
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in ("replicas_per_worker", "mesh", "collectives", "parameter_servers")
+    },
+}
+_OF_A_SCRIPT = ("steps", "tolerance", "is_module", *_OPTIONS_OF_RUN.values())
 
 
 @click.command(
@@ -88,12 +93,9 @@ _OF_A_SCRIPT = (
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     *,
     strategies: Sequence[str],
-    workers: int | None,
-    replicas_per_worker: int | None,
-    steps: int,
-    tolerance: float,
     features: Sequence[str],
     in_pairs: bool,
     baseline: bool,
@@ -102,12 +104,9 @@ def command(
     markdown: bool,
     jobs: int,
     timeout_seconds: float | None,
-    mesh: str | None,
-    collectives: str | None,
-    parameter_servers: int | None,
-    is_module: bool,
     script: str | None,
     arguments: tuple[str, ...],
+    **of_script: Any,
 ) -> None:
     """Compare a strategy with one device: your SCRIPT, or every Keras feature.
 
@@ -120,35 +119,29 @@ def command(
     """
     _require_sense(context, has_script=script is not None)
     if script is not None:
-        options = {"-n": workers, "--replicas-per-worker": replicas_per_worker, "--mesh": mesh}
-        jobs_of_script = proof_table.jobs(
-            strategies,
-            {**options, "--collectives": collectives, "--parameter-servers": parameter_servers},
-            (script, *arguments),
-            is_module=is_module,
-            steps=steps,
-            tolerance=tolerance,
-            timeout_seconds=timeout_seconds or proof_table.TIMEOUT_SECONDS,
-        )
-        context.exit(proof_table.run(jobs_of_script, json_path))
-    rows = verify.feature.select(features, _pairs() if in_pairs else None)
+        options = {flag: of_script.pop(name) for flag, name in _OPTIONS_OF_RUN.items()}
+        seconds = timeout_seconds or proof_table.TIMEOUT_SECONDS
+        wanted = proof_table.jobs(strategies, options, (script, *arguments), timeout_seconds=seconds, **of_script)
+        context.exit(proof_table.run(wanted, json_path))
+    every: Mapping[str, Feature] | None = None
+    if in_pairs:
+        from tfdist.verify import pairs  # makes its rows when it is loaded
+
+        every = pairs.features()
+    rows = verify.feature.select(features, every)
     columns = verify.column.select(strategies)
     if only_list:
         print_list(rows, columns)
         return
     columns = _runnable(columns, named=bool(strategies))
-    on_stdout = json_path == "-"
     with unwinding(), MatrixWatch(rows, columns, baseline=baseline) as watch:
         report = verify.run(
             rows, columns, baseline=baseline, jobs=jobs, deadline_seconds=timeout_seconds, on_cell=watch.show
         )
-    if json_path and not on_stdout:
-        Path(json_path).write_text(report.to_json() + "\n", encoding="utf-8")
-    if on_stdout:
-        click.echo(report.to_json())
-    elif markdown:
+    write_json(report.to_json(), json_path)
+    if json_path != "-" and markdown:
         click.echo(report.to_markdown(), nl=False)
-    else:
+    elif json_path != "-":
         print_report(report, rows)
     if not report.is_green:
         sys.exit(1)
@@ -161,12 +154,6 @@ def _require_sense(context: click.Context, *, has_script: bool) -> None:
         if given and option.name in (_OF_THE_MATRIX if has_script else _OF_A_SCRIPT):
             what, cure = ("the matrix", "no SCRIPT") if has_script else ("a script", "a SCRIPT")
             raise click.UsageError(f"{option.opts[0]} is for {what}. Leave it out, or give {cure}.")
-
-
-def _pairs() -> Mapping[str, Feature]:
-    from tfdist.verify import pairs  # makes its rows when it is loaded
-
-    return pairs.features()
 
 
 def _runnable(columns: Sequence[Column], *, named: bool) -> tuple[Column, ...]:

@@ -1,6 +1,5 @@
 """The equivalence matrix on a screen: its rows, its cells as they come, and the report."""
 
-import sys
 from collections.abc import Sequence
 
 import click
@@ -9,7 +8,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tfdist.cli.common.progress import Watch
+from tfdist.cli.common.progress import Watch, screen
 from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.matrix_report import Cell, Report
@@ -30,9 +29,8 @@ def print_list(rows: Sequence[Feature], columns: Sequence[Column]) -> None:
 
 
 def print_report(report: Report, rows: Sequence[Feature]) -> None:
-    # Without a terminal (a pipe, a log) there is no width to obey: no cell may be cut.
-    console = Console() if sys.stdout.isatty() else Console(width=max(100, 30 + 34 * len(report.lanes())))
     lanes = report.lanes()
+    console = screen(max(100, 30 + 34 * len(lanes)))
     table = Table("feature", *(f"{column}\n{'plain' if plain else 'tfdist'}" for column, plain in lanes))
     for index, entry in enumerate(rows):
         cells = [report.cell(entry.name, column, baseline=plain) for column, plain in lanes]
@@ -48,7 +46,8 @@ def print_report(report: Report, rows: Sequence[Feature]) -> None:
         more = f" and {len(others)} more" if others else ""
         title = f"{first.feature}{more}, {first.column}: {first.text}"
         console.print(f"[red]{title}[/red]\n  {escape(lines)}", highlight=False)
-    console.print(f"{report.summary()}\nin {report.seconds:.0f} s, {_versions(report)}", highlight=False)
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    console.print(f"{report.summary()}\nin {report.seconds:.0f} s, {versions}", highlight=False)
 
 
 def _styled(cell: Cell | None) -> str:
@@ -56,10 +55,6 @@ def _styled(cell: Cell | None) -> str:
         return ""
     style = _STYLES.get(cell.status, "red")
     return f"[{style}]{escape(cell.text)}[/{style}]"
-
-
-def _versions(report: Report) -> str:
-    return ", ".join(f"{name} {version}" for name, version in report.versions.items())
 
 
 class MatrixWatch(Watch):

@@ -1,8 +1,6 @@
 """The proof on a script, on a screen: which jobs are run, the table of what differs, and the exit code."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.cli.common.progress import unwinding
+from tfdist.cli.common.option_parts import write_json
+from tfdist.cli.common.progress import screen, unwinding
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError
 from tfdist.jobs.plan.launch_config import LaunchConfig, check_strategy, require_installed, require_script, server_count
@@ -23,28 +22,21 @@ __all__ = ["TIMEOUT_SECONDS", "jobs", "run"]
 
 TIMEOUT_SECONDS = 600.0
 _REPLICAS = 2
-_WIDTH_IN_FILES = 160
 _MOST_ROWS = 12
 _STYLES = {Outcome.SAME: "green", Outcome.DIFFERS: "red", Outcome.NOT_COMPARED: "yellow", Outcome.FAILED: "red"}
 _KINDS = {"slot": "optimizer slot", "log": "log or metric"}
 
 
 def jobs(
-    names: Sequence[str],
-    options: Mapping[str, Any],
-    script: tuple[str, ...],
-    *,
-    is_module: bool,
-    steps: int,
-    tolerance: float,
-    timeout_seconds: float,
+    names: Sequence[str], options: Mapping[str, Any], script: tuple[str, ...], *, is_module: bool, **settings: Any
 ) -> list[Job]:
     """A job for each named strategy and column; two mirrored replicas by default."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     chosen: list[tuple[str, tuple[str, ...], Mapping[str, str]]] = []
     for name in names or ["multi-worker" if "-n" in given else "mirrored"]:
         if name in strategy_table.names():
-            chosen.append((_shown(name, given), _run_options(name, given, script[0], is_module), {}))
+            shown = " ".join([name, *(f"{option} {value}" for option, value in given.items())])
+            chosen.append((shown, _run_options(name, given, script[0], is_module), {}))
         elif given:
             raise ConfigError(
                 f"--strategy is {name!r}, a column of the matrix, which says {', '.join(given)} itself. Leave these "
@@ -53,22 +45,9 @@ def jobs(
         else:
             chosen += [(one.name, *_of_column(one, script[0], is_module)) for one in column.select([name])]
     return [
-        Job(
-            name=shown,
-            run=run,
-            variables=variables,
-            script=script,
-            is_module=is_module,
-            steps=steps,
-            tolerance=tolerance,
-            timeout_seconds=timeout_seconds,
-        )
+        Job(name=shown, run=run, variables=variables, script=script, is_module=is_module, **settings)
         for shown, run, variables in chosen
     ]
-
-
-def _shown(name: str, given: Mapping[str, str]) -> str:
-    return " ".join([name, *(f"{option} {value}" for option, value in given.items())])
 
 
 def _run_options(name: str, given: Mapping[str, str], script: str, is_module: bool) -> tuple[str, ...]:
@@ -103,7 +82,7 @@ def _of_column(one: Column, script: str, is_module: bool) -> tuple[tuple[str, ..
 def run(wanted: Sequence[Job], json_path: str | None) -> int:
     """Prove each job, print the results, and return the worst exit code; 1 comes before the others."""
     proofs: list[Proof] = []
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    console = screen()
     with unwinding(), Console(stderr=True).status("starting") as status:
         for job in wanted:
 
@@ -115,10 +94,7 @@ def run(wanted: Sequence[Job], json_path: str | None) -> int:
             proofs.append(prove(job, on_run=tell))
             if json_path != "-":
                 _print(proofs[-1], console)
-    if json_path == "-":
-        click.echo(to_json(proofs))
-    elif json_path:
-        Path(json_path).write_text(to_json(proofs) + "\n", encoding="utf-8")
+    write_json(to_json(proofs), json_path)
     codes = {one.outcome.value for one in proofs}
     return Outcome.DIFFERS.value if Outcome.DIFFERS.value in codes else max(codes)
 
