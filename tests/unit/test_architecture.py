@@ -49,6 +49,7 @@ LAYERS = {
     "reproducibility": 8,
     "build": 8,
     "doctor": 9,
+    "federated": 9,
     # What only the command line imports: none of these is part of another.
     "testing": 10,
     "engines": 10,

@@ -1,0 +1,324 @@
+"""The state machine of rounds: select, configure, train, aggregate, evaluate.
+
+A driver tells it events and does the actions that it returns. The state is a function of the rules and the events
+alone, so a server that was killed replays its journal, tells `Restarted`, and goes on.
+"""
+
+import enum
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from tfdist.federated.rounds import round_messages as messages
+from tfdist.federated.rounds.round_messages import Action, Event
+from tfdist.federated.rounds.round_rules import RoundRules
+
+
+class Phase(enum.StrEnum):
+    """What a round waits for."""
+
+    SELECT = "select"
+    CONFIGURE = "configure"
+    TRAIN = "train"
+    AGGREGATE = "aggregate"
+    EVALUATE = "evaluate"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def chosen(clients: Iterable[str], count: int, *salt: object) -> tuple[str, ...]:
+    """``count`` of the clients, or all where there are fewer, in an order that the salt decides.
+
+    Each client's place depends on its own name and the salt alone.
+
+    Example:
+        >>> chosen(["a", "b", "c"], 2, "seed 0", "round 0")
+        ('b', 'a')
+    """
+    text = "\0".join(map(str, salt))
+    return tuple(sorted(clients, key=lambda one: hashlib.sha256(f"{text}\0{one}".encode()).digest())[:count])
+
+
+class RoundMachine:
+    """The rounds of one run.
+
+    Example:
+        >>> machine = RoundMachine(RoundRules(rounds=1, target=1, evaluate_on="nothing"))
+        >>> machine.handle(messages.Joined("berlin"))[0]
+        Configure(round=0, attempt=0, clients=('berlin',))
+        >>> machine.handle(messages.Configured(0, 0, ("berlin",)))[1]
+        Train(round=0, attempt=0, client='berlin')
+        >>> machine.handle(messages.Trained(0, 0, "berlin", examples=20))
+        [Aggregate(round=0, attempt=0, clients=('berlin',))]
+        >>> [type(action).__name__ for action in machine.handle(messages.Aggregated(0, 0))]
+        ['EndRound', 'Stop']
+    """
+
+    def __init__(self, rules: RoundRules) -> None:
+        self.rules = rules
+        self.round = 0
+        self.attempt = 0
+        self.phase = Phase.SELECT
+        self._available = set[str]()
+        self._selected = dict[str, None]()  # in the order of selection
+        self._waiting = dict[str, None]()  # asked in this phase, and not answered
+        self._trained = dict[str, int]()
+        self._evaluated = dict[str, tuple[int, dict[str, float]]]()
+
+    def start(self) -> list[Action]:
+        """The first actions of a run."""
+        return [self._deadline(self.rules.select_seconds)]
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take an event; what is late, unknown or said twice changes nothing."""
+        reason = self.refusal(event)
+        if reason:
+            return [messages.Ignored(getattr(event, "client", ""), reason)]
+        handler = cast(Callable[[Event], list[Action]], getattr(self, _HANDLERS[type(event)]))
+        return handler(event)
+
+    def refusal(self, event: Event) -> str:
+        """Why the event would change nothing; "" where it counts, and where a driver keeps what comes with it."""
+        if isinstance(event, messages.Joined | messages.Left | messages.Restarted):
+            return "the run is over" if self.phase in (Phase.DONE, Phase.FAILED) else ""
+        if self.phase not in _PHASES[type(event)]:
+            return f"{type(event).__name__} does not belong to the phase {self.phase}"
+        if (event.round, event.attempt) != (self.round, self.attempt):
+            return f"round {event.round}, attempt {event.attempt} is not the current one ({self.round}, {self.attempt})"
+        if isinstance(event, messages.DeadlinePassed) and event.phase != self.phase:
+            return f"the phase is {self.phase}, and no longer {event.phase}"
+        if isinstance(event, messages.Trained | messages.Evaluated) and event.examples < 1:
+            return f"{event.examples} examples are none"
+        answers = isinstance(event, messages.Trained | messages.Evaluated | messages.ClientFailed)
+        if answers and getattr(event, "client", "") not in self._waiting:
+            return "it was not asked, or has answered"
+        return ""
+
+    # --- clients come and go ------------------------------------------------------------------------------------------
+    def _joined(self, event: messages.Joined) -> list[Action]:
+        self._available.add(event.client)
+        if self.phase is Phase.SELECT:
+            return self._select() if len(self._available) >= self.rules.wait_for else []
+        if self.phase is Phase.TRAIN and event.client in self._selected and event.client not in self._trained:
+            self._waiting[event.client] = None
+            return [messages.Train(self.round, self.attempt, event.client)]
+        if self.phase is Phase.EVALUATE and event.client in self._waiting:
+            return [messages.Evaluate(self.round, self.attempt, event.client)]
+        return []
+
+    def _left(self, event: messages.Left) -> list[Action]:
+        self._available.discard(event.client)
+        return self._lost(event.client)
+
+    def _failed_client(self, event: messages.ClientFailed) -> list[Action]:
+        return self._lost(event.client)
+
+    def _lost(self, client: str) -> list[Action]:
+        if self.phase not in (Phase.TRAIN, Phase.EVALUATE) or client not in self._waiting:
+            return []
+        del self._waiting[client]
+        return self._training_end() if self.phase is Phase.TRAIN else self._evaluation_end()
+
+    def _restarted(self, _: messages.Restarted) -> list[Action]:
+        self._available.clear()
+        if self.phase in (Phase.SELECT, Phase.CONFIGURE):
+            self.phase = Phase.SELECT
+            return self.start()
+        if self.phase is Phase.TRAIN:  # clients are asked again when they join
+            return [self._deadline(self.rules.train_seconds)]
+        if self.phase is Phase.AGGREGATE:
+            return [self._aggregate()]
+        if self.rules.evaluate_on == "server":
+            return [messages.EvaluateCentrally(self.round, self.attempt)]
+        return [self._deadline(self.rules.evaluate_seconds)]
+
+    # --- the phases ---------------------------------------------------------------------------------------------------
+    def _select(self) -> list[Action]:
+        count = self.rules.target + self.rules.spare
+        found = chosen(self._available, count, self.rules.seed, "train", self.round, self.attempt)
+        self._selected = dict.fromkeys(found)
+        self._trained, self._evaluated = {}, {}
+        self.phase = Phase.CONFIGURE
+        return [
+            messages.Configure(self.round, self.attempt, found),
+            self._deadline(self.rules.configure_seconds),
+        ]
+
+    def _configured(self, event: messages.Configured) -> list[Action]:
+        ready = [one for one in self._selected if one in event.clients]
+        if len(ready) < self.rules.minimum:
+            return self._discard(f"{len(ready)} of {len(self._selected)} clients got ready")
+        self._waiting = dict.fromkeys(one for one in ready if one in self._available)
+        self.phase = Phase.TRAIN
+        begun: list[Action] = [self._deadline(self.rules.train_seconds)]
+        asked = [messages.Train(self.round, self.attempt, one) for one in self._waiting]
+        return [*begun, *asked] if asked else self._training_end()
+
+    def _took(self, event: messages.Trained) -> list[Action]:
+        del self._waiting[event.client]
+        self._trained[event.client] = event.examples
+        return self._training_end()
+
+    def _training_end(self) -> list[Action]:
+        if len(self._trained) >= self.rules.target:
+            return self._close()
+        if self._waiting:
+            return []
+        if len(self._trained) >= self.rules.minimum:
+            return self._close()
+        return self._discard(f"{len(self._trained)} of {len(self._selected)} clients sent an update, and none is left")
+
+    def _close(self) -> list[Action]:
+        cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
+        self._waiting = {}
+        self.phase = Phase.AGGREGATE
+        return [*cancelled, self._aggregate()]
+
+    def _aggregate(self) -> Action:
+        used = tuple(one for one in self._selected if one in self._trained)
+        return messages.Aggregate(self.round, self.attempt, used)
+
+    def _discard(self, reason: str) -> list[Action]:
+        reason = f"{reason}; at least {self.rules.minimum} must"
+        cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
+        done = [*cancelled, messages.Discard(self.round, self.attempt, reason)]
+        self._waiting, self._trained = {}, {}
+        self.attempt += 1
+        if self.attempt >= self.rules.attempts:
+            return [*done, *self._fail(f"round {self.round} failed {self.attempt} times, last because {reason}")]
+        self.phase = Phase.SELECT
+        following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
+        return [*done, *following]
+
+    def _not_aggregated(self, event: messages.AggregationFailed) -> list[Action]:
+        return self._discard(event.reason)
+
+    def _aggregated(self, _: messages.Aggregated) -> list[Action]:
+        is_last = self.round + 1 == self.rules.rounds
+        is_due = (self.round + 1) % self.rules.evaluate_every == 0 or is_last
+        if self.rules.evaluate_on == "nothing" or not is_due:
+            return self._end_round({})
+        self.phase = Phase.EVALUATE
+        if self.rules.evaluate_on == "server":
+            return [messages.EvaluateCentrally(self.round, self.attempt)]
+        asked = chosen(self._available, self.rules.target, self.rules.seed, "evaluate", self.round)
+        self._waiting = dict.fromkeys(asked)
+        if not asked:
+            return self._evaluation_end()
+        sent: Sequence[Action] = [messages.Evaluate(self.round, self.attempt, one) for one in asked]
+        return [self._deadline(self.rules.evaluate_seconds), *sent]
+
+    def _evaluated_by(self, event: messages.Evaluated) -> list[Action]:
+        del self._waiting[event.client]
+        self._evaluated[event.client] = (event.examples, dict(event.metrics))
+        return self._evaluation_end()
+
+    def _evaluation_end(self) -> list[Action]:
+        if self._waiting:
+            return []
+        answers = [self._evaluated[one] for one in sorted(self._evaluated)]
+        return self._end_round(weighted_metrics(answers))
+
+    def _evaluated_here(self, event: messages.EvaluatedCentrally) -> list[Action]:
+        return self._end_round(dict(event.metrics))
+
+    def _end_round(self, metrics: dict[str, float]) -> list[Action]:
+        trained = {one: self._trained[one] for one in self._selected if one in self._trained}
+        ended = messages.EndRound(
+            self.round, self.attempt, tuple(self._selected), trained, metrics, evaluated=len(self._evaluated)
+        )
+        self.round, self.attempt = self.round + 1, 0
+        if self.round == self.rules.rounds:
+            self.phase = Phase.DONE
+            return [ended, messages.Stop()]
+        self.phase = Phase.SELECT
+        following = self._select() if len(self._available) >= self.rules.wait_for else self.start()
+        return [ended, *following]
+
+    def _deadline_passed(self, _: messages.DeadlinePassed) -> list[Action]:
+        if self.phase is Phase.SELECT:
+            if len(self._available) >= self.rules.minimum:
+                return self._select()
+            return self._fail(
+                f"{len(self._available)} clients joined within {self.rules.select_seconds:g} s; "
+                f"round {self.round} needs {self.rules.minimum}"
+            )
+        if self.phase is Phase.EVALUATE:
+            self._waiting = {}
+            return self._evaluation_end()
+        if self.phase is Phase.TRAIN and len(self._trained) >= self.rules.minimum:
+            return self._close()
+        answered = f"{len(self._trained)} of {len(self._selected)} clients answered in time"
+        return self._discard(f"{answered} in the phase {self.phase}")
+
+    def _fail(self, error: str) -> list[Action]:
+        self.phase = Phase.FAILED
+        return [messages.Stop(error)]
+
+    def _deadline(self, seconds: float) -> Action:
+        return messages.SetDeadline(self.round, self.attempt, self.phase.value, seconds)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """The state as JSON, for `restore`."""
+        return {
+            "round": self.round,
+            "attempt": self.attempt,
+            "phase": self.phase.value,
+            "available": sorted(self._available),
+            "selected": list(self._selected),
+            "waiting": list(self._waiting),
+            "trained": dict(self._trained),
+            "evaluated": {name: [examples, metrics] for name, (examples, metrics) in self._evaluated.items()},
+        }
+
+    @classmethod
+    def restore(cls, rules: RoundRules, state: dict[str, Any]) -> "RoundMachine":
+        """The machine that `state` describes."""
+        machine = cls(rules)
+        machine.round, machine.attempt, machine.phase = state["round"], state["attempt"], Phase(state["phase"])
+        machine._available = set(state["available"])
+        machine._selected, machine._waiting = dict.fromkeys(state["selected"]), dict.fromkeys(state["waiting"])
+        machine._trained = dict(state["trained"])
+        machine._evaluated = {name: (examples, dict(found)) for name, (examples, found) in state["evaluated"].items()}
+        return machine
+
+
+def weighted_metrics(answers: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """The mean of metrics by examples; a metric that some do not have is the mean over those that do.
+
+    Example:
+        >>> weighted_metrics([(1, {"loss": 1.0}), (3, {"loss": 5.0, "accuracy": 0.5})])
+        {'loss': 4.0, 'accuracy': 0.5}
+    """
+    names = dict.fromkeys(name for _, metrics in answers for name in metrics)
+    return {
+        name: sum(n * found[name] for n, found in answers if name in found)
+        / sum(n for n, found in answers if name in found)
+        for name in names
+    }
+
+
+_HANDLERS: dict[type[Any], str] = {
+    messages.Joined: "_joined",
+    messages.Left: "_left",
+    messages.Restarted: "_restarted",
+    messages.Configured: "_configured",
+    messages.Trained: "_took",
+    messages.ClientFailed: "_failed_client",
+    messages.Aggregated: "_aggregated",
+    messages.AggregationFailed: "_not_aggregated",
+    messages.Evaluated: "_evaluated_by",
+    messages.EvaluatedCentrally: "_evaluated_here",
+    messages.DeadlinePassed: "_deadline_passed",
+}
+_PHASES: dict[type[Any], tuple[Phase, ...]] = {
+    messages.Configured: (Phase.CONFIGURE,),
+    messages.Trained: (Phase.TRAIN,),
+    messages.ClientFailed: (Phase.TRAIN, Phase.EVALUATE),
+    messages.Aggregated: (Phase.AGGREGATE,),
+    messages.AggregationFailed: (Phase.AGGREGATE,),
+    messages.Evaluated: (Phase.EVALUATE,),
+    messages.EvaluatedCentrally: (Phase.EVALUATE,),
+    messages.DeadlinePassed: (Phase.SELECT, Phase.CONFIGURE, Phase.TRAIN, Phase.EVALUATE),
+}

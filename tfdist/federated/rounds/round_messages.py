@@ -1,0 +1,269 @@
+"""Events, which the world tells the state machine of rounds, and actions, which it asks for; both are JSON."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.errors import CorruptDataError
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Joined:
+    """A client is there, for the first time or again."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A client is gone; it may join again."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Configured:
+    """These of the clients that `Configure` named are ready to train."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's update is here, and kept by the driver."""
+
+    round: int
+    attempt: int
+    client: str
+    examples: int
+
+
+@dataclass(frozen=True)
+class ClientFailed:
+    """A client says that it cannot train or evaluate."""
+
+    round: int
+    attempt: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The weights of the next round are made, and kept by the driver."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class AggregationFailed:
+    """The updates could not be made one, for instance because too few clients unmasked a secure sum."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A client has evaluated the new weights on its own data."""
+
+    round: int
+    attempt: int
+    client: str
+    examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluatedCentrally:
+    """The server has evaluated the new weights on its data."""
+
+    round: int
+    attempt: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    """The time of a `SetDeadline` is over."""
+
+    round: int
+    attempt: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The server runs again after it ended; no client is connected."""
+
+
+Event = (
+    Joined
+    | Left
+    | Configured
+    | Trained
+    | ClientFailed
+    | Aggregated
+    | AggregationFailed
+    | Evaluated
+    | EvaluatedCentrally
+    | DeadlinePassed
+    | Restarted
+)
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SetDeadline:
+    """Send `DeadlinePassed` with the same fields after so many seconds; it replaces the deadline before it."""
+
+    round: int
+    attempt: int
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Configure:
+    """Get these clients ready (for instance, let them agree on keys), then send `Configured`."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Send the weights of the round to this client; it may have had them before."""
+
+    round: int
+    attempt: int
+    client: str
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Tell this client that its update is not needed any more."""
+
+    round: int
+    attempt: int
+    client: str
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Aggregate the updates of these clients, in this order, then send `Aggregated` or `AggregationFailed`."""
+
+    round: int
+    attempt: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Forget the updates of this attempt: there are too few."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Send the new weights to this client, which evaluates them."""
+
+    round: int
+    attempt: int
+    client: str
+
+
+@dataclass(frozen=True)
+class EvaluateCentrally:
+    """Evaluate the new weights here, then send `EvaluatedCentrally`."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class EndRound:
+    """A round is done: record it, and keep the state."""
+
+    round: int
+    attempt: int
+    selected: tuple[str, ...]
+    trained: Mapping[str, int]  # client -> examples, in the order of selection
+    metrics: Mapping[str, float]  # of the evaluation; empty where there was none
+    evaluated: int  # clients that evaluated
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """An event changed nothing; the reason is for a log, and for the client."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The run is over: all rounds are done, or the error says why it cannot go on."""
+
+    error: str = ""
+
+
+Action = (
+    SetDeadline
+    | Configure
+    | Train
+    | Cancel
+    | Aggregate
+    | Discard
+    | Evaluate
+    | EvaluateCentrally
+    | EndRound
+    | Ignored
+    | Stop
+)
+
+_EVENTS: dict[str, type[Any]] = {one.__name__: one for one in Event.__args__}
+_KINDS: dict[Any, type | tuple[type, ...]] = {int: int, str: str, tuple[str, ...]: list, Mapping[str, float]: dict}
+
+
+def to_json(event: Event) -> str:
+    """An event as one line of a journal.
+
+    Example:
+        >>> to_json(Joined("berlin"))
+        '{"event": "Joined", "client": "berlin"}'
+    """
+    return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)})
+
+
+def from_json(text: str | bytes) -> Event:
+    """The event of a line that `to_json` wrote.
+
+    Example:
+        >>> from_json('{"event": "Joined", "client": "berlin"}')
+        Joined(client='berlin')
+    """
+    try:
+        found = json.loads(text)
+        kind = _EVENTS[found.pop("event")]
+        fields = {one.name: one.type for one in dataclasses.fields(kind)}
+        if fields.keys() != found.keys():
+            raise ValueError(f"it has the fields {sorted(found)} and not {sorted(fields)}")
+        for name, type_ in fields.items():
+            if type(found[name]) is not _KINDS[type_]:
+                raise ValueError(f"its {name} is {found[name]!r}")
+        event: Event = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptDataError(f"an event of a journal cannot be read: {error}.", received=str(text)[:200]) from error
+    return event

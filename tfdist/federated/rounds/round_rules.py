@@ -1,0 +1,48 @@
+"""How many clients a round has, how long it waits for them, and what follows a round that fails."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+
+EvaluateOn = Literal["server", "clients", "nothing"]
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    """The rules of a run; the same for all of its rounds.
+
+    `target` updates end the training of a round. `spare` more clients are asked, so that slow ones need not be waited
+    for. At the deadline, `minimum` updates are enough.
+    """
+
+    rounds: int
+    target: int
+    minimum: int = 1
+    spare: int = 0
+    wait_for: int = 1  # clients that must be there before a round begins
+    attempts: int = 5  # a round with too few updates is tried again, with other clients
+    select_seconds: float = 600.0
+    configure_seconds: float = 60.0
+    train_seconds: float = 600.0
+    evaluate_seconds: float = 600.0
+    evaluate_every: int = 1
+    evaluate_on: EvaluateOn = "server"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "target", "minimum", "wait_for", "attempts", "evaluate_every"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        for name in ("spare", "seed"):
+            validation.integer(name, getattr(self, name), minimum=0)
+        for name in ("select_seconds", "configure_seconds", "train_seconds", "evaluate_seconds"):
+            validation.number(name, getattr(self, name), above=0)
+        validation.one_of("evaluate_on", self.evaluate_on, ("server", "clients", "nothing"))
+        if self.minimum > self.target:
+            raise ConfigError(
+                f"minimum is {self.minimum} and a round has {self.target} clients; "
+                f"a minimum above that is never reached. Lower it, or take more clients in a round.",
+                name="minimum",
+                received=self.minimum,
+            )
