@@ -1,0 +1,187 @@
+"""The server's side of a secure sum: it passes sealed messages on, adds masked vectors, and removes the masks.
+
+It has no secret and draws no random number, so its state follows from the messages that it received. The caller decides
+when a phase ends: when nobody is awaited any more, or at a deadline.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.federated.secure import masking_plan, shamir
+from tfdist.federated.secure.mask_stream import KEY_BYTES, Words, apply_masks, public_key, word_type
+from tfdist.federated.secure.masking_client import Phase, empty_sum, lost_mask_keys, self_key
+from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
+from tfdist.federated.secure.neighbour_graph import neighbours_of
+
+
+class MaskingServer:
+    """One secure sum.
+
+    Args:
+        plan: what the clients build as well.
+        roster: the public signing key of every known client.
+    """
+
+    def __init__(self, plan: MaskingPlan, roster: Mapping[str, bytes]) -> None:
+        self.plan = plan
+        self.phase = Phase.ADVERTISE
+        self.awaited: frozenset[str] = frozenset(plan.clients)
+        self._roster = roster
+        self._answers: dict[str, Any] = {}  # of this phase
+        self._adverts: dict[str, bytes] = {}
+        self._keys = b""
+        self._graph: dict[str, tuple[str, ...]] = {}
+        self._sharers: tuple[str, ...] = ()
+        self._survivors: tuple[str, ...] = ()
+        self._lost: tuple[str, ...] = ()
+        self._sum = empty_sum(plan)
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The clients whose vectors are in the sum."""
+        return self._survivors
+
+    def receive(self, client: str, phase: Phase, answer: object) -> None:
+        """Take an answer; one that cannot be right is refused, and its client is not waited for any longer."""
+        if phase != self.phase or client not in self.awaited:
+            raise ProtocolError(
+                f"client {client} answered {phase.name.lower()} at {self.phase.name.lower()}; it came too late or "
+                "twice, or was not asked for.",
+                name=client,
+                received=phase.name.lower(),
+            )
+        self.awaited -= {client}
+        self._answers[client] = self._checked(client, answer)
+
+    def drop(self, client: str) -> None:
+        """Wait for this client no longer."""
+        self.awaited -= {client}
+
+    def advance(self) -> dict[str, dict[str, Any]]:
+        """End the phase; return what each client that is still part of it needs for its next answer."""
+        present = tuple(sorted(self._answers))
+        if len(present) < self.plan.threshold:
+            raise AbortedError(
+                f"{len(present)} of {len(self.plan.clients)} clients answered {self.phase.name.lower()}; a secure sum "
+                f"needs {self.plan.threshold}. Nothing was revealed. Wait for more clients, or "
+                "allow a longer deadline.",
+                name="threshold",
+                received=len(present),
+            )
+        send = {
+            Phase.ADVERTISE: self._end_of_adverts,
+            Phase.SHARE: self._end_of_shares,
+            Phase.UPLOAD: self._end_of_uploads,
+            Phase.CONFIRM: self._end_of_confirmations,
+            Phase.REVEAL: self._end_of_reveals,
+        }[self.phase](present)
+        self.phase = Phase(self.phase + 1)
+        self._answers = {}
+        self.awaited = frozenset(send)
+        return send
+
+    def result(self) -> Words:
+        """The sum of the vectors of `survivors`, when the last phase is over."""
+        if self.phase != Phase.DONE:
+            raise ProtocolError(f"the sum is at {self.phase.name.lower()}, and there is no result before the end.")
+        return self._sum
+
+    def _checked(self, client: str, answer: object) -> Any:
+        if self.phase == Phase.ADVERTISE:
+            return masking_plan.checked_advert(self.plan, self._roster, client, answer)
+        if self.phase == Phase.SHARE:
+            boxes = self._checked_map(client, answer, set(self._graph[client]) - {client})
+            return {
+                name: masking_plan.checked_bytes(client, box, masking_plan.BOX_BYTES) for name, box in boxes.items()
+            }
+        if self.phase == Phase.UPLOAD:
+            self._add(client, answer)
+            return True
+        if self.phase == Phase.CONFIRM:
+            signature = masking_plan.checked_bytes(client, answer, masking_plan.SIGNATURE_BYTES)
+            said = masking_plan.outcome_statement(self.plan, self._keys, self._survivors, self._lost)
+            masking_plan.check_signature(self._roster, client, signature, said)
+            return signature
+        shares = self._checked_map(client, answer, set(self._graph[client]) & set(self._sharers))
+        return {name: masking_plan.checked_bytes(client, share, KEY_BYTES) for name, share in shares.items()}
+
+    def _checked_map(self, client: str, answer: object, expected: set[str]) -> dict[str, object]:
+        found = masking_plan.checked_map(answer)
+        if set(found) != expected:
+            raise ProtocolError(f"client {client} answered for other clients than its neighbours.", name=client)
+        return dict(found)
+
+    def _add(self, client: str, words: object) -> None:
+        expected = word_type(self.plan.bits)
+        if not isinstance(words, np.ndarray) or words.dtype != expected or words.shape != self._sum.shape:
+            got = f"{words.dtype} {words.shape}" if isinstance(words, np.ndarray) else type(words).__name__
+            raise ProtocolError(
+                f"client {client} uploaded {got}; the vector has {self.plan.length} words of {self.plan.bits} bits.",
+                name=client,
+                received=got,
+            )
+        self._sum += words
+
+    def _end_of_adverts(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        self._adverts = {name: self._answers[name] for name in present}
+        self._keys = masking_plan.keys_digest(self.plan, self._adverts)
+        self._graph = neighbours_of(present, self.plan.degree.neighbours, self._keys)
+        return {name: {"adverts": dict(self._adverts)} for name in present}
+
+    def _end_of_shares(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        self._sharers = present
+        boxes: dict[str, dict[str, object]] = {name: {} for name in present}
+        for sender in present:
+            for receiver, box in self._answers[sender].items():
+                if receiver in boxes:
+                    boxes[receiver][sender] = box
+        return {name: {"sharers": list(present), "boxes": boxes[name]} for name in present}
+
+    def _end_of_uploads(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        self._survivors = present
+        self._lost = tuple(name for name in self._sharers if name not in present)
+        return {name: {"survivors": list(present), "lost": list(self._lost)} for name in present}
+
+    def _end_of_confirmations(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        return {name: {"confirmations": dict(self._answers)} for name in present}
+
+    def _end_of_reveals(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        del present
+        own = [self_key(self._seed_of(name), self.plan, name) for name in self._survivors]
+        added: list[bytes] = []
+        removed: list[bytes] = []
+        for name in self._lost:
+            peers = [peer for peer in self._graph[name] if peer in self._survivors]
+            public = {peer: self._adverts[peer][KEY_BYTES : 2 * KEY_BYTES] for peer in peers}
+            by_peers_added, by_peers_removed = lost_mask_keys(self.plan, self._mask_secret_of(name), name, public)
+            removed += by_peers_added
+            added += by_peers_removed
+        apply_masks(self._sum, added=added, removed=[*own, *removed])
+        return {}
+
+    def _seed_of(self, name: str) -> bytes:
+        seal = self._adverts[name][2 * KEY_BYTES : 3 * KEY_BYTES]
+        return self._recovered(name, lambda seed: hashlib.sha256(seed).digest() == seal)
+
+    def _mask_secret_of(self, name: str) -> bytes:
+        public = self._adverts[name][KEY_BYTES : 2 * KEY_BYTES]
+        return self._recovered(name, lambda private: public_key(private) == public)
+
+    def _recovered(self, name: str, fits: Callable[[bytes], bool]) -> bytes:
+        """A client's secret. If one share is wrong, some run of as many as are needed goes without it."""
+        needed = self.plan.degree.shares
+        places = {holder: place for place, holder in enumerate(self._graph[name], 1)}
+        shares = [(place, self._answers[holder][name]) for holder, place in places.items() if holder in self._answers]
+        for start in range(len(shares) if len(shares) >= needed else 0):
+            secret = shamir.combine(dict((shares[start:] + shares[:start])[:needed]))
+            if fits(secret):
+                return secret
+        raise AbortedError(
+            f"{len(shares)} neighbours of client {name} sent shares of its mask, and {needed} right ones are needed. "
+            "The sum stays hidden. Try again in another round.",
+            name=name,
+            received=len(shares),
+        )
