@@ -20,7 +20,31 @@ from tfdist.lazy_exports import exported
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.federated.aggregation import Aggregation, Aggregator, Mean, WholeRule
     from tfdist.federated.client_update import Update
+    from tfdist.federated.robust.robust_rules import (
+        GeometricMedian,
+        Krum,
+        Median,
+        Mixing,
+        MultiKrum,
+        NormClipping,
+        RobustRule,
+        TrimmedMean,
+    )
 
-__all__ = ["Aggregation", "Aggregator", "Mean", "Update", "WholeRule"]
+__all__ = [
+    "Aggregation",
+    "Aggregator",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "Mixing",
+    "MultiKrum",
+    "NormClipping",
+    "RobustRule",
+    "TrimmedMean",
+    "Update",
+    "WholeRule",
+]
 
 __getattr__, __dir__ = exported(__name__, __file__)

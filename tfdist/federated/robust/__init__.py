@@ -1,0 +1,1 @@
+"""Rules that combine the updates of clients, some of which may lie."""
