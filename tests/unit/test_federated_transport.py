@@ -1,0 +1,368 @@
+"""Connections of a federation, over real sockets: only known clients come in, and no connection harms another."""
+
+import json
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.refusals import refused
+from tfdist.errors import ConfigError, DeadlineError, MissingFileError
+from tfdist.federated.transport import federation_keys
+from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+from tfdist.federated.transport.authenticated_streams import client_context, proof_statement
+from tfdist.federated.transport.client_hub import Came, ClientHub, Event, Gone, Said
+from tfdist.federated.transport.federation_keys import ClientKey, Federation, ServerKey
+from tfdist.federated.transport.server_link import ServerLink
+
+DEADLINE_SECONDS = 60.0
+LARGEST = 8 << 20
+SERVER = federation_keys.new_server_key()
+KEYS = {name: ClientKey(name, Ed25519PrivateKey.generate()) for name in ("berlin", "paris")}
+LIST = Federation(SERVER.fingerprint, {name: key.public for name, key in KEYS.items()})
+
+
+class Server:
+    """A hub of this test, and what it refused."""
+
+    def __init__(self, **options: Any) -> None:
+        self.reasons: list[str] = []
+        self.hub = ClientHub(
+            "127.0.0.1",
+            options.pop("port", 0),
+            SERVER,
+            LIST,
+            largest=LARGEST,
+            refused=lambda _, reason: self.reasons.append(reason),
+            **options,
+        )
+
+    def event(self) -> Event:
+        found = self.hub.take(DEADLINE_SECONDS)
+        assert found is not None, "no event in time"
+        return found
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    with closing(made.hub):
+        yield made
+
+
+def link(server: Server, name: str = "berlin", key: ClientKey | None = None, **options: Any) -> "closing[ServerLink]":
+    made = ServerLink("127.0.0.1", server.hub.port, key or KEYS[name], LIST, largest=LARGEST, **options)
+    return closing(made)
+
+
+@contextmanager
+def raw(server: Server) -> Iterator[ssl.SSLSocket]:
+    """A TLS connection that has not said anything."""
+    plain = socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS)
+    with plain, client_context().wrap_socket(plain) as connection:
+        yield connection
+
+
+def receive(connection: ssl.SSLSocket) -> dict[str, Any]:
+    lengths = read_head(_exactly(connection, HEAD.size), largest=LARGEST)
+    return unpack(_exactly(connection, lengths.header), _exactly(connection, lengths.body))
+
+
+def _exactly(connection: ssl.SSLSocket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        assert part, "the server has closed the connection"
+        data += part
+    return data
+
+
+def ends(connection: ssl.SSLSocket) -> bool:
+    """Whether the server closes the connection."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except (ConnectionError, ssl.SSLError):
+        pass
+    return True
+
+
+def introduced(connection: ssl.SSLSocket, name: str = "berlin", key: ClientKey | None = None) -> dict[str, Any]:
+    nonce = receive(connection)["nonce"]
+    signature = (key or KEYS[name]).private.sign(proof_statement(LIST.fingerprint, nonce, name))
+    connection.sendall(b"".join(pack({"name": name, "signature": signature})))
+    return receive(connection)
+
+
+def test_messages_go_both_ways_while_strangers_are_turned_away(server: Server) -> None:
+    """What is done to other connections leaves a conversation as it was."""
+    weights = np.arange(1 << 20, dtype=np.float32)
+    with link(server) as client:
+        assert server.event() == Came("berlin")
+        for number, stranger in enumerate(STRANGERS.values()):
+            stranger(server)
+            server.hub.send("berlin", {"round": number, "weights": weights})
+            found = client.take(DEADLINE_SECONDS)
+            assert found is not None
+            assert (found["round"], found["weights"].tobytes()) == (number, weights.tobytes())
+            assert client.send({"update": found["weights"] + 1})
+            said = server.event()
+            assert isinstance(said, Said)
+            assert (said.message["update"] == weights + 1).all()
+    assert isinstance(server.event(), Gone)
+
+
+def _plain_text(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        try:
+            while connection.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+
+
+def _leaves(server: Server) -> None:
+    socket.create_connection(("127.0.0.1", server.hub.port)).close()
+
+
+def _old_tls(server: Server) -> None:
+    context = client_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    plain = socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS)
+    with plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain)
+
+
+def _garbage(server: Server) -> None:
+    with raw(server) as connection:
+        connection.sendall(os.urandom(1000))
+        assert ends(connection)
+
+
+def _says_nothing_right(server: Server) -> None:
+    for message in ({}, {"name": "berlin"}, {"name": 3, "signature": b""}, {"name": "berlin", "signature": "x"}):
+        with raw(server) as connection:
+            receive(connection)
+            connection.sendall(b"".join(pack(message)))
+            assert "refused" in receive(connection)
+            assert ends(connection)
+
+
+def _wrong_key(server: Server) -> None:
+    with raw(server) as connection:
+        assert "refused" in introduced(connection, key=KEYS["paris"])
+        assert ends(connection)
+
+
+def _unknown_name(server: Server) -> None:
+    with raw(server) as connection:
+        assert "refused" in introduced(connection, "rome", KEYS["paris"])
+        assert ends(connection)
+
+
+def _replayed_proof(server: Server) -> None:
+    """A proof that paris made for one connection is worth nothing in the next."""
+    with raw(server) as first, raw(server) as second:
+        proof = KEYS["paris"].private.sign(proof_statement(LIST.fingerprint, receive(first)["nonce"], "paris"))
+        receive(second)
+        second.sendall(b"".join(pack({"name": "paris", "signature": proof})))
+        assert "refused" in receive(second)
+        assert ends(second)
+
+
+def _proof_for_another_server(server: Server) -> None:
+    with raw(server) as connection:
+        said = proof_statement("00" * 32, receive(connection)["nonce"], "paris")
+        connection.sendall(b"".join(pack({"name": "paris", "signature": KEYS["paris"].private.sign(said)})))
+        assert "refused" in receive(connection)
+
+
+def _too_much_at_once(server: Server) -> None:
+    """A stranger has some kilobytes to prove itself, whatever its frame announces."""
+    with raw(server) as connection:
+        receive(connection)
+        connection.sendall(HEAD.pack(b"tff1", 100, LARGEST))
+        assert ends(connection)
+
+
+STRANGERS: dict[str, Callable[[Server], None]] = {
+    found.__name__: found
+    for found in (
+        _plain_text,
+        _leaves,
+        _old_tls,
+        _garbage,
+        _says_nothing_right,
+        _wrong_key,
+        _unknown_name,
+        _replayed_proof,
+        _proof_for_another_server,
+        _too_much_at_once,
+    )
+}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack("<4sIQ", b"tff1", 10, LARGEST + 1),
+        struct.pack("<4sIQ", b"tff1", 10, 0) + b"0123456789",
+        b"".join(pack({"x": np.zeros(1000)}))[:-1] + b"",
+        os.urandom(64),
+    ],
+    ids=["too large", "no header", "cut", "noise"],
+)
+def test_a_client_that_breaks_a_rule_loses_its_own_connection(server: Server, sent: bytes) -> None:
+    with link(server) as good, raw(server) as connection:
+        assert server.event() == Came("berlin")
+        assert introduced(connection, "paris") == {"admitted": "paris"}
+        assert server.event() == Came("paris")
+        server.hub.send("berlin", {})
+        assert good.take(DEADLINE_SECONDS) == {}
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        gone = server.event()
+        assert isinstance(gone, Gone)
+        assert gone.client == "paris"
+        assert good.send({"still": "here"})
+        assert server.event() == Said("berlin", {"still": "here"})
+
+
+def test_another_certificate_is_refused_before_anything_is_said() -> None:
+    other = federation_keys.new_server_key()
+    hub = ClientHub("127.0.0.1", 0, other, Federation(other.fingerprint, LIST.clients), largest=LARGEST)
+    with closing(hub), closing(ServerLink("127.0.0.1", hub.port, KEYS["berlin"], LIST, largest=LARGEST)) as client:
+        with refused(ConfigError, name="--server", received=other.fingerprint):
+            client.take(DEADLINE_SECONDS)
+        assert hub.take(0.0) is None
+
+
+def test_an_unknown_client_is_told_so_and_does_not_try_again(server: Server) -> None:
+    stranger = ClientKey("berlin", Ed25519PrivateKey.generate())
+    with link(server, key=stranger) as client, refused(ConfigError, name="berlin", mentions=(stranger.public.hex(),)):
+        client.take(DEADLINE_SECONDS)
+
+
+def test_a_client_connects_again_to_a_server_that_comes_back() -> None:
+    first = Server()
+    with closing(first.hub), link(first) as client:
+        assert first.event() == Came("berlin")
+        port = first.hub.port
+        first.hub.close()
+        second = Server(port=port)
+        with closing(second.hub):
+            assert second.event() == Came("berlin")
+            second.hub.send("berlin", {"welcome": "back"})
+            assert client.take(DEADLINE_SECONDS) == {"welcome": "back"}
+
+
+def test_a_server_that_stays_away_is_an_error() -> None:
+    gone = Server()
+    gone.hub.close()
+    with link(gone, wait_seconds=0.1) as client, refused(DeadlineError, name="--server"):
+        client.take(DEADLINE_SECONDS)
+        client.take(DEADLINE_SECONDS)
+
+
+def test_a_new_connection_takes_the_place_of_the_old(server: Server) -> None:
+    with raw(server) as old:
+        introduced(old)
+        assert server.event() == Came("berlin")
+        with link(server) as client:
+            assert server.event() == Came("berlin")
+            assert ends(old)
+            server.hub.send("berlin", {})
+            assert client.take(DEADLINE_SECONDS) == {}
+            assert client.send({"x": 1})
+            assert server.event() == Said("berlin", {"x": 1})
+
+
+def test_a_peer_that_stops_in_the_middle_is_dropped_and_holds_nobody_up() -> None:
+    """One client has sent half a frame, and takes nothing of what the server sends; another is served meanwhile."""
+    made = Server(silence_seconds=5.0)
+    with closing(made.hub), raw(made) as slow:
+        introduced(slow, "paris")
+        assert made.event() == Came("paris")
+        slow.sendall(b"".join(pack({"x": np.zeros(1000)}))[:3000])
+        for _ in range(20):
+            made.hub.send("paris", {"weights": np.zeros(1 << 18)})
+        with link(made) as client:
+            assert made.event() == Came("berlin")
+            made.hub.send("berlin", {})
+            assert client.take(DEADLINE_SECONDS) == {}
+            assert client.send({"x": 1})
+            found = [made.event(), made.event()]
+        assert Said("berlin", {"x": 1}) in found
+        assert [event.client for event in found if isinstance(event, Gone)] == ["paris"]
+
+
+def test_keys_are_made_kept_and_added(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    berlin = federation_keys.make_client_key(folder, "berlin")
+    first = federation_keys.make_federation(folder, {"berlin": berlin.public})
+    again = federation_keys.make_federation(folder, {"paris": KEYS["paris"].public})
+    assert again.fingerprint == first.fingerprint == federation_keys.read_server_key(folder / "server.key").fingerprint
+    assert federation_keys.read_federation(folder / "federation.json") == again
+    assert sorted(again.clients) == ["berlin", "paris"]
+    assert federation_keys.read_client_key(folder / "berlin.key").public == berlin.public
+    assert federation_keys.make_client_key(folder, "berlin").public == berlin.public
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {
+        "server.key": "0o600",
+        "berlin.key": "0o600",
+        "federation.json": "0o644",
+    }
+    with refused(ConfigError, name="berlin"):
+        federation_keys.make_federation(folder, {"berlin": KEYS["paris"].public})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "server", "a" * 65, "ä", "a b", 3])
+def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
+    with refused(ConfigError, name="client"):
+        federation_keys.make_client_key(tmp_path, name)
+
+
+def test_files_of_keys_are_checked(tmp_path: Path) -> None:
+    federation_keys.make_client_key(tmp_path, "berlin")
+    key, listed = tmp_path / "berlin.key", tmp_path / "federation.json"
+    federation_keys.make_federation(tmp_path, {})
+    with refused(MissingFileError, path=tmp_path / "rome.key"):
+        federation_keys.read_client_key(tmp_path / "rome.key")
+    for wrong in (listed, tmp_path / "server.key"):
+        with pytest.raises(ConfigError):
+            federation_keys.read_client_key(wrong)
+    key.chmod(0o644)
+    with refused(ConfigError, path=key, mentions=("chmod 600",)):
+        federation_keys.read_client_key(key)
+    key.chmod(0o600)
+    for content in ("", "{}", "[]", '{"format": "tfdist federation 1", "client": "berlin", "private": "xyz"}'):
+        key.write_text(content)
+        with refused(ConfigError, path=key):
+            federation_keys.read_client_key(key)
+    found = json.loads(listed.read_text())
+    for change in ({"server": "00"}, {"clients": {"berlin": "00"}}, {"clients": []}, {"clients": {"../x": "00"}}):
+        listed.write_text(json.dumps(found | change))
+        with pytest.raises(ConfigError):
+            federation_keys.read_federation(listed)
+
+
+def test_a_list_and_a_key_that_do_not_belong_together_are_refused() -> None:
+    with refused(ConfigError, name="--keys"):
+        ClientHub("127.0.0.1", 0, SERVER, Federation("00" * 32, {}), largest=1)
+    mixed = ServerKey(certificate=SERVER.certificate, private=federation_keys.new_server_key().private)
+    with refused(ConfigError):
+        ClientHub("127.0.0.1", 0, mixed, LIST, largest=1)
+
+
+def test_a_port_in_use_is_refused(server: Server) -> None:
+    with refused(ConfigError, name="--listen", received=f"127.0.0.1:{server.hub.port}"):
+        Server(port=server.hub.port)
