@@ -117,6 +117,11 @@ LAYOUTS = _text(
     "TFDIST_LAYOUTS",
     "layouts of weights where the code has none: `auto`, or `auto:` and names of layers, separated by commas",
 )
+SYNCHRONIZATION = _text(
+    "TFDIST_SYNCHRONIZATION",
+    "how seldom the workers of `multi-worker` or `ring` meet, such as `local-sgd:every=8`",
+    set_by="user or run",
+)
 STAGES = _text("TFDIST_STAGES", "layers that begin the stages of a pipeline, separated by commas")
 SCHEDULE = _text("TFDIST_SCHEDULE", "schedule of a pipeline")
 MICROBATCHES = _integer("TFDIST_MICROBATCHES", "micro-batches of a pipeline's step", None, minimum=1)

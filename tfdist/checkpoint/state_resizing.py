@@ -10,7 +10,7 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 
 _Array = NDArray[Any]
-Rule = Literal["keep", "reset", "sum", "concatenate", "owned", "refuse"]
+Rule = Literal["keep", "reset", "sum", "mean", "concatenate", "owned", "refuse"]
 Axis = Literal["replica", "worker"]
 
 #: What each rule does with another number of shards, for messages.
@@ -18,6 +18,7 @@ DOES: dict[str, str] = {
     "keep": "each goes on with its own, another one with a copy, and what is left over is dropped",
     "reset": "set to zero",
     "sum": "added up, and the sum divided evenly",
+    "mean": "each takes the mean",
     "concatenate": "joined, and divided anew",
     "owned": "given to the worker that has them now",
     "refuse": "refused",
@@ -36,7 +37,8 @@ class ShardedState:
         variables: Keras variables, equal in number, dtype and, but for "concatenate" and "owned", shape everywhere.
         rule: what another number of shards makes of each variable. "keep": shard i has what shard i modulo n had, of n;
             "reset": zeros; "sum": all have the same part of the sum over the old shards, so that the sum stays; of
-            integers the first have one more; "concatenate": rows (dim 0) of all shards in order, divided anew as
+            integers the first have one more; "mean": all have the mean over the old shards, of integers rounded;
+            "concatenate": rows (dim 0) of all shards in order, divided anew as
             `numpy.array_split` does; "owned": one shard has all of it and the others have no element, and so it is
             after, whichever that is; "refuse": an error.
         axis: "replica", or "worker" where the replicas of a worker have the same values.
@@ -89,6 +91,13 @@ def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
     return np.asarray(total / count).astype(dtype)
 
 
+def _mean(shards: Sequence[_Array], index: int, count: int) -> _Array:
+    _require_alike(shards, [shard.shape for shard in shards])
+    mean = np.mean([shard.astype(np.float64) for shard in shards], axis=0)
+    dtype = shards[0].dtype
+    return np.asarray(np.rint(mean) if dtype.kind in "iub" else mean).astype(dtype)
+
+
 def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:
     if any(not shard.ndim for shard in shards):
         raise ConfigError(
@@ -120,6 +129,7 @@ _RULES: dict[str, Callable[[Sequence[_Array], int, int], _Array]] = {
     "keep": _keep,
     "reset": _reset,
     "sum": _sum,
+    "mean": _mean,
     "concatenate": _concatenate,
     "owned": _owned,
     "refuse": _refuse,

@@ -28,6 +28,7 @@ from tfdist.cli.common.option_parts import OutputFile, complete_strategies, fiel
 from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
+from tfdist.gradients.outer import schedules
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.output import tf_log_filter
@@ -101,6 +102,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     help=f"What sums: {', '.join(COLLECTIVES)}.",
 )
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
+@click.option("--synchronization", metavar="SCHEDULE", envvar=variables.SYNCHRONIZATION.name, hidden=True)
 @click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_launchers)
 @field_options(
     HostOptions,
@@ -115,6 +117,7 @@ def command(
     *,
     mesh: str | None,
     collectives: str | None,
+    synchronization: str | None,
     verbose: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -132,7 +135,12 @@ def command(
     launcher = launcher_of(places.launcher_name, places.hosts)
     kubernetes_options.check_options(places, launcher)
     remote = remote_of(launcher, places)
-    config = _config(asked, remote, launcher, mesh=mesh, collectives=collectives, script=(script, *arguments))
+    given = {
+        variables.COLLECTIVES.name: collectives,
+        variables.MESH.name: mesh,
+        variables.SYNCHRONIZATION.name: synchronization,
+    }
+    config = _config(asked, remote, launcher, given=given, script=(script, *arguments))
     check_strategy(config)
     if config.exporters:
         from tfdist.monitor.exporters.exporter_names import parse_all
@@ -159,11 +167,11 @@ def _config(
     remote: Remote | None,
     launcher: Launcher,
     *,
-    mesh: str | None,
-    collectives: str | None,
+    given: Mapping[str, str | None],
     script: Sequence[str],
 ) -> LaunchConfig:
-    strategy = asked["strategy"]
+    strategy, mesh, collectives = asked["strategy"], given[variables.MESH.name], given[variables.COLLECTIVES.name]
+    _check_synchronization(strategy, given[variables.SYNCHRONIZATION.name])
     servers = server_count(strategy, parameter_servers=asked["parameter_servers"])
     workers = worker_count(asked["workers"], remote, servers)
     _check_mesh(strategy, collectives, mesh, is_elastic=bool(asked["min_workers"] or asked["max_workers"]))
@@ -181,8 +189,7 @@ def _config(
     }
     environment = {
         **tf_log_filter.variables(os.environ, all_logs=asked["all_logs"]),
-        **({variables.COLLECTIVES.name: collectives} if collectives else {}),
-        **({variables.MESH.name: mesh} if mesh else {}),
+        **{name: value for name, value in given.items() if value},
     }
     target, *arguments = script
     return LaunchConfig(
@@ -198,6 +205,18 @@ def _rate(text: str) -> int:
 def _whole(count: float | None) -> Any:
     """A whole number as an int; other numbers are refused where an integer is required."""
     return int(count) if count is not None and count.is_integer() else count
+
+
+def _check_synchronization(strategy: str | None, synchronization: str | None) -> None:
+    if not synchronization:
+        return
+    schedules.parse(synchronization, name="--synchronization")
+    able = [name for name in strategy_table.names() if strategy_table.get(name).may_meet_seldom]
+    if strategy is not None and strategy not in able:
+        raise click.UsageError(
+            f"--synchronization {synchronization} is for --strategy {' and '.join(able)}, whose workers have weights "
+            f"of their own, and the strategy is {strategy}. Leave one of the two out."
+        )
 
 
 def _check_mesh(strategy: str | None, collectives: str | None, mesh: str | None, *, is_elastic: bool) -> None:

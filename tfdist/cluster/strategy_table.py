@@ -34,7 +34,7 @@ class Entry:
     `processes`: "one" process whose devices are the replicas, "workers" that each run the script, or a "chief" that
     runs it and is served by workers and parameter servers. `needs` is a package and the command that installs it.
     `collectives` has the default first. `is_replicated`: each replica has all weights and slots, so a custom loop needs
-    only sums.
+    only sums. `may_meet_seldom`: workers have weights of their own between meetings (`synchronization`).
     """
 
     name: str
@@ -45,6 +45,7 @@ class Entry:
     collectives: tuple[str, ...] = ()
     is_replicated: bool = True
     may_have_several: bool = True
+    may_meet_seldom: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -69,6 +70,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 processes="workers",
                 summary="synchronous data parallelism over several processes and hosts",
                 collectives=COLLECTIVES,
+                may_meet_seldom=True,
             ),
             Entry(
                 name="sharded-data-parallel",
@@ -85,6 +87,7 @@ _ENTRIES: Mapping[str, Entry] = MappingProxyType(
                 processes="workers",
                 summary="synchronous data parallelism on Horovod's ring (gloo, MPI or NCCL)",
                 needs=("horovod", "tfdist build horovod"),
+                may_meet_seldom=True,
             ),
             Entry(
                 name="model-parallel",

@@ -19,6 +19,7 @@ class ModelState:
     logs_are_metrics: bool = False  # of the step that was traced last, over all replicas
     calls: list[ExitStack] | None = None  # of `fit`, `evaluate` and `predict` that run; None: they are not watched
     said: set[str] = field(default_factory=set)  # warnings, each of which is said once
+    local_steps: Any = None  # of a strategy whose workers meet seldom
     division: tuple[Any, Any] | None = None  # the strategy of a pipeline, and how it has cut the model
 
 

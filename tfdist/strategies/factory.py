@@ -31,6 +31,7 @@ from tfdist.variables import (
     SHARDING_STAGE,
     STAGES,
     STRATEGY,
+    SYNCHRONIZATION,
 )
 
 __all__ = ["create", "from_distribution", "from_environment", "use_logical_cpus"]
@@ -50,7 +51,10 @@ def create(name: str, **options: Any) -> tf.distribute.Strategy:
         >>> create("mirrored", devices=["CPU:0"]).num_replicas_in_sync
         1
     """
-    strategy_class = getattr(strategies, strategy_table.get(name).class_name)
+    entry = strategy_table.get(name)
+    if options.get("synchronization") is not None and not entry.may_meet_seldom:
+        raise _cannot_meet_seldom(name, options["synchronization"])
+    strategy_class = getattr(strategies, entry.class_name)
     try:
         return strategy_class(**options)
     except TypeError as error:
@@ -75,6 +79,7 @@ def from_environment(
 
         TFDIST_REPLICAS_PER_WORKER   replicas of this process; without GPUs, it gets as many logical CPU devices
         TFDIST_COLLECTIVES           the backend of multi-worker and sharded-data-parallel
+        TFDIST_SYNCHRONIZATION       for multi-worker and ring: how seldom workers meet
         TFDIST_SHARDING_STAGE        what sharded-data-parallel, or the replicas of a pipeline's stages, shard
         TFDIST_MAX_STALENESS         for parameter-server: the bound of staleness, a number or "none", the default
         TFDIST_LOCAL_SERVERS         servers to start on this host, with TFDIST_REPLICAS_PER_WORKER workers, where the
@@ -100,6 +105,9 @@ def from_environment(
     cluster = clusters.from_environment(environ)
     name = STRATEGY.read(environ) or _implied_by(cluster, is_split=_is_split())
     entry = strategy_table.get(name)
+    synchronization = SYNCHRONIZATION.read(environ)
+    if synchronization and not entry.may_meet_seldom:
+        raise _cannot_meet_seldom(name, synchronization)
     if entry.processes == "chief":
         return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
     if entry.processes == "one" and cluster.num_workers > 1:
@@ -117,7 +125,7 @@ def from_environment(
         kind = "GPU" if gpus else "CPU"
         devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
         return create(name, devices=devices, loss_reduction=loss_reduction)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"synchronization": synchronization} if synchronization else {}
     if name == "model-parallel":
         options |= _options_of_model_parallel(layout_map, environ, cluster)
     if entry.collectives and COLLECTIVES.read(environ):
@@ -127,6 +135,17 @@ def from_environment(
     if name == "pipeline":
         options |= _options_of_a_pipeline(environ, layout_map)
     return create(name, cluster=cluster, replicas_per_worker=replicas, loss_reduction=loss_reduction, **options)
+
+
+def _cannot_meet_seldom(name: str, synchronization: Any) -> ConfigError:
+    able = " or ".join(repr(one) for one in strategy_table.names() if strategy_table.get(one).may_meet_seldom)
+    return ConfigError(
+        f"synchronization is {synchronization!r}, and the replicas of strategy {name!r} share weights or hold parts of "
+        f"them, so they meet in every step. Choose {able}, whose workers have weights of their own, or leave "
+        "synchronization out.",
+        name="synchronization",
+        received=synchronization,
+    )
 
 
 def _options_of_a_chief(environ: Mapping[str, str]) -> dict[str, Any]:

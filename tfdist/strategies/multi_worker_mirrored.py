@@ -26,11 +26,13 @@ from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
 from tfdist.compat.tensorflow.steps import replica_services
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError
+from tfdist.gradients.outer.schedules import Synchronization
 from tfdist.gradients.sharding import shard_layout
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel.sharded_initializers import InitialParts
 from tfdist.parallel.weight_layouts import ElementLayout
 from tfdist.strategies import local_replicas
+from tfdist.training import local_steps
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
 __all__ = ["MultiWorkerMirroredStrategy", "ShardedDataParallelStrategy"]
@@ -63,6 +65,9 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             the last bits, but not over native collectives, unless ``TFDIST_ALL_REDUCE_ALGORITHM`` changes their
             algorithm.
         shard_optimizer: None, or the stage of `ShardedDataParallelStrategy`: 1, 2 or 3.
+        synchronization: None reduces gradients over all workers in every step. `LocalSGD` and the other schedules let
+            workers train by themselves and meet seldom, for slow networks; then the numbers are not those of one
+            device. Also as a text, such as ``"local-sgd:every=8"``. Replicas of one worker reduce in every step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
@@ -90,6 +95,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         collectives: str | None = None,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         shard_optimizer: int | None = None,
+        synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
     ) -> None:
         backend = validation.one_of(
@@ -105,6 +111,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             )
         buckets.require_bytes("bucket_bytes", bucket_bytes)
         shard_layout.require_stage("shard_optimizer", shard_optimizer)
+        schedule = local_steps.require(synchronization, shard_optimizer)
         if replicas_per_worker is not None:
             validation.integer("replicas_per_worker", replicas_per_worker, minimum=1)
             _require_devices(replicas_per_worker)
@@ -172,6 +179,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services
+        self.apart = local_steps.apart(schedule, services, of_replicas, extended.worker_devices)
         if several:
             agree_on_seed(self._workers)
 

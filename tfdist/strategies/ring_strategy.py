@@ -16,7 +16,9 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import ring_extended as tf_ring
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.gradients.outer.schedules import Synchronization
 from tfdist.strategies import local_replicas
+from tfdist.training import local_steps
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed
 
 __all__ = ["RingStrategy"]
@@ -47,6 +49,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             at most 1 MiB. "auto" measures latency and bandwidth when the strategy is made and takes between 1 and
             64 MiB, the same on all workers. Another run may choose another size, and then a sum of floats may differ in
             the last bits.
+        synchronization: how seldom workers meet, see `MultiWorkerMirroredStrategy`; None is in every step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
 
@@ -76,6 +79,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         timeout_seconds: float = 1800.0,
         lost_after_seconds: float = 120.0,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
+        synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
     ) -> None:
         self.loss_reduction = loss_reduction
@@ -88,6 +92,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         validation.number("timeout_seconds", timeout_seconds, above=0)
         validation.number("lost_after_seconds", lost_after_seconds, above=0)
         buckets.require_bytes("bucket_bytes", bucket_bytes)
+        schedule = local_steps.require(synchronization)
         members = _members(groups, cluster)
         devices = _devices(replicas_per_worker, cluster)
         self._job = horovod_job.join(
@@ -120,6 +125,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             ),
         )
         tf.distribute.Strategy.__init__(self, extended)
+        self.apart = local_steps.apart(schedule, extended.services, of_replicas, devices)
         if several:
             agree_on_seed(self._workers)
 

@@ -18,12 +18,13 @@ from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import services
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction.reducer import ReducesItself
 from tfdist.gradients.sharding import sharded_slots
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import chief_saving, keras_loop, step_timestamps, worker_callbacks
+from tfdist.training import chief_saving, keras_loop, local_steps, step_timestamps, worker_callbacks
 from tfdist.training.checks import step_probe
 from tfdist.training.epoch import Batch, Epoch, Layout, Place, flat
 from tfdist.training.execution import Execution, Last, Rows
@@ -52,9 +53,10 @@ def adopt(model: keras.Model, strategy: tf.distribute.Strategy, workers: Workers
         make_function=functools.partial(_function, model, strategy, workers),
         make_predict_function=functools.partial(_predict_function, model, strategy, workers),
         before=functools.partial(_before, model, strategy, workers),
-        settle=_between,
+        settle=functools.partial(_between, model),
     )
     chief_saving.adopt(model, workers, functools.partial(sharded_slots.gathering, model))
+    local_steps.adopt(model, strategy, workers)
 
 
 def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool) -> None:
@@ -63,6 +65,9 @@ def _before(model: keras.Model, strategy: Any, workers: Workers, training: bool)
     replica_layers.require_no_state_of_rows(model)
     strategy.ready(model)
     stand_by(model, training=training)
+    local = local_steps.of(model)
+    if local is not None:
+        local.begins() if training else local.show()
     if training:
         step_clock().training_begins()
     worker_callbacks.adapt(model, workers, training)
@@ -88,8 +93,10 @@ def stand_by(model: keras.Model, *, training: bool) -> None:
     step_clock().stand_by(make_step)
 
 
-def _between(logs: dict[str, Any]) -> dict[str, Any]:
+def _between(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
     """An epoch or an evaluation is over: callbacks do not count as time of training."""
+    local = local_steps.of(model)
+    logs = logs if local is None else local.epoch_logs(logs)
     step_clock().epoch_ends()
     return logs
 
@@ -122,9 +129,11 @@ def _function(model: keras.Model, strategy: Any, workers: Workers, user_step: Ca
 
     @_untraced
     def run_on_replica(data: Any, rows: tf.Tensor, global_rows: tf.Tensor | None) -> Any:
+        together = None if services(strategy).is_apart else global_rows  # replicas that are apart add up their own
+
         def run(data: Any) -> Any:
             sink = replica_step.OwnVariables(model, training=training)
-            return on_replica(data, sink, rows=rows, global_rows=global_rows, rules=tried.rules)
+            return on_replica(data, sink, rows=rows, global_rows=together, rules=tried.rules)
 
         is_stamped = training and step_timestamps.can_stamp() and step_timestamps.is_first_replica()
         return step_timestamps.stamped(run, data) if is_stamped else run(data)
@@ -215,9 +224,12 @@ class _ReplicaSteps:
         if self._model.run_eagerly or self.tried.is_due or not self.run.runs_several:
             return None
         count = batches.free(left)
+        count = local_steps.left(self._model, count, training=self.training)
         if count < 2:
             return None
-        last, rows = self.run.several(batches, count)
+        with self._stepping() as done:
+            last, rows = self.run.several(batches, count)
+        done(len(rows))
         self._note_trained(rows)
         return count, len(rows), last
 
@@ -227,10 +239,15 @@ class _ReplicaSteps:
             if not self.tried.look(_slices(element, self._strategy, whole=whole)):
                 self.run.forget()
             self.tried.warn()
-        logs = self.run(element, whole=whole)
+        with self._stepping() as done:
+            logs = self.run(element, whole=whole)
+        done(1)
         if step_clock().counts_examples:
             self._note_trained([_examples(element, self._strategy, whole=whole)])
         return logs
+
+    def _stepping(self) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        return local_steps.stepping(self._model, self.run.forget, self.tried.rules, training=self.training)
 
     def drain(self) -> None:
         """Do nothing: no step is under way between two calls."""

@@ -18,7 +18,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
-from tfdist.training import call_ends, worker_callbacks
+from tfdist.training import call_ends, local_steps, worker_callbacks
 from tfdist.training import replicated_model as models
 from tfdist.training.checks import untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
@@ -34,6 +34,8 @@ class KerasTraining:
     _workers: Workers
     #: sees what the replicas of this process are given, step by step; `tfdist verify SCRIPT` sets it
     tee: Tee | None = None
+    #: how workers train by themselves between meetings; None: every step spans all of them
+    apart: "local_steps.Apart | None" = None
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -15,7 +15,7 @@ from tfdist.errors import UnsupportedError
 from tfdist.gradients.sharding import sharded_slots
 from tfdist.gradients.sharding import slot_saving as sharded_saving
 from tfdist.monitor.process_clock import step_clock
-from tfdist.training import callback_analysis, loss_scale
+from tfdist.training import callback_analysis, local_steps, loss_scale
 
 # Callbacks that write files or to the screen. The chief restores a backup, too, and sends the state to the others.
 _CHIEF_ONLY = (
@@ -39,6 +39,8 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         loss_scale.show(model, running)
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
+    if training and (local := local_steps.of(model)) is not None:
+        running.callbacks.insert(0, _Means(local))  # before those that read weights at the end
     is_sharded = any(sharded_slots.of(optimizer) is not None for optimizer in keras_model.optimizers(model))
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_sharded:  # where weights are sharded too, all save the model together
@@ -93,6 +95,17 @@ class _Ends(keras.callbacks.Callback):
         step_clock().training_ends()
 
 
+class _Means(keras.callbacks.Callback):
+    """Lets the mean over workers be the weights of all, when training is over."""
+
+    def __init__(self, local: local_steps.LocalSteps) -> None:
+        super().__init__()
+        self._local = local
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._local.ends()
+
+
 class _Agree(keras.callbacks.Callback):
     """Runs behind all other callbacks: a decision of one worker holds on every worker before the next step."""
 
@@ -126,10 +139,17 @@ class _Agree(keras.callbacks.Callback):
         self._agree()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._every_batch:
+        local = local_steps.of(self.model)
+        if local is None:
+            if self._every_batch:
+                self._agree()
+        elif not local.holds_decisions():
             self._agree()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        local = local_steps.of(self.model)
+        if local is not None:
+            local.holds_decisions()
         self._agree()
 
     def _agree(self) -> None:

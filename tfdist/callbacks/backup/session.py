@@ -1,5 +1,6 @@
 """`BackupAndRestore` during one call of `fit`: when to save, what to restore, when to end."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -14,6 +15,7 @@ from tfdist.callbacks.backup import candidates, run_identity, state_parts, train
 from tfdist.callbacks.backup.fit_position import Input, Place
 from tfdist.callbacks.backup.joint_saving import Memory, Together
 from tfdist.callbacks.backup.preemption import PreemptionHandler
+from tfdist.callbacks.backup.state_names import metrics_of
 from tfdist.callbacks.backup.state_parts import Cuts, Shards
 from tfdist.callbacks.backup.train_state import TrainState, scalars
 from tfdist.checkpoint.background_writer import Writer, finish_saves
@@ -26,6 +28,7 @@ from tfdist.errors import ConfigError
 from tfdist.monitor import faults
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.process_clock import step_clock
+from tfdist.training import local_steps
 from tfdist.variables import RESTARTS
 
 _logger = logging.getLogger("tfdist")
@@ -135,6 +138,8 @@ class BackupSession(keras.callbacks.Callback):
             self._shards.tell_of_the_first(source=self._found.source)
         else:
             self._shards.restore(counts, self._found.shards, source=self._found.source)
+        if (local := local_steps.of(self.model)) is not None:
+            local.restored()
         self._state.restore_callbacks(state, self._found.arrays)
         train_state.scale_learning_rates(
             self._rule,
@@ -172,6 +177,8 @@ class BackupSession(keras.callbacks.Callback):
         state = found.state
         if state["step"]:
             self._state.restore_metrics(found.arrays)
+            if (counts := state.get(state_parts.COUNTS)) is not None and local_steps.of(self.model) is not None:
+                self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
         self._input.move_to(state)
         if state["stop_training"]:
             self._input.nothing_left()
@@ -264,6 +271,11 @@ class BackupSession(keras.callbacks.Callback):
     def _capture(self) -> _Taken:
         begun = time.perf_counter()
         keras_epochs.drain(self.model)
+        local = local_steps.of(self.model)
+        with contextlib.nullcontext() if local is None else local.own_shown():
+            return self._captured(begun)
+
+    def _captured(self, begun: float) -> _Taken:
         part = {**self._shards.capture(), **self._cuts.capture()}
         if not self._workers.is_chief:  # what all have the chief saves
             return _Taken(self._number, {}, {}, part, time.perf_counter() - begun)

@@ -13,6 +13,7 @@ from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow.meshes import sharded_variable as sharded
+from tfdist.training import local_steps
 
 VARIABLE, METRIC = "variable", "metric"
 
@@ -67,7 +68,7 @@ def metrics_of(model: keras.Model) -> dict[str, keras.Variable]:
 def _owners(model: keras.Model) -> list[Any]:
     """Objects that have state in shards."""
     optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
-    found = [model, *optimizers.values(), model.distribute_strategy]
+    found = [model, *optimizers.values(), model.distribute_strategy, local_steps.of(model)]
     return [owner for owner in found if callable(getattr(owner, "sharded_state", None))]
 
 

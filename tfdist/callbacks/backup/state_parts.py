@@ -78,10 +78,21 @@ class Shards:
         same = same and manifest.state.get(COUNTS, {}).get("replica") == counts["replica"]
         return (self._workers.index,) if same else range(manifest.parts)
 
-    def restore(self, counts: Mapping[str, int], arrays: Mapping[str, _Array], *, source: str) -> None:
+    def restore(
+        self,
+        counts: Mapping[str, int],
+        arrays: Mapping[str, _Array],
+        *,
+        source: str,
+        only: Mapping[str, keras.Variable] | None = None,
+    ) -> None:
+        """Put back the state of this worker's shards; of some variables alone where they are named."""
+        among = None if only is None else {id(variable) for variable in only.values()}
         _require_same(self.names, {key.split("/", 2)[2] for key in arrays}, source)
         told = set()
         for state, name, variable in self._variables():
+            if among is not None and id(variable) not in among:
+                continue
             old, own = counts[state.axis], self._indices(state, variable)
             total = len(own) * self._workers.count
             if old != total and _lie_on_a_mesh(self._model.distribute_strategy):

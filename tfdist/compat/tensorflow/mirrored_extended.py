@@ -130,7 +130,7 @@ class ReduceInReplicas(HasServices):
             return self.services.traced[mine].all_to_all(tensor, label)
         if not tf.executing_eagerly() and self.services.collectives:
             return self.services.collectives[mine].all_to_all(tensor, key=label)
-        return self.all_gather_in_replica(tensor, label)[replica_index() :: replica_count(replica_context.strategy)]
+        return self.all_gather_in_replica(tensor, label)[index_here() :: replicas_here()]
 
     def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by the services' `traced`, inside of a replica."""
@@ -360,7 +360,16 @@ def replica_count(strategy: tf.distribute.Strategy) -> int:
 def replicas_here() -> int:
     """Return the number of replicas that take part in a reduction asked for here: 1 outside of any replica."""
     replica_context = tf.distribute.get_replica_context()
-    return 1 if replica_context is None else replica_count(replica_context.strategy)
+    if replica_context is None:
+        return 1
+    strategy = replica_context.strategy
+    return len(strategy.extended.worker_devices) if services(strategy).is_apart else replica_count(strategy)
+
+
+def index_here() -> int:
+    """Return the number, among those that take part in a reduction asked for here, of the replica being traced."""
+    replica_context = tf.distribute.get_replica_context()
+    return int(replica_context._replica_id) if services(replica_context.strategy).is_apart else replica_index()
 
 
 def traced_here() -> Traced | None:

@@ -103,6 +103,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if tf.executing_eagerly():  # a merge call: replicas of this process run one after the other
             return tf.distribute.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
+        if self.services.is_apart:
+            return self._reduced_between(reduce_op, value, options)
 
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
             between = functools.partial(self._collective.all_reduce, labels=labels, keep_duplicate_indices=keep)
@@ -115,7 +117,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas: those of each process go from its first replica to the other processes."""
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or self.services.is_apart:
             return super().all_gather_in_replica(tensor, label)
         if len(self._devices) == 1:
             return self._collective.all_gather(tensor, label)
@@ -124,7 +126,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     def sum_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the sum over replicas: that of each process goes from its first replica to the other processes."""
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or self.services.is_apart:
             return super().sum_in_replica(tensor, label)
         if len(self._devices) == 1:
             return self._collective.all_reduce([tensor], [label])[0]
@@ -141,6 +143,8 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
 
     def all_to_all_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows for this replica; with several replicas in a process they are taken of those of all."""
+        if self.services.is_apart:
+            return super().all_to_all_in_replica(tensor, label)
         if not tf.executing_eagerly() and len(self._devices) == 1:
             return self._collective.all_to_all(tensor, label)
         return self.all_gather_in_replica(tensor, label)[replica_index() :: self._num_replicas_in_sync]

@@ -109,7 +109,7 @@ class Compressed(Around):
         if self._codec.has_momentum:
             return [self._whole(one) for one in gradients]
         mine = {i: one for i, one in enumerate(gradients) if one.place in self._specs and not _has_rows(one)}
-        if not mine or not self._codec.has_memory or tf_strategies.replica_count(tf.distribute.get_strategy()) > 1:
+        if not mine or not self._codec.has_memory or tf_strategies.replicas_here() > 1:
             return gradients
         places = [one.place for one in mine.values()]
         members = tf.gather(tf.convert_to_tensor(self._memory.members), places)
@@ -223,7 +223,7 @@ class Compressed(Around):
             rate, last = tf.cast(self._learning_rate(), tf.float32), tf.convert_to_tensor(last_rate)
             slower = tf.where(last > 0, tf.math.divide_no_nan(last, rate), 1.0)
             last_rate.assign(rate)
-        rank = tf_strategies.replica_index()
+        rank = tf_strategies.index_here()
         return [
             messages.context_of(rank, size, step=updates[unit.places[0]], place=unit.places[0], slower=slower)
             for unit in units

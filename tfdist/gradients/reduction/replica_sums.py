@@ -63,7 +63,7 @@ class Replicas:
 
     @property
     def index(self) -> int:
-        return tf_strategies.replica_index()
+        return tf_strategies.index_here()
 
     def rows(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         return rows_from_replicas(tensor, label)

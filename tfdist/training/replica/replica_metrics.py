@@ -100,14 +100,14 @@ class Totals:
     def _part(self, variable: keras.Variable) -> tf.Tensor:
         value = tf.convert_to_tensor(variable.value)
         if id(variable) in self._of_whole:
-            return value if tf_strategies.replica_index() == 0 else tf.zeros_like(value)
+            return value if tf_strategies.index_here() == 0 else tf.zeros_like(value)
         if id(variable) in self._before:  # a replica without examples has counted a copy of one
             value = tf.where(self._current.rows > 0, value, self._before[id(variable)])
         if variable.aggregation == "sum":
             return value
         if variable.aggregation == "mean":
-            return value / tf.cast(tf_strategies.replica_count(tf.distribute.get_strategy()), value.dtype)
-        return value if tf_strategies.replica_index() == 0 else tf.zeros_like(value)
+            return value / tf.cast(tf_strategies.replicas_here(), value.dtype)
+        return value if tf_strategies.index_here() == 0 else tf.zeros_like(value)
 
 
 def require_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -214,7 +214,7 @@ def gather_in_one_place(variables: list[keras.Variable], sums: list[tf.Tensor]) 
     """
     for variable, total in zip(variables, sums, strict=False):
         if variable.aggregation == "sum":
-            variable.assign(total if tf_strategies.replica_index() == 0 else tf.zeros_like(total))
+            variable.assign(total if tf_strategies.index_here() == 0 else tf.zeros_like(total))
 
 
 def _metric_logs(

@@ -82,6 +82,7 @@ class ReplicaServices:
             value of it is asked for.
         weights: how this process holds parts of weights; None: weights are whole.
         sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
+        is_apart: whether only the replicas of this process take part in a step, as between two meetings of workers.
     """
 
     collectives: Sequence[Collective] = ()
@@ -92,6 +93,7 @@ class ReplicaServices:
     compare_variable: Callable[[str, Sequence[int], tf.DType], None] = _no_comparison
     weights: WeightParts | None = None
     sharding: object | None = None
+    is_apart: bool = False
 
 
 _NONE = ReplicaServices()

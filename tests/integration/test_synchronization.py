@@ -1,0 +1,75 @@
+"""Workers that meet seldom, beside a simulation on one device and beside data parallelism."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.forks import Forks
+from tests.integration.light import python_path
+from tfdist.cluster import ports
+from tfdist.testing.pool import WorkerPool, worker_environments
+
+DEADLINE_SECONDS = 600
+CASES = Path(__file__).parent / "cases"
+
+
+def start(forking: Forks, workers: int) -> WorkerPool:
+    def environments() -> list[dict[str, str]]:
+        free = ports.free_ports(workers)
+        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=1)
+        return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
+
+    pool = WorkerPool(environments, start=forking.worker)
+    pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
+    return pool
+
+
+@pytest.fixture(scope="module")
+def pools(forking: Forks) -> Iterator[dict[int, WorkerPool]]:
+    with ExitStack() as stack:
+        yield {workers: stack.enter_context(start(forking, workers)) for workers in (2, 3)}
+
+
+def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
+    answers = pool.call(f"synchronization_cases:{function}", arguments, timeout_seconds=DEADLINE_SECONDS)
+    for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
+        assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
+    return [reply.value for reply in answers]
+
+
+def same(one: Any, other: Any, within: float = 1e-6) -> None:
+    np.testing.assert_allclose(one, other, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize(("workers", "optimizer", "normalizes"), [(2, "adam", True), (3, "momentum", False)])
+def test_to_meet_in_every_step_is_data_parallelism(
+    pools: dict[int, WorkerPool], workers: int, optimizer: str, normalizes: bool
+) -> None:
+    for seen in call(pools[workers], "data_parallel", optimizer=optimizer, normalizes=normalizes):
+        same(seen["met"]["weights"], seen["reduced"]["weights"])
+        for name, values in seen["reduced"]["history"].items():
+            same(seen["met"]["history"][name], values)
+
+
+@pytest.mark.parametrize(
+    ("workers", "optimizer", "normalizes", "moments"),
+    [(2, "adam", True, True), (3, "sgd", False, True), (3, "momentum", False, False)],
+)
+def test_local_steps_are_those_of_the_simulation(
+    pools: dict[int, WorkerPool], workers: int, optimizer: str, normalizes: bool, moments: bool
+) -> None:
+    found = call(pools[workers], "local_sgd", every=4, optimizer=optimizer, normalizes=normalizes, moments=moments)
+    for seen in found:
+        same(seen["weights"], seen["simulated"])
+        assert seen["weights"] == found[0]["weights"]
+        assert seen["history"] == found[0]["history"]
+
+
+def test_the_first_steps_may_reduce_gradients(pools: dict[int, WorkerPool]) -> None:
+    for seen in call(pools[2], "post_local_sgd", after=5, every=3, optimizer="adam"):
+        same(seen["weights"], seen["simulated"])

@@ -1,0 +1,101 @@
+"""Meetings of workers: what travels between two steps, and what each worker makes of it."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.traced import TracedCollective, relative_paths
+from tfdist.gradients.outer import worker_weights
+from tfdist.gradients.outer.schedules import Event, Synchronization
+
+
+@dataclass(frozen=True)
+class Group:
+    """The workers that meet: what carries tensors between them, and this one's share of a batch, of 1."""
+
+    traced: TracedCollective
+    share: float
+
+    def mean(self, values: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
+        """Return the means over workers, weighted by their shares."""
+        return self.traced.all_reduce([value * tf.cast(self.share, value.dtype) for value in values], labels)
+
+
+class Meeting:
+    """The base of meetings: workers may take the mean of what they have. Methods run outside of every strategy.
+
+    One with a memory makes `keras.Variable`s once, and declares them with their rules.
+    """
+
+    def __init__(self, schedule: Synchronization, group: Group, model: keras.Model) -> None:
+        self._group = group
+        self._model = model
+        self._functions: dict[str, Callable[[], Any]] = {}
+
+    def make(self) -> None:
+        """Make the memory; called when the weights exist, which are equal on all workers."""
+
+    def begin(self) -> None:
+        """Begin again from the model's weights, which are equal on all workers."""
+
+    def memory(self) -> list[ShardedState]:
+        """Return what is remembered from meeting to meeting, also before it exists."""
+        return []
+
+    def perform(self, event: Event) -> None:
+        """Carry out an event; all workers do at the same step."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait for what is under way, so that the memory is whole."""
+
+    def known(self) -> list[tf.Tensor] | None:
+        """Return the weights on which all workers agree, where they are remembered."""
+        return None
+
+    def mean(self) -> list[tf.Tensor]:
+        """Return the mean over workers of weights and states; nothing changes."""
+        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+        return self._traced("mean", functools.partial(self._mean_of, variables))
+
+    def total(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the sums over workers."""
+        labels = [f"total {number}" for number in range(len(values))]
+        return self._traced("total", lambda *given: self._group.traced.all_reduce(given, labels), *values)
+
+    def _mean_of(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        paths = relative_paths([one.path for one in variables])
+        return self._group.mean(worker_weights.read(variables), [f"mean of {path}" for path in paths])
+
+    def _traced(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function as a graph, traced once for each name."""
+        if name not in self._functions:
+            self._functions[name] = tf.function(tf.autograph.experimental.do_not_convert(function))
+        return self._functions[name](*arguments)
+
+
+class Averaging(Meeting):
+    """`LocalSGD`: all take the mean of weights, of states, and of the optimizers' variables."""
+
+    def __init__(self, schedule: Any, group: Group, model: keras.Model) -> None:
+        super().__init__(schedule, group, model)
+        self._averages_moments = schedule.average_moments
+
+    def perform(self, event: Event) -> None:
+        """Take the means."""
+        self._traced("meet", self._meet)
+
+    def _meet(self) -> None:
+        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+        if self._averages_moments:
+            variables += [one for one in worker_weights.slots_of(self._model) if worker_weights.is_floating(one)]
+        worker_weights.write(variables, self._mean_of(variables))
+
+
+def meeting_of(schedule: Synchronization, group: Group, model: keras.Model) -> Meeting:
+    return Averaging(schedule, group, model)

@@ -1,0 +1,85 @@
+"""What a worker trains by itself: the weights, states and slots of a model, read and written outside of its strategy.
+
+A worker's replicas have equal copies, so the first one is read and all are written. Code here runs in a thread of its
+own: there no strategy is in scope, so variables are plain ones, and what is under way does not hold up training.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+
+T = TypeVar("T")
+
+
+class Outside(Generic[T]):
+    """A function that runs in a thread of its own, outside of every strategy."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="tfdist-meeting", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks for the result
+            self._error = error
+
+    def result(self) -> T:
+        """Wait, and return the function's result or raise its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        found: T = self._result
+        return found
+
+
+def outside(function: Callable[[], T]) -> T:
+    return Outside(function).result()
+
+
+def is_floating(variable: keras.Variable) -> bool:
+    return bool(tf.as_dtype(variable.dtype).is_floating)
+
+
+def weights_of(model: keras.Model) -> list[keras.Variable]:
+    return [one for one in model.trainable_variables if is_floating(one)]
+
+
+def states_of(model: keras.Model) -> list[keras.Variable]:
+    """The states that layers change in a step, such as moving averages, whose mean over workers is one, too."""
+    trained = {id(one) for one in model.trainable_variables}
+    return [one for one in keras_variables.states(model) if is_floating(one) and id(one) not in trained]
+
+
+def slots_of(model: keras.Model) -> list[keras.Variable]:
+    """What optimizers change in a step: moments, scales and counts, without those that have a rule of their own."""
+    optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
+    rates = [rate for one in optimizers.values() for rate in keras_optimizer.learning_rate_variables(one)]
+    declaring = [one for one in optimizers.values() if callable(getattr(one, "sharded_state", None))]
+    declared = [variable for one in declaring for state in one.sharded_state() for variable in state.variables]
+    taken = {id(variable) for variable in [*rates, *declared]}
+    slots = {id(variable): variable for one in optimizers.values() for variable in one.variables}
+    return [variable for number, variable in slots.items() if number not in taken]
+
+
+def read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """The values on this worker; what is read stays as it is when the variables change."""
+    return [tf_strategies.primary(keras_variables.value_of(one)).read_value() for one in variables]
+
+
+def write(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Give all copies on this worker's replicas a value."""
+    for variable, value in zip(variables, values, strict=True):
+        for copy in tf_strategies.copies(keras_variables.value_of(variable)):
+            copy.assign(tf.cast(value, copy.dtype))

@@ -1,0 +1,388 @@
+"""Steps that each worker takes by itself, between meetings: the `synchronization` of a strategy.
+
+Outside of training steps a model shows the mean over workers: at the end of an epoch, and before an evaluation or a
+prediction, each worker sets its own weights aside and shows the mean, and takes its own back before the next step. No
+schedule depends on that, so training is the same with and without validation. Where a single worker asks between two
+meetings, as to save a model, it shows the mean that it knows last.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.collective import Collective
+from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
+from tfdist.compat import planted
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import keras_variables
+from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
+from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.gradients.outer import meetings, schedules, worker_weights
+from tfdist.gradients.outer.schedules import Synchronization
+from tfdist.gradients.outer.worker_weights import outside
+from tfdist.monitor.process_clock import step_clock
+from tfdist.training.replica.judging import Rules
+
+_SAVING = ("save", "save_weights", "export", "get_weights")
+# what no mean over workers is made of
+_NO_MEANS = ("sum", "maximum", "minimum")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What a strategy needs for local steps: the schedule, and the services of a step that spans this worker alone."""
+
+    schedule: Synchronization
+    services: ReplicaServices
+
+
+def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
+    """Return the schedule that a strategy is given; raise where its workers cannot have weights of their own."""
+    schedule = schedules.require(value)
+    if schedule is None or shard_optimizer is None:
+        return schedule
+    raise ConfigError(
+        f"synchronization is {schedule!r} and shard_optimizer is {shard_optimizer}; between meetings each worker needs "
+        "all slots, and a sharded optimizer has a part of them. Leave one of the two out.",
+        name="synchronization",
+        received=schedule,
+    )
+
+
+def apart(
+    schedule: Synchronization | None,
+    services: ReplicaServices,
+    collectives: Callable[[Sequence[str]], Sequence[Collective]],
+    devices: Sequence[str],
+) -> Apart | None:
+    """Return what local steps need; ``collectives`` makes those of this process's replicas."""
+    if schedule is None:
+        return None
+    near = collectives(devices)
+    traced = [
+        TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
+    ]
+    return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True))
+
+
+def of(model: keras.Model) -> "LocalSteps | None":
+    """Return the local steps of a model, if its strategy has a `synchronization`."""
+    found: LocalSteps | None = planted.of_model(model).local_steps
+    return found
+
+
+def adopt(model: keras.Model, strategy: Any, workers: Workers) -> None:
+    """Give a model local steps, if its strategy takes some."""
+    if planted.of_model(model).local_steps is not None:  # of another strategy
+        vars(model).pop("get_weights")
+        planted.of_model(model).local_steps = None
+    if strategy.apart is None:
+        return
+    local = planted.of_model(model).local_steps = LocalSteps(model, strategy, workers)
+    for name in _SAVING:
+        vars(model)[name] = functools.partial(_showing, local, vars(model).get(name) or getattr(model, name))
+
+
+def _showing(local: "LocalSteps", method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with local.at_hand():
+        return method(*args, **kwargs)
+
+
+def left(model: keras.Model, wanted: int, *, training: bool) -> int:
+    """Return how many of the next steps may run without a look: to the next event of local steps at most."""
+    local = of(model) if training else None
+    return wanted if local is None else local.left(wanted)
+
+
+def stepping(
+    model: keras.Model, forget: Callable[[], None], rules: Rules, *, training: bool
+) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """Return the context of steps of a model; see `LocalSteps.stepping`."""
+    local = of(model) if training else None
+    return contextlib.nullcontext(_ignored) if local is None else local.stepping(forget, rules)
+
+
+def _ignored(steps: int) -> None:
+    pass
+
+
+class LocalSteps:
+    """The local steps of one model on one worker, and its meetings with the others."""
+
+    def __init__(self, model: keras.Model, strategy: Any, workers: Workers) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._workers = workers
+        self._schedule: Synchronization = strategy.apart.schedule
+        shares = strategy.share
+        share = (shares.edges[-1] - shares.edges[0]) / shares.shares.edges[-1]
+        group = meetings.Group(
+            TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes), share
+        )
+        self._meeting = meetings.meeting_of(self._schedule, group, model)
+        self._count: keras.Variable | None = None
+        self._made_equal_at: int | None = 0  # steps after which all weights were made equal, beside the schedule
+        self._own: list[tf.Tensor] | None = None  # set aside while the mean is shown
+        self._shown: list[tf.Tensor] = []
+        self._last: list[tf.Tensor] | None = None  # the mean that was known last
+        self._was_apart: bool | None = None
+        self._epoch_is_apart = False
+        self._wants_stop = False
+        self._agrees = True
+
+    # State
+
+    def sharded_state(self) -> list[ShardedState]:
+        """Return what each worker has by itself, for backups; before the model is built without variables."""
+        is_built = keras_model.is_built(self._model) and all(one.built for one in keras_model.optimizers(self._model))
+        own: list[keras.Variable] = []
+        if is_built:
+            self._make()
+            own = [*self._shown_variables(), *worker_weights.slots_of(self._model)]
+        counts = [variable for metric in keras_model.metrics(self._model) for variable in metric.variables]
+        counts = list({id(one): one for one in counts}.values())
+        count = [] if self._count is None else [self._count]
+        return [
+            ShardedState("the weights that each worker trains by itself", own, rule="mean", axis="worker"),
+            ShardedState("the counts of metrics", counts if is_built else [], rule="sum"),
+            ShardedState("the steps that workers have taken", count, rule="keep", axis="worker"),
+            *self._meeting.memory(),
+        ]
+
+    def _make(self) -> None:
+        if self._count is None:
+
+            def make() -> keras.Variable:
+                self._meeting.make()
+                return keras.Variable(0, name="synchronization_steps", dtype="int64", trainable=False)
+
+            self._count = outside(make)
+
+    def _shown_variables(self) -> list[keras.Variable]:
+        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+
+    @property
+    def _step(self) -> int:
+        return 0 if self._count is None else int(self._count.numpy())
+
+    @property
+    def _is_equal(self) -> bool:
+        """Whether all workers have the same weights now."""
+        step = self._step
+        return self._workers.count == 1 or self._schedule.is_equal(step) or self._made_equal_at == step
+
+    # Training
+
+    def begins(self) -> None:
+        """Begin a `fit`: all workers have equal weights, or take the mean of those that an aborted one has left."""
+        if keras_epochs.running_fit(self._model) is None:
+            raise UnsupportedError(
+                f"the strategy has synchronization={self._schedule!r}, and the model {self._model.name!r} trains by "
+                "train_on_batch, where no epoch ends at which workers show their mean. Call model.fit(), or leave "
+                "synchronization out.",
+                name="synchronization",
+                received=self._schedule,
+            )
+        if self._model.run_eagerly:
+            raise UnsupportedError(
+                f"the strategy has synchronization={self._schedule!r}, and the model {self._model.name!r} runs "
+                "eagerly, where TensorFlow reduces over all workers in every step. Leave run_eagerly=True out.",
+                name="run_eagerly",
+                received=True,
+            )
+        if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
+            planted.of_model(self._model).said.add("local steps")
+            step_clock().warn(self._told())
+        self.ends()
+        self._wants_stop = False
+
+    def _told(self) -> str:
+        return (
+            f"workers train by themselves and meet as {self._schedule!r} says, so the numbers are not those of one "
+            "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
+        )
+
+    def restored(self) -> None:
+        """Note that a backup has given the variables other values."""
+        self._own, self._made_equal_at, self._last = None, None, None
+
+    def ends(self) -> None:
+        """Let the mean over workers be the weights of all, at the end of a `fit`."""
+        self.show()
+        self._own, self._shown = None, []
+        self._made_equal_at = self._step
+        if self._count is not None:
+            outside(self._meeting.begin)
+
+    def require_means(self, rules: Rules) -> None:
+        """Raise if a state of the model is no mean over workers."""
+        for number, variable in enumerate(keras_variables.states(self._model)) if self._workers.count > 1 else ():
+            rule = rules.states.get(number)
+            if rule is not None and rule.verdict in _NO_MEANS:
+                raise UnsupportedError(
+                    f"the state {variable.path!r} is a {rule.verdict} over examples, and workers that meet seldom take "
+                    "means of states. Let it be an average, or leave synchronization out.",
+                    name=variable.path,
+                    received=rule.verdict,
+                )
+
+    def left(self, wanted: int) -> int:
+        """Return how many of the next steps may run without a look: to the next event at most."""
+        return min(wanted, self._schedule.left(self._step))
+
+    @contextlib.contextmanager
+    def stepping(self, forget: Callable[[], None], rules: Rules) -> Iterator[Callable[[int], None]]:
+        """Enclose steps up to the next event; what is yielded takes the number of those that have run.
+
+        ``forget`` drops what was traced, where steps become local or reduce again.
+        """
+        self._make()
+        self.hide()
+        is_apart = not self._schedule.reduces(self._step)
+        if is_apart and self._was_apart is not True:
+            self.require_means(rules)
+        if self._was_apart is not None and self._was_apart != is_apart:
+            forget()
+        self._was_apart = is_apart
+        self._epoch_is_apart |= is_apart
+        extended, together = self._strategy.extended, self._strategy.extended.services
+        extended.services = self._strategy.apart.services if is_apart else together
+        try:
+            yield self._done
+        finally:
+            extended.services = together
+
+    def _done(self, steps: int) -> None:
+        assert self._count is not None
+        self._count.assign_add(steps)
+        self._made_equal_at = None if steps else self._made_equal_at
+        step = self._step
+        self._agrees = self._schedule.agrees(step)
+        events = self._schedule.events(step)
+        if not events or not steps:
+            return
+        with self._workers.waiting("a meeting of workers"):
+            for event in events:
+                outside(functools.partial(self._meeting.perform, event))
+        if self._schedule.is_equal(step):
+            self._last = worker_weights.read(self._shown_variables())
+
+    # The mean
+
+    def show(self) -> None:
+        """Show the mean over workers, all of which call it; the own weights are set aside."""
+        if self._own is not None or self._is_equal:
+            return
+        self.settle()
+        with self._workers.waiting("the mean of the workers' weights"):
+            mean = outside(self._meeting.mean)
+        self._own = self._swap(mean)
+        self._shown = self._last = worker_weights.read(self._shown_variables())
+
+    def hide(self) -> None:
+        """Go on with this worker's own weights; with what callbacks have put in place of the mean, if they have."""
+        own, self._own = self._own, None
+        if own is None:
+            return
+        now = worker_weights.read(self._shown_variables())
+        same = [tf.reduce_all(tf.equal(one, other)) for one, other in zip(now, self._shown, strict=True)]
+        if all(bool(one) for one in same):
+            self._swap(own)
+        else:
+            outside(self._meeting.begin)
+        self._shown = []
+
+    @contextlib.contextmanager
+    def own_shown(self) -> Iterator[None]:
+        """Show this worker's own weights in the block, as for a backup; nothing travels."""
+        self.settle()
+        own = self._own
+        mean = None if own is None else self._swap(own)
+        try:
+            yield
+        finally:
+            if mean is not None:
+                self._swap(mean)
+
+    @contextlib.contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Show the mean in the block, as far as this worker knows it by itself."""
+        known = self._meeting.known() or self._last
+        if self._own is not None or self._is_equal:
+            yield
+            return
+        if known is None:
+            step_clock().warn(
+                "a model is read or saved between two meetings, before this worker has seen the first mean: what it "
+                "gets are the weights of this worker. Save at the end of an epoch."
+            )
+            yield
+            return
+        own = self._swap(known)
+        try:
+            yield
+        finally:
+            self._swap(own)
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+        with self._workers.waiting("a meeting of workers"):
+            self._meeting.settle()
+
+    def _swap(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Write these values, and return those before."""
+        variables = self._shown_variables()[: len(values)]
+        before = worker_weights.read(variables)
+        outside(functools.partial(worker_weights.write, variables, values))
+        return before
+
+    # Callbacks and logs
+
+    def holds_decisions(self) -> bool:
+        """Whether a worker's wish to stop has to wait for the next meeting; it is kept until then."""
+        self._wants_stop |= bool(self._model.stop_training)
+        if not self._agrees:
+            self._model.stop_training = False
+            return True
+        self._model.stop_training, self._wants_stop = self._wants_stop, False
+        return False
+
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the logs of an epoch over all workers, which show their mean from here on."""
+        if not self._epoch_is_apart:
+            return logs
+        self._epoch_is_apart = False
+        self._agrees = True
+        self.show()
+        if keras_model.logs_are_metrics(self._model):
+            return self._metrics_of_all()
+        names = sorted(name for name, value in logs.items() if tf.convert_to_tensor(value).shape.rank == 0)
+        seen = self._workers.gather([as_integer(float(logs[name])) for name in names])
+        means = {name: sum(map(as_float, seen[:, i].tolist())) / len(seen) for i, name in enumerate(names)}
+        return {**logs, **means}
+
+    def _metrics_of_all(self) -> dict[str, Any]:
+        variables = [variable for metric in self._model.metrics for variable in metric.variables]
+        parts = [self._part(variable) for variable in variables]
+        with self._workers.waiting("the metrics of an epoch"):
+            totals = outside(functools.partial(self._meeting.total, parts))
+        with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
+            return {name: float(value) for name, value in keras_model.metrics_result(self._model).items()}
+
+    def _part(self, variable: keras.Variable) -> tf.Tensor:
+        """This worker's contribution to a metric's variable over all workers, by its declared aggregation."""
+        own = [tf.convert_to_tensor(one) for one in tf_strategies.copies(keras_variables.value_of(variable))]
+        if variable.aggregation == "sum":
+            return tf.add_n(own)
+        if variable.aggregation == "mean":
+            return tf.add_n(own) / tf.cast(self._workers.count, own[0].dtype)
+        return own[0] if self._workers.is_chief else tf.zeros_like(own[0])
