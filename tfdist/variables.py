@@ -89,6 +89,23 @@ def _integer(
     )
 
 
+def parsed_shares(name: str, text: str) -> tuple[int, ...]:
+    """The weights of replicas' shares.
+
+    Example:
+        >>> parsed_shares("--shares", "3,1")
+        (3, 1)
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise ConfigError(
+            f"{name} is {text!r}; it must be a positive whole number for each replica, such as 3,1.",
+            name=name,
+            received=text,
+        )
+    return tuple(map(int, parts))
+
+
 def _seconds(name: str, text: str) -> float:
     try:
         return float(text)
@@ -109,6 +126,13 @@ REPLICAS_PER_WORKER = _integer(
     None,
     minimum=1,
     hint="Unset it to take every device, or write a number: 2.",
+    set_by="user or run",
+)
+SHARES = Variable(
+    "TFDIST_SHARES",
+    "parts of a batch that replicas take, such as `3,1`, where the code gives the strategy none",
+    parsed_shares,
+    None,
     set_by="user or run",
 )
 COLLECTIVES = _text("TFDIST_COLLECTIVES", "backend that carries tensors between replicas, where the code names none")

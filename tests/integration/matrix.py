@@ -53,6 +53,8 @@ NUMBERED: dict[str, tuple[str, ...]] = {
     "sparse_gradients_clipped": ("parameter-server-2", "multi-worker-2x2", MESH),
     "gathered_candidates": ("mirrored-3", "multi-worker-2x2", "ring-3", MESH),
     "norms_in_a_step": ("mirrored-3", "parameter-server-2", "sharded-2"),
+    "uneven_shares": ("mirrored-3", "ring-3", MESH),
+    "uneven_shares_of_readings": ("multi-worker-2x2", "sharded-2"),
     "function_that_sums": ("parameter-server-2", "multi-worker-2x2"),
 }
 NUMBERS = column.select([*IN_ONE, *IN_SEVERAL, MESH])

@@ -1,5 +1,6 @@
 """Mirrored training beside what the equivalence matrix compares: nothing patched, refusals, loops of one's own."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_plain_keras_is_left_alone(pool: WorkerPool) -> None:
 
 def test_a_model_that_overrides_fit_is_found(pool: WorkerPool) -> None:
     assert call(pool, "models_that_override_fit") == {"steps": 5}
+
+
+def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_replica_has_no_rows(
+    pool: WorkerPool,
+) -> None:
+    shares = functools.partial(call, pool, cases="share_cases")
+    assert shares("rows_of_a_loop_of_ones_own") == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    seen = shares("too_few_rows")
+    assert seen["fit"][:3] == ["ConfigError", "shares", "(3, 1)"]
+    assert seen["set"][:3] == ["ConfigError", "shares", "(1, 2, 3)"]
 
 
 def test_a_step_is_written_for_one_device(pool: WorkerPool) -> None:

@@ -18,8 +18,10 @@ ROWS = st.integers(0, 100_000)
 def test_parts_follow_each_other_and_add_up_within_a_row_of_their_weight(weights: tuple[int, ...], rows: int) -> None:
     bounds = Shares(weights).bounds(rows)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, rows, len(weights) + 1)
+    lifted = len(Shares(weights).below_one_row(rows))
     for weight, (begin, end) in zip(weights, itertools.pairwise(bounds), strict=True):
-        assert abs((end - begin) * sum(weights) - rows * weight) < sum(weights)
+        assert abs((end - begin) * sum(weights) - rows * weight) < sum(weights) * (1 + lifted)
+        assert end > begin or rows < len(weights), "no replica is without rows where there is one for each"
 
 
 @given(replicas=st.integers(1, 64), rows=ROWS)
@@ -47,6 +49,21 @@ def test_shares_of_processes_are_all_parts_in_order(weights: list[int], count: i
 def test_a_replica_of_weight_three_has_three_of_four_rows() -> None:
     assert Shares((3, 1)).bounds(8) == (0, 6, 8)
     assert Shares((3, 1)).all.slices(1) == [(0, 0, 1), (1, 0, 1)], "the first has none, and a copy of a neighbour's"
+
+
+def test_weights_that_give_less_than_a_row_are_named() -> None:
+    assert Shares((1, 9, 1)).below_one_row(10) == (0, 2)
+    assert Shares((1, 9, 1)).bounds(3) == (0, 1, 2, 3)
+    assert Shares((1, 9, 1)).bounds(11) == (0, 1, 10, 11)
+    assert not Shares((1, 9, 1)).below_one_row(11)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [("3,1", ConfigTypeError), (5, ConfigTypeError), ((3, 1, 1), ConfigError), ((), ConfigError)]
+)
+def test_shares_are_a_weight_for_each_replica(given: object, kind: type[ConfigError]) -> None:
+    with refused(kind):
+        Shares.of(given, replicas=2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
 from tfdist.jobs import LaunchConfig, WorkerSpec
 from tfdist.jobs.plan.job_plan import WORKER_FILE, plan
-from tfdist.variables import JOB_KEY
+from tfdist.variables import JOB_KEY, SHARES
 
 COMMON = {"TFDIST_JOB_ID", "TFDIST_WORKERS", "TFDIST_WORKER_INDEX", "TFDIST_LOCAL_INDEX", "TFDIST_LOCAL_WORKERS"}
 COMMON |= {"TFDIST_ERROR_FILE", "TFDIST_PROGRESS_FILE", "TFDIST_STACKS_FILE", "PYTHONUNBUFFERED"}
@@ -142,6 +142,10 @@ def test_workers_on_several_hosts_know_their_place_on_each() -> None:
         {"workers": 2, "min_workers": 3},
         {"workers": 2, "max_workers": 1},
         {"workers": 2, "max_workers": 3, "parameter_servers": 1},
+        {"shares": "3,"},
+        {"shares": "3,0"},
+        {"workers": 2, "max_workers": 3, "shares": "3,1"},
+        {"workers": 2, "parameter_servers": 1, "shares": "3,1"},
         {"hang_seconds": 0},
         {"stall_seconds": -1},
         {"exit_seconds": 0},
@@ -156,6 +160,11 @@ def test_requests_that_cannot_be(change: dict[str, object]) -> None:
         LaunchConfig(**{"target": "train.py", **change})  # type: ignore[arg-type]
     wrong = list(change)[-1].replace("target", "script")
     assert caught.value.name in (wrong, f"{wrong} (-n)", f"{wrong} (--{wrong.replace('_', '-')})")
+
+
+def test_every_worker_gets_the_shares_of_all() -> None:
+    specs = planned(LaunchConfig(target="train.py", workers=2, shares="3,1"))
+    assert [SHARES.read(spec.environment) for spec in specs] == [(3, 1), (3, 1)]
 
 
 def test_requests_are_frozen() -> None:

@@ -3,18 +3,19 @@
 Everything that cuts a batch asks `Shares`, so workers, the input pipeline and the reader agree on every row.
 
 Example:
-    >>> Shares.equal(3).bounds(10), Shares((3, 1)).bounds(10)
-    ((0, 3, 6, 10), (0, 7, 10))
+    >>> Shares.equal(3).bounds(10), Shares((3, 1)).bounds(10), Shares((9, 1)).bounds(4)
+    ((0, 3, 6, 10), (0, 7, 10), (0, 3, 4))
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 from tfdist import validation
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 
 # A graph multiplies rows by a sum of weights in int32, so a batch may have 2^17 - 1 rows.
 _LARGEST_TOTAL = 2**14
@@ -24,7 +25,8 @@ _LARGEST_TOTAL = 2**14
 class Shares:
     """One weight per replica; replica r has the rows from ``n * before(r) // total`` on, contiguous and in order.
 
-    Weights are reduced by their greatest common divisor, so (2, 2) is (1, 1).
+    Where a batch has a row for each replica, each has at least one, whatever its weight. Weights are reduced by their
+    greatest common divisor, so (2, 2) is (1, 1).
     """
 
     weights: tuple[int, ...]
@@ -49,6 +51,30 @@ class Shares:
         """The default: parts whose sizes differ by at most one row."""
         return cls((1,) * replicas)
 
+    @classmethod
+    def of(cls, weights: object, *, replicas: int) -> Self:
+        """The shares that a user gives: a weight for each of so many replicas."""
+        if isinstance(weights, str) or not isinstance(weights, Sequence):
+            raise ConfigTypeError(
+                f"shares is {validation.shown(weights)}; it must be a weight for each replica, such as (3, 1).",
+                name="shares",
+                received=validation.shown(weights),
+            )
+        found = cls(tuple(weights))
+        if len(weights) != replicas:
+            raise ConfigError(
+                f"shares is {tuple(weights)!r}, {len(weights)} weights, and there are {replicas} replicas. Give a "
+                "positive whole number for each replica, in the order of workers.",
+                name="shares",
+                received=tuple(weights),
+            )
+        return found
+
+    @property
+    def are_equal(self) -> bool:
+        """Every replica has the same weight."""
+        return len(set(self.weights)) == 1
+
     @cached_property
     def edges(self) -> tuple[int, ...]:
         """The sum of the weights before each replica, and of all."""
@@ -61,7 +87,16 @@ class Shares:
 
     def bounds(self, rows: int) -> tuple[int, ...]:
         """The first row of each part of a batch of so many rows, and the number of rows."""
-        return tuple(rows * edge // self.edges[-1] for edge in self.edges)
+        found = [rows * edge // self.edges[-1] for edge in self.edges]
+        replicas = len(self.weights)
+        if rows < replicas:
+            return tuple(found)
+        lifted = itertools.accumulate(found, lambda before, edge: max(before + 1, edge))
+        return tuple(min(edge, rows - replicas + place) for place, edge in enumerate(lifted))
+
+    def below_one_row(self, rows: int) -> tuple[int, ...]:
+        """The replicas whose weight alone would give them less than one row of such a batch."""
+        return tuple(place for place, weight in enumerate(self.weights) if rows * weight < self.edges[-1])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.strategies import local_replicas
 from tfdist.strategies.mirrored import MirroredStrategy
 from tfdist.strategies.model_parallel import ModelParallelStrategy
+from tfdist.training.strategy_mixin import no_shares
 from tfdist.variables import (
     CHUNKS,
     COLLECTIVES,
@@ -29,6 +30,7 @@ from tfdist.variables import (
     REPLICAS_PER_WORKER,
     SCHEDULE,
     SHARDING_STAGE,
+    SHARES,
     STAGES,
     STRATEGY,
     SYNCHRONIZATION,
@@ -81,6 +83,7 @@ def from_environment(
         TFDIST_COLLECTIVES           the backend of multi-worker and sharded-data-parallel
         TFDIST_SYNCHRONIZATION       for multi-worker and ring: how seldom workers meet
         TFDIST_SHARDING_STAGE        what sharded-data-parallel, or the replicas of a pipeline's stages, shard
+        TFDIST_SHARES                each replica's part of a batch, such as ``3,1``
         TFDIST_MAX_STALENESS         for parameter-server: the bound of staleness, a number or "none", the default
         TFDIST_LOCAL_SERVERS         servers to start on this host, with TFDIST_REPLICAS_PER_WORKER workers, where the
                                      cluster has no parameter servers
@@ -108,7 +111,10 @@ def from_environment(
     synchronization = SYNCHRONIZATION.read(environ)
     if synchronization and not entry.may_meet_seldom:
         raise _cannot_meet_seldom(name, synchronization)
+    shares = SHARES.read(environ)
     if entry.processes == "chief":
+        if shares is not None:
+            raise no_shares(shares)
         return create(name, cluster=cluster, loss_reduction=loss_reduction, **_options_of_a_chief(environ))
     if entry.processes == "one" and cluster.num_workers > 1:
         raise ConfigError(
@@ -124,8 +130,10 @@ def from_environment(
     if entry.processes == "one":
         kind = "GPU" if gpus else "CPU"
         devices = None if replicas is None else [f"{kind}:{index}" for index in range(replicas)]
-        return create(name, devices=devices, loss_reduction=loss_reduction)
-    options: dict[str, Any] = {"synchronization": synchronization} if synchronization else {}
+        return create(name, devices=devices, loss_reduction=loss_reduction, shares=shares)
+    options: dict[str, Any] = {"shares": shares}
+    if synchronization:
+        options["synchronization"] = synchronization
     if name == "model-parallel":
         options |= _options_of_model_parallel(layout_map, environ, cluster)
     if entry.collectives and COLLECTIVES.read(environ):

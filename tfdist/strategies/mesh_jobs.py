@@ -154,6 +154,7 @@ def join(
         collectives=backend,
         bucket_bytes=bucket_bytes,
         loss_reduction=loss_reduction,
+        shares=(1,) * (cluster.num_workers * count),  # the job's shares are along one axis of the mesh
     )
     workers: Workers = strategy.workers
     given = services(strategy)

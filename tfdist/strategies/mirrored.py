@@ -34,6 +34,8 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         bucket_bytes: gradients are reduced in buckets of about this many bytes, in backward-pass order.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
+        shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
+            as fast; see `shares`. None: equal parts.
 
     Raises:
         ConfigError: a device does not exist or is named twice, devices are of several types, ``collectives`` is none of
@@ -61,6 +63,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         collectives: str | None = None,
         bucket_bytes: int = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
+        shares: Sequence[int] | None = None,
     ) -> None:
         backend = _backend(collectives)
         self.loss_reduction = loss_reduction
@@ -78,6 +81,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
             bucket_bytes=bucket_bytes,
         )
         tf.distribute.Strategy.__init__(self, extended)
+        self._begin_shares(shares)
 
 
 def _backend(given: str | None) -> str:

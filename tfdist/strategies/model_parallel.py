@@ -64,6 +64,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
             native between CPUs where there is a compiler.
         bucket_bytes: see `MultiWorkerMirroredStrategy`.
         loss_reduction: see `MultiWorkerMirroredStrategy`.
+        shares: the weight of each place's part of a batch along the axis of examples; see `shares`. None: equal parts.
 
     Raises:
         ConfigError: there is no mesh, or one of another size; too few devices; a layout names an unknown axis, or, when
@@ -99,6 +100,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         collectives: str | None = None,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
+        shares: Sequence[int] | None = None,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
         self._mesh = _mesh(mesh, layout_map)
@@ -132,6 +134,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
             traced=[one.along(self._batch) for one in self._axes],
             shardings_of=self._shardings_of,
         )
+        self._begin_shares(shares)
 
     @property
     def mesh(self) -> Mesh:

@@ -70,6 +70,8 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             device. Also as a text, such as ``"local-sgd:every=8"``. Replicas of one worker reduce in every step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
+        shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
+            as fast; see `shares`. None: equal parts.
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
@@ -97,6 +99,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         shard_optimizer: int | None = None,
         synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
+        shares: Sequence[int] | None = None,
     ) -> None:
         backend = validation.one_of(
             "collectives", collectives or variables.COLLECTIVES.read(os.environ) or COLLECTIVES[0], COLLECTIVES
@@ -180,6 +183,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services
         self.apart = local_steps.apart(schedule, services, of_replicas, extended.worker_devices)
+        self._begin_shares(shares)
         if several:
             agree_on_seed(self._workers)
 

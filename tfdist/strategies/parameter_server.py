@@ -91,6 +91,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     and limits updates to several hundred per second.
     """
 
+    _takes_shares = False
+
     def __init__(
         self,
         cluster: "clusters.Cluster | None" = None,

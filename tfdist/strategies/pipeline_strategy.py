@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -78,6 +78,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         shard_optimizer: None, or 1: each of the D replicas of a stage holds 1 / D of the optimizer's slots of the
             stage's weights, updates that part of the weights, and receives the others.
         loss_reduction: how a loss function of yours that returns one number depends on examples: "mean" or "sum".
+        shares: the weight of each replica's part of a batch, such as ``(3, 1)``; see `shares`. None: equal parts.
 
     Raises:
         ConfigError: processes, mesh and stages do not fit together. In `fit`: the model cannot be cut this way.
@@ -113,6 +114,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         shard_optimizer: int | None = None,
         loss_reduction: str = "detect",
+        shares: Sequence[int] | None = None,
     ) -> None:
         stage_placement.require_slots_alone(shard_optimizer)
         cluster = clusters.from_environment() if cluster is None else cluster
@@ -204,6 +206,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
             staged=self._staged,
             shards_slots_of=lambda optimizer: optimizer is not None and UPDATES in vars(optimizer),
         )
+        self._begin_shares(shares)
 
     @property
     def mesh(self) -> Mesh:
@@ -282,7 +285,10 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         if kind == "train" and model.optimizer is not None and not model.optimizer.built:
             with self.scope():  # slots are made by all processes in one order, which a step cannot do
                 keras_optimizer.build(model.optimizer, model.trainable_weights)
-        made = StageStep(model, self.division_of(model), self._pipe, unseeded, loss_reduction=self.loss_reduction)
+        division, reduction = self.division_of(model), self.loss_reduction
+        made = StageStep(
+            model, division, self._pipe, unseeded, loss_reduction=reduction, shares=lambda: self.share.shares
+        )
         step: Callable[[Any, int], Any] = getattr(made, kind)
         return step
 

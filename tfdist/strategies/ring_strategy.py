@@ -52,6 +52,8 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         synchronization: how seldom workers meet, see `MultiWorkerMirroredStrategy`; None is in every step.
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
+        shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
+            as fast; see `shares`. None: equal parts.
 
     Raises:
         MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
@@ -81,6 +83,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
+        shares: Sequence[int] | None = None,
     ) -> None:
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster
@@ -126,6 +129,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         )
         tf.distribute.Strategy.__init__(self, extended)
         self.apart = local_steps.apart(schedule, extended.services, of_replicas, devices)
+        self._begin_shares(shares)
         if several:
             agree_on_seed(self._workers)
 

@@ -4,11 +4,13 @@ Workers that read the same data compare what they read where that costs nothing;
 each other at every batch how many examples they have.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import tf_data as tf_data
@@ -209,8 +211,9 @@ class SharedData:
     They compare the first and the last batch; where the number of batches is unknown, every batch.
     """
 
-    def __init__(self, workers: Workers, batches: int | None, *, endless: bool) -> None:
+    def __init__(self, workers: Workers, batches: int | None, *, endless: bool, shares: Shares) -> None:
         self._workers = workers
+        self._shares = int.from_bytes(hashlib.sha256(repr(shares.weights).encode()).digest()[:7], "little")
         self._batches = batches
         self._known = batches is not None or endless
         self._compared = (0, batches - 1 if batches else 0)
@@ -225,7 +228,7 @@ class SharedData:
             mark = 0 if element is None else int(element.fingerprint)
             rows = 0 if element is None else int(element.rows)
             batches = -1 if self._batches is None else self._batches
-            seen = self._workers.gather([element is not None, mark, rows, batches])
+            seen = self._workers.gather([element is not None, mark, rows, batches, self._shares])
             _require_alike(seen.tolist(), position)
         return None if element is None else (element, element.rows)
 
@@ -258,7 +261,15 @@ class OwnData:
 
 
 def _require_alike(seen: list[list[int]], position: int) -> None:
-    """Raise if a worker's report (has a batch, fingerprint, rows, batches) differs from the chief's."""
+    """Raise if a worker's report (has a batch, fingerprint, rows, batches, shares) differs from the chief's."""
+    unlike = [worker for worker, report in enumerate(seen) if report[4] != seen[0][4]]
+    if unlike:
+        raise DisagreementError(
+            f"workers cut batches by different shares: worker 0 and {', '.join(map(str, unlike))}. Set strategy.shares "
+            "alike on every worker.",
+            name="shares",
+            workers=(0, *unlike),
+        )
     words: list[tuple[int, Callable[[int], str]]] = [
         (3, lambda n: f"{n} batches" if n >= 0 else "an unknown number of batches"),
         (0, lambda n: "a further batch" if n else "no further batch"),

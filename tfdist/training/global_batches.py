@@ -121,6 +121,14 @@ class Input:
                 name="auto_shard_policy",
                 received=policy.name,
             )
+        if own and not share.shares.are_equal:
+            raise UnsupportedError(
+                f"the dataset has experimental_distribute.auto_shard_policy {policy.name}, by which each worker reads "
+                f"data of its own, and strategy.shares is {share.shares.weights}, parts of a batch that all read. Give "
+                "all workers the same dataset, or leave shares out and let each worker read batches of its size.",
+                name="shares",
+                received=share.shares.weights,
+            )
         self.source = Source.OWN if own else Source.SHARED
         if whole and own:
             raise _no_whole_inputs(policy, whole)
@@ -178,7 +186,7 @@ class Input:
         if self.workers.count == 1:
             return Alone()
         if self.source is Source.SHARED:
-            return SharedData(self.workers, self.batches, endless=self._endless)
+            return SharedData(self.workers, self.batches, endless=self._endless, shares=self.share.shares)
         return OwnData(self.workers, self.layout)
 
     def _begin(self) -> None:

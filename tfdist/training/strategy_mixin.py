@@ -1,5 +1,6 @@
 """A mix-in that makes Keras' `fit` correct under tfdist's strategies."""
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +16,16 @@ from tfdist.compat.keras import keras_frames as keras_calls
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import optimizer as keras_optimizer
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
-from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.gradients.sharding import sharded_slots, slot_saving
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
+from tfdist.monitor.process_clock import step_clock
 from tfdist.training import call_ends, local_steps, worker_callbacks
 from tfdist.training import replicated_model as models
 from tfdist.training.checks import untested
 from tfdist.training.global_batches import Input, Source, Tee, in_parts, with_like_rows
 from tfdist.training.replica import current_step, replica_optimizers
+from tfdist.variables import SHARES
 
 
 class KerasTraining:
@@ -84,6 +87,35 @@ class KerasTraining:
         vars(self)["_whole_inputs"] = tuple(map(str, value))
 
     @property
+    def shares(self) -> tuple[int, ...]:
+        """The parts of every global batch that replicas take: one positive weight for each, such as (3, 1).
+
+        On a mesh there is a weight for each place along the axis of examples. Set it before `fit`, alike on all
+        workers. The batch size stays that of the global batch. Each replica has at least one row of a batch with a row
+        for each.
+
+        Guaranteed: the numbers of one device, whatever the shares.
+
+        Example:
+            >>> strategy.shares = (3, 1)                      # doctest: +SKIP
+        """
+        return self.share.shares.weights
+
+    @shares.setter
+    def shares(self, value: Sequence[int]) -> None:
+        if not self._takes_shares:
+            raise no_shares(value)
+        shares = Shares.of(value, replicas=self._position[1] * self._slices)
+        if self.apart is not None and not shares.are_equal:
+            raise UnsupportedError(
+                f"shares is {value!r} with a synchronization, by which workers meet seldom: each would count alike in "
+                "their mean, whatever its rows. Leave one of the two out.",
+                name="shares",
+                received=value,
+            )
+        vars(self)["_shares"] = shares
+
+    @property
     def workers(self) -> Workers:
         """The worker processes of this strategy, and how they agree."""
         return self._workers
@@ -139,7 +171,7 @@ class KerasTraining:
         if epoch_iterator is None or caller is None:
             self._refuse_keras("experimental_distribute_dataset")
             is_cut = tf_strategies.replica_count(self) > 1
-            if self.whole_inputs and is_cut:
+            if is_cut and (self.whole_inputs or not self.share.shares.are_equal):
                 replicas = tf_strategies.slices_of_replicas(self.extended)  # type: ignore[attr-defined]
                 parts = in_parts(dataset, self._workers, self.share, replicas, self.whole_inputs)
                 return super().distribute_datasets_from_function(lambda context: parts, options)  # type: ignore[misc]
@@ -147,6 +179,7 @@ class KerasTraining:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         worker_callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)
+        self._require_rows(keras_model.batch_size_of(epoch_iterator), training=keras_model.is_fitting(caller))
         distributed = Input(
             dataset,
             batches=batches,
@@ -190,6 +223,8 @@ class KerasTraining:
         if getattr(compiling, "optimizer", None) is not None:
             replica_optimizers.require_scope(compiling.optimizer, self)
 
+    #: whether replicas may have unequal parts of a batch
+    _takes_shares = True
     #: whether the predict function of its models takes `epoch.Place`s in the place of batches
     _predicts_from_input = True
 
@@ -214,10 +249,36 @@ class KerasTraining:
     def share(self) -> Share:
         """The rows of every global batch that the replicas of this process take."""
         part, parts = self._position
-        return Share(part * self._slices, self._slices, Shares.equal(parts * self._slices))
+        shares = vars(self).get("_shares") or Shares.equal(parts * self._slices)
+        return Share(part * self._slices, self._slices, shares)
 
     def ready(self, model: Any) -> None:
         """Look at a model that is about to train, test or predict."""
+
+    def _begin_shares(self, given: Sequence[int] | None) -> None:
+        """Take the shares that the strategy is made with, or those of the job (`tfdist run --shares`)."""
+        given = SHARES.read(os.environ) if given is None else given
+        if given is not None:
+            self.shares = given
+
+    def _require_rows(self, batch_size: int | None, *, training: bool) -> None:
+        """Raise if uneven shares leave a replica without rows of every batch; warn where only the floor prevents it."""
+        shares = self.share.shares
+        if batch_size is None or not training or shares.are_equal:
+            return
+        if batch_size < len(shares.weights):
+            raise ConfigError(
+                f"the batch size is {batch_size}, and shares {shares.weights} are of {len(shares.weights)} replicas: "
+                "some would have no rows of any batch. Take a larger batch, or fewer replicas.",
+                name="shares",
+                received=shares.weights,
+            )
+        if (below := shares.below_one_row(batch_size)) and self.is_chief:
+            who = ", ".join(map(str, below))
+            step_clock().warn(
+                f"shares {shares.weights} give less than one row of a batch of {batch_size} to replica {who}, which "
+                f"gets one. A batch of {-(-shares.edges[-1] // min(shares.weights))} follows the shares."
+            )
 
     def _adopt(self, model: Any) -> None:
         models.adopt(model, self, self._workers)
@@ -260,6 +321,16 @@ class KerasTraining:
         untested.require(tf.__version__, keras.__version__)
         call_ends.watch(model)
         self._adopt(model)
+
+
+def no_shares(value: Any) -> UnsupportedError:
+    """The error where a chief hands out the parts of a batch."""
+    return UnsupportedError(
+        f"shares is {value!r}, and the chief of parameter servers hands equal parts of a batch to its workers. Leave "
+        "shares out: with max_staleness above 0 a slow worker does not hold up the others.",
+        name="shares",
+        received=value,
+    )
 
 
 def agree_on_seed(workers: Workers) -> None:

@@ -163,6 +163,7 @@ COLUMNS = (
             strategy="parameter-server",
             replicas_per_worker=workers,
             variables=((MAX_STALENESS.name, "0"), (LOCAL_SERVERS.name, "2")),
+            may_refuse=("uneven_shares", "uneven_shares_of_readings"),
         )
         for workers in (2, 3)
     ),

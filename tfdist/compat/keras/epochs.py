@@ -48,11 +48,7 @@ class Fit:
     @property
     def batch_size(self) -> int | None:
         """Examples of a whole batch, where it is known."""
-        try:
-            found = self.epoch_iterator.data_adapter.batch_size
-        except (NotImplementedError, ValueError, IndexError, TypeError):  # an adapter that does not say
-            return None
-        return None if found is None else int(found)
+        return keras_model.batch_size_of(self.epoch_iterator)
 
     def batches_taken(self, ahead: int = 0) -> int:
         """How many batches of the present iteration over the data have been trained on, at the end of a step."""

@@ -121,6 +121,15 @@ def is_predicting(model: keras.Model) -> bool:
     )
 
 
+def is_fitting(model: keras.Model) -> bool:
+    """Return whether the input that is being made is that of Keras' own `fit` of this model, not of an evaluation."""
+    kinds = {keras_calls.code_of(method) for method in (TensorFlowTrainer.fit, TensorFlowTrainer.evaluate)}
+    for frame in keras_calls.frames(2, _FRAMES_TO_SEARCH):
+        if frame.f_code in kinds and frame.f_locals.get("self") is model:
+            return frame.f_code is keras_calls.code_of(TensorFlowTrainer.fit)
+    return False
+
+
 def compiling_model() -> keras.Model | None:
     """Return the model whose `compile` is making a variable now, if one is."""
     for frame in keras_calls.frames(2, _FRAMES_OF_A_VARIABLE):
@@ -263,6 +272,15 @@ def calling_epoch_iterator() -> TFEpochIterator | None:
 def batches_of(epoch_iterator: TFEpochIterator) -> int | None:
     """Return the number of batches in the input as Keras knows it; of arrays it does, although tf.data does not."""
     return epoch_iterator._num_batches
+
+
+def batch_size_of(epoch_iterator: TFEpochIterator) -> int | None:
+    """Return the examples of a whole batch, where they are known."""
+    try:
+        found = epoch_iterator.data_adapter.batch_size
+    except (NotImplementedError, ValueError, IndexError, TypeError):  # an adapter that does not say
+        return None
+    return None if found is None else int(found)
 
 
 def set_batches(epoch_iterator: TFEpochIterator, batches: int | None) -> None:

@@ -67,8 +67,9 @@ def notebook(
             it is set here or there.
         timeout_seconds: after so many seconds the workers are ended; None waits as long as it takes.
         verbose: whether to tell which processes are started and ended.
-        options: `replicas_per_worker`, `max_restarts`, `min_workers`, `max_workers`, `grace_seconds`, `hang_seconds`,
-            `stall_seconds`, `parameter_servers`, `event_file`: as in `LaunchConfig` and `tfdist run --help`.
+        options: `replicas_per_worker`, `shares`, `max_restarts`, `min_workers`, `max_workers`, `grace_seconds`,
+            `hang_seconds`, `stall_seconds`, `parameter_servers`, `event_file`: as in `LaunchConfig` and `tfdist run
+            --help`.
     Returns:
         What the call has returned on the chief: worker 0, or with parameter servers the chief alone, which calls it.
         What other workers return is dropped.

@@ -34,6 +34,7 @@ from tfdist.variables import (
     PROGRESS_FILE,
     REPLICAS_PER_WORKER,
     RESTARTS,
+    SHARES,
     STACKS_FILE,
     STRATEGY,
     TASKS_FILE,
@@ -139,6 +140,8 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
         variables[STRATEGY.name] = config.strategy
     if config.replicas_per_worker is not None:
         variables[REPLICAS_PER_WORKER.name] = str(config.replicas_per_worker)
+    if config.shares is not None:
+        variables[SHARES.name] = config.shares
     return variables
 
 

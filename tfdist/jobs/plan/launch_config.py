@@ -12,7 +12,7 @@ from tfdist.jobs.plan.host_plan import Remote
 from tfdist.jobs.plan.worker_spec import EXIT_SECONDS
 from tfdist.options import check, option
 from tfdist.validation import integer, shown, text
-from tfdist.variables import ALL_LOGS, COLLECTIVES, REPLICAS_PER_WORKER, STRATEGY
+from tfdist.variables import ALL_LOGS, COLLECTIVES, REPLICAS_PER_WORKER, SHARES, STRATEGY, parsed_shares
 
 MAX_WORKERS = 1024  # on one host; more is a typing error
 COPY_BANDWIDTH = 64 << 20  # half of a link of 1 Gbit/s
@@ -32,6 +32,7 @@ class LaunchConfig:
         is_module: whether ``target`` is a module, started as ``python -m`` does.
         arguments: what the script gets after its name, untouched.
         workers: number of workers, at least 1.
+        shares: the parts of a batch that replicas take, such as "3,1"; None: equal ones.
         parameter_servers: 0, and every worker runs the script; or as many are started, a chief runs the script, and
             workers and parameter servers are tasks that serve it.
         max_restarts: how often the workers are started again after a failure; with parameter servers, how often a
@@ -93,10 +94,11 @@ class LaunchConfig:
         minimum=1,
         variable=REPLICAS_PER_WORKER.name,
     )
-    gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
-    grace_seconds: float = option(
-        10.0, "From the request to end to SIGKILL.", metavar="S", minimum=0, maximum=DAY_SECONDS
+    shares: str | None = option(
+        None, "Rows of a batch: 3,1 is 3 of 4 for worker 0.", kind=str, metavar="W,W", variable=SHARES.name
     )
+    gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
+    grace_seconds: float = option(10.0, metavar="S", minimum=0, maximum=DAY_SECONDS)
     parameter_servers: int = option(
         0,
         f"Number of parameter servers.  [default: {DEFAULT_SERVERS}]",
@@ -141,6 +143,7 @@ class LaunchConfig:
             integer("min_workers (--min-workers)", self.min_workers, minimum=1, maximum=self.workers)
         if self.max_workers is not None:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
+        self._require_shares()
         if self.standby and (self.max_restarts == 0 or self.parameter_servers):
             raise ConfigError(
                 f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
@@ -159,6 +162,25 @@ class LaunchConfig:
                 "both out.",
                 name="parameter_servers (--parameter-servers)",
                 received=self.parameter_servers,
+            )
+
+    def _require_shares(self) -> None:
+        if self.shares is None:
+            return
+        parsed_shares("shares (--shares)", self.shares)
+        if self.parameter_servers:
+            raise ConfigError(
+                f"shares (--shares) is {self.shares} with {self.parameter_servers} parameter servers; a chief hands "
+                "equal parts of a batch to workers. Leave one of the two out.",
+                name="shares (--shares)",
+                received=self.shares,
+            )
+        if self.range != (self.workers, self.workers):
+            raise ConfigError(
+                f"shares (--shares) is {self.shares}, and the number of workers may change (--min-workers, "
+                "--max-workers); a weight belongs to each. Leave one of the two out.",
+                name="shares (--shares)",
+                received=self.shares,
             )
 
     def _require_eviction(self) -> None:

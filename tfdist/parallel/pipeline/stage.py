@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.shares import Shares
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
 from tfdist.collectives.workers.worker_processes import Workers
@@ -93,13 +94,21 @@ class StageStep:
     """What a stage does in one step."""
 
     def __init__(
-        self, model: keras.Model, division: Division, pipe: Pipe, unseeded: Any, *, loss_reduction: str
+        self,
+        model: keras.Model,
+        division: Division,
+        pipe: Pipe,
+        unseeded: Any,
+        *,
+        loss_reduction: str,
+        shares: Callable[[], Shares],
     ) -> None:
         self._model = model
         self._division = division
         self._pipe = pipe
         self._unseeded = unseeded
         self._loss_reduction = loss_reduction
+        self._shares = shares
         self._known: whole_batches.Sums = []
         self._example_weight = 1.0
         self._comparing: list[str] | None = None  # losses that compare examples, once they were tried
@@ -207,8 +216,8 @@ class StageStep:
         return [Work("forward", number, chunk) for chunk in range(chunks) for number in range(count)]
 
     def _rows(self, global_rows: int) -> int:
-        replica, replicas = self._pipe.replica, self._pipe.replicas
-        return global_rows * (replica + 1) // replicas - global_rows * replica // replicas
+        bounds = self._shares().bounds(global_rows)
+        return bounds[self._pipe.replica + 1] - bounds[self._pipe.replica]
 
     def _outer(self, data: Any, global_rows: int) -> current_step.Step:
         replica_step.adapt(self._model, self._unseeded)

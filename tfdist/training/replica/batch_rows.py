@@ -196,8 +196,23 @@ def part_of(data: Any, index: int, shares: Shares) -> tuple[tf.Tensor, Any]:
 
 def bounds_of(data: Any, share: Share) -> tf.Tensor:
     """The first row of each part that a process takes, and the one behind its last: `Shares.bounds` in a graph."""
-    # of all at once: each operation takes time to trace
-    return rows_of(data) * np.array(share.edges, np.int32) // share.shares.edges[-1]
+    if share.shares.are_equal:
+        # of all at once: each operation takes time to trace
+        return rows_of(data) * np.array(share.edges, np.int32) // share.shares.edges[-1]
+    return uneven_bounds(rows_of(data), np.array(share.shares.edges, np.int32))[
+        share.first : share.first + share.count + 1
+    ]
+
+
+def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
+    """`Shares.bounds` in a graph, of shares with these edges, which may be a tensor."""
+    replicas = edges.shape[0] - 1
+    places = np.arange(replicas + 1, dtype=np.int32)
+    found = rows * edges // edges[-1]
+    # each edge is at least one row behind all before it, where there are rows enough
+    before = tf.where(np.tri(replicas + 1, dtype=bool), (found - places)[tf.newaxis, :], tf.int32.min)
+    lifted = tf.minimum(places + tf.reduce_max(before, axis=1), rows - replicas + places)
+    return tf.where(rows < replicas, found, lifted)
 
 
 def parts_of(data: Any, share: Share) -> list[tuple[tf.Tensor, Any]]:

@@ -3,6 +3,7 @@
 ORDER = (
     "data.batches_features",
     "data.inputs_features",
+    "data.shares_features",
     "optimization.optimizers_features",
     "model.lookups_features",
     "model.losses_features",
