@@ -73,3 +73,43 @@ def test_local_steps_are_those_of_the_simulation(
 def test_the_first_steps_may_reduce_gradients(pools: dict[int, WorkerPool]) -> None:
     for seen in call(pools[2], "post_local_sgd", after=5, every=3, optimizer="adam"):
         same(seen["weights"], seen["simulated"])
+
+
+def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPool]) -> None:
+    """Also where deltas travel by a codec that loses nothing."""
+    names = ["local-sgd:every=4,average_moments=false", "plain", "top"]
+    for local, outer, sent in call(pools[2], "same_ends", names=names, optimizer="adam"):
+        same(outer, local)
+        same(sent, local)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(2, {"every": 3}), (3, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25})],
+    ids=["whole", "fragments"],
+)
+def test_outer_steps_are_those_of_the_simulation(
+    pools: dict[int, WorkerPool], workers: int, options: dict[str, Any]
+) -> None:
+    for seen in call(pools[workers], "outer_steps", options=options):
+        same(seen["weights"], seen["simulated"], within=2e-6)
+
+
+def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:
+    one, other = call(pools[2], "trained", synchronization="int4", optimizer="adam", epochs=4)
+    assert one == other
+    losses = one["history"]["val_loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        (2, "elastic:every=3,alpha=0.3"),
+        (3, "gossip:every=2,topology=exponential"),
+        (3, "gossip:topology=ring,push_sum=true"),
+    ],
+)
+def test_mixtures_are_those_of_the_simulation(pools: dict[int, WorkerPool], workers: int, text: str) -> None:
+    for seen in call(pools[workers], "mixed", text=text):
+        same(seen["weights"], seen["simulated"])

@@ -1,14 +1,34 @@
 """Schedules of workers that meet seldom: pure functions of the number of steps."""
 
+import functools
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import schedules
-from tfdist.gradients.outer.schedules import LocalSGD, PostLocalSGD, Synchronization
+from tfdist.gradients.outer.fragments import divided
+from tfdist.gradients.outer.schedules import (
+    DiLoCo,
+    ElasticAveraging,
+    Gossip,
+    LocalSGD,
+    PostLocalSGD,
+    Synchronization,
+    mixing,
+    rounds,
+)
 
-SCHEDULES = [LocalSGD(every=1), LocalSGD(every=5), PostLocalSGD(after=7, every=3), PostLocalSGD(after=4, every=1)]
+SCHEDULES = [
+    *(LocalSGD(every=1), LocalSGD(every=5), PostLocalSGD(after=7, every=3), PostLocalSGD(after=4, every=1)),
+    *(DiLoCo(every=1), DiLoCo(every=6), Gossip(), Gossip(every=3), ElasticAveraging(every=4, alpha=0.1)),
+    *(DiLoCo(every=10, fragments=3, delay=3), DiLoCo(every=7, fragments=7), DiLoCo(every=5, delay=4)),
+]
+AVERAGING = [one for one in SCHEDULES if isinstance(one, LocalSGD)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
@@ -22,7 +42,7 @@ def test_what_is_left_ends_where_something_changes(schedule: Synchronization) ->
         assert len({schedule.reduces(one) for one in range(step, min(step + left, 60))}) == 1
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", AVERAGING, ids=repr)
 def test_weights_are_equal_from_a_meeting_to_the_next_local_step(schedule: Synchronization) -> None:
     equal = True
     for step in range(40):
@@ -66,3 +86,76 @@ def test_other_things_are_refused(given: Any, kind: type[Exception], says: str) 
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         LocalSGD(**options)
+
+
+@pytest.mark.parametrize(("every", "count", "delay"), [(10, 3, 3), (7, 7, 0), (100, 4, 5)])
+def test_each_fragment_is_sent_once_a_period_and_applied_later(every: int, count: int, delay: int) -> None:
+    schedule = DiLoCo(every=every, fragments=count, delay=delay)
+    under_way: set[int] = set()
+    sent = dict.fromkeys(range(count), 0)
+    for step in range(1, 4 * every + 1):
+        for kind, fragment in schedule.events(step):
+            if kind == "apply":
+                under_way.remove(fragment)
+            else:
+                assert not under_way, "one at a time"
+                sent[fragment] += 1
+                under_way |= {fragment} if kind == "send" else set()
+    assert set(sent.values()) == {4}
+
+
+@given(st.lists(st.integers(0, 50), min_size=1), st.integers(1, 9))
+def test_fragments_have_every_number_once(sizes: list[int], count: int) -> None:
+    found = divided(sizes, count)
+    numbers = [(piece.variable, at) for pieces in found for piece in pieces for at in range(piece.begin, piece.end)]
+    assert numbers == [(variable, at) for variable, size in enumerate(sizes) for at in range(size)]
+    lengths = [sum(piece.end - piece.begin for piece in pieces) for pieces in found]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("schedule", [Gossip(), Gossip(topology="exponential"), Gossip(push_sum=True)], ids=repr)
+def test_mixing_keeps_sums_and_forgets_differences(schedule: Gossip, workers: int) -> None:
+    """The matrix is doubly stochastic, and disagreement contracts by its second singular value."""
+    tables = [np.array(mixing(schedule, workers, number)) for number in range(rounds(schedule, workers))]
+    for table in tables:
+        assert np.abs(table.sum(axis=0) - 1).max() <= 1e-12
+        assert np.abs(table.sum(axis=1) - 1).max() <= 1e-12
+    whole = functools.reduce(lambda before, table: table @ before, tables)
+    gap = np.sort(np.abs(np.linalg.eigvals(whole)))[-2] if workers > 1 else 0.0
+    values = np.random.default_rng(0).normal(size=workers)
+    apart = []
+    for _ in range(20):
+        values = whole @ values
+        apart.append(np.linalg.norm(values - values.mean()))
+    if gap > 1e-9:
+        assert (apart[-1] / apart[-9]) ** (1 / 8) == pytest.approx(gap, rel=0.05)
+    else:
+        assert apart[-1] < 1e-9
+
+
+def test_push_sum_conserves_both_sums_exactly() -> None:
+    """In fractions, where nothing is rounded: halves of binary numbers are exact."""
+    values, weights = [Fraction(3), Fraction(5), Fraction(-7)], [Fraction(1)] * 3
+    for number in range(30):
+        table = [[Fraction(one) for one in row] for row in mixing(Gossip(push_sum=True), 3, number)]
+        values = [sum(w * v for w, v in zip(row, values, strict=True)) for row in table]
+        weights = [sum(w * v for w, v in zip(row, weights, strict=True)) for row in table]
+        assert (sum(values), sum(weights)) == (1, 3)
+    assert all(
+        abs(value / weight - Fraction(1, 3)) < Fraction(1, 100) for value, weight in zip(values, weights, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 4, "fragments": 5},
+        {"every": 10, "fragments": 3, "delay": 4},
+        {"every": 3, "delay": -1},
+        {"every": 3, "keep": 1.5},
+    ],
+)
+def test_outer_steps_check_their_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        DiLoCo(**options)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:
-    from tfdist.gradients.outer.schedules import LocalSGD, PostLocalSGD
+    from tfdist.gradients.outer.schedules import DiLoCo, ElasticAveraging, Gossip, LocalSGD, PostLocalSGD
     from tfdist.strategies.factory import create, from_distribution, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.model_parallel import ModelParallelStrategy
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tfdist.strategies.ring_strategy import RingStrategy
 
 __all__ = [
+    "DiLoCo",
+    "ElasticAveraging",
+    "Gossip",
     "LocalSGD",
     "MirroredStrategy",
     "ModelParallelStrategy",

@@ -26,7 +26,7 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.gradients.outer import meetings, schedules, worker_weights
+from tfdist.gradients.outer import meeting_kinds, meetings, worker_weights
 from tfdist.gradients.outer.schedules import Synchronization
 from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
@@ -47,7 +47,7 @@ class Apart:
 
 def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
     """Return the schedule that a strategy is given; raise where its workers cannot have weights of their own."""
-    schedule = schedules.require(value)
+    schedule = meeting_kinds.require(value)
     if schedule is None or shard_optimizer is None:
         return schedule
     raise ConfigError(
@@ -128,7 +128,7 @@ class LocalSteps:
         group = meetings.Group(
             TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes), share
         )
-        self._meeting = meetings.meeting_of(self._schedule, group, model)
+        self._meeting = meeting_kinds.meeting_of(self._schedule, group, model)
         self._count: keras.Variable | None = None
         self._made_equal_at: int | None = 0  # steps after which all weights were made equal, beside the schedule
         self._own: list[tf.Tensor] | None = None  # set aside while the mean is shown
@@ -316,10 +316,10 @@ class LocalSteps:
     @contextlib.contextmanager
     def at_hand(self) -> Iterator[None]:
         """Show the mean in the block, as far as this worker knows it by itself."""
-        known = self._meeting.known() or self._last
         if self._own is not None or self._is_equal:
             yield
             return
+        known = self._meeting.known() or self._last
         if known is None:
             step_clock().warn(
                 "a model is read or saved between two meetings, before this worker has seen the first mean: what it "

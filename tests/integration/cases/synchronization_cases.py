@@ -12,6 +12,8 @@ import numpy as np
 
 import tfdist.strategies
 from tfdist.cluster.shares import Shares
+from tfdist.compression import ErrorFeedback, TopK
+from tfdist.gradients.outer import schedules
 
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
 WORKERS = len(os.environ["TFDIST_WORKERS"].split(","))
@@ -26,14 +28,32 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
+def sgd(rate: float, momentum: float = 0.0, *, nesterov: bool = False) -> Callable[[], keras.optimizers.Optimizer]:
+    return lambda: keras.optimizers.SGD(rate, momentum=momentum, nesterov=nesterov)
+
+
+def plain(**options: Any) -> tfdist.strategies.DiLoCo:
+    """Return outer steps that take the mean."""
+    return tfdist.strategies.DiLoCo(outer=sgd(1.0), **options)
+
+
+#: schedules that no text describes
+VALUES: dict[str, tfdist.strategies.DiLoCo] = {
+    "plain": plain(every=4),
+    "top": plain(every=4, wire=ErrorFeedback(codec=TopK(density=1.0))),
+    "int4": tfdist.strategies.DiLoCo(every=4, fragments=2, delay=1, wire="int4"),
+}
+
+
 def strategy(synchronization: str | None) -> Any:
     """Return the strategy of this synchronization; one for each in a process."""
     key = str(synchronization)
     if key not in _STRATEGIES:
-        os.environ.pop("TFDIST_SYNCHRONIZATION", None)
-        if synchronization is not None:
-            os.environ["TFDIST_SYNCHRONIZATION"] = synchronization
-        _STRATEGIES[key] = tfdist.strategies.from_environment()
+        os.environ["TFDIST_SYNCHRONIZATION"] = synchronization or ""
+        if key in VALUES:
+            _STRATEGIES[key] = tfdist.strategies.MultiWorkerMirroredStrategy(synchronization=VALUES[key])
+        else:
+            _STRATEGIES[key] = tfdist.strategies.from_environment()
     return _STRATEGIES[key]
 
 
@@ -134,3 +154,86 @@ def data_parallel(optimizer: str, normalizes: bool) -> dict[str, Any]:
     """Return the ends of a training that meets in every step, and of data parallelism."""
     met = trained("local-sgd:every=1", optimizer, normalizes=normalizes)
     return {"met": met, "reduced": trained(None, optimizer, normalizes=normalizes)}
+
+
+def same_ends(names: list[str], optimizer: str) -> list[list[float]]:
+    """Return the weights at the end of trainings that should be alike."""
+    return [trained(name, optimizer)["weights"] for name in names]
+
+
+def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the end of a training with outer steps, and of its simulation, in NumPy."""
+    given = ",".join(f"{name}={value}" for name, value in options.items())
+    seen = trained(f"diloco:{given}", "momentum", normalizes=True)
+    schedule = schedules.require(f"diloco:{given}")
+    assert isinstance(schedule, schedules.DiLoCo)
+    simulation = Simulation("momentum", normalizes=True)
+    weights = [model.trainable_variables for model in simulation.models]
+    shapes = [tuple(variable.shape) for variable in weights[0]]
+    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+
+    def vector(worker: int) -> np.ndarray:
+        return np.concatenate([variable.numpy().ravel() for variable in weights[worker]]).astype(np.float64)
+
+    agreed = vector(0)
+    velocity, sent = np.zeros_like(agreed), dict[int, Any]()
+    edges = [len(agreed) * number // schedule.fragments for number in range(schedule.fragments + 1)]
+
+    def apply(fragment: int, delta: np.ndarray, states: list[np.ndarray]) -> None:
+        part = slice(edges[fragment], edges[fragment + 1])
+        velocity[part] = 0.9 * velocity[part] - 0.7 * delta
+        agreed[part] += 0.9 * velocity[part] - 0.7 * delta
+        for worker, model in enumerate(simulation.models):
+            values = vector(worker)
+            values[part] = schedule.keep * values[part] + (1 - schedule.keep) * agreed[part]
+            for variable, value, shape in zip(weights[worker], np.split(values, cuts), shapes, strict=True):
+                variable.assign(value.reshape(shape))
+            for variable, value in zip(model.non_trainable_variables, states, strict=False):
+                variable.assign(value)
+
+    def after(step: int) -> None:
+        for event in schedule.events(step):
+            part = slice(edges[event.fragment], edges[event.fragment + 1])
+            if event.kind != "apply":
+                delta = np.mean([agreed[part] - vector(worker)[part] for worker in range(WORKERS)], axis=0)
+                is_last = event.fragment == schedule.fragments - 1
+                all_states = [[v.numpy() for v in moving(model)] for model in simulation.models] if is_last else []
+                states = [np.mean(values, axis=0) for values in zip(*all_states, strict=True)]
+                sent[event.fragment] = delta, states
+            if event.kind != "send":
+                apply(event.fragment, *sent.pop(event.fragment))
+
+    simulation.run(2, after)
+    return seen | {"simulated": simulation.mean()}
+
+
+def moving(model: keras.Model) -> list[Any]:
+    return [variable for variable in model.non_trainable_variables if "float" in variable.dtype]
+
+
+def mixed(text: str) -> dict[str, Any]:
+    """Return the end of a training of springs or of gossip, and of its simulation."""
+    seen = trained(text, "sgd")
+    schedule = schedules.require(text)
+    simulation = Simulation("sgd")
+    center = simulation.models[0].get_weights()
+
+    def after(step: int) -> None:
+        nonlocal center
+        for event in schedule.events(step) if schedule is not None else ():
+            every = [model.get_weights() for model in simulation.models]
+            if isinstance(schedule, schedules.Gossip):
+                table = np.array(schedules.mixing(schedule, WORKERS, event.fragment), np.float32)
+                mixtures = [np.tensordot(table, np.stack(values), axes=1) for values in zip(*every, strict=True)]
+                new = [[mixture[worker] for mixture in mixtures] for worker in range(WORKERS)]
+            else:
+                alpha = getattr(schedule, "alpha")  # noqa: B009
+                pulls = [[alpha * (w - c) for w, c in zip(values, center, strict=True)] for values in every]
+                new = [[w - e for w, e in zip(*pair, strict=True)] for pair in zip(every, pulls, strict=True)]
+                center = [c + sum(parts) for c, *parts in zip(center, *pulls, strict=True)]
+            for model, values in zip(simulation.models, new, strict=True):
+                model.set_weights(values)
+
+    simulation.run(2, after)
+    is_center = not isinstance(schedule, schedules.Gossip)
+    return seen | {"simulated": flat(center) if is_center else simulation.mean()}

@@ -95,7 +95,3 @@ class Averaging(Meeting):
         if self._averages_moments:
             variables += [one for one in worker_weights.slots_of(self._model) if worker_weights.is_floating(one)]
         worker_weights.write(variables, self._mean_of(variables))
-
-
-def meeting_of(schedule: Synchronization, group: Group, model: keras.Model) -> Meeting:
-    return Averaging(schedule, group, model)

@@ -10,7 +10,7 @@ Example:
 """
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from tfdist import validation
@@ -154,8 +154,179 @@ class PostLocalSGD(LocalSGD):
         return step <= self.after or super().agrees(step - self.after)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Synchronization):
+    """Workers exchange how far they have come, and an outer optimizer makes one step of it.
+
+        D := mean over workers of (a - w),    a := outer(a, D),    w := a
+
+    with a the weights on which all agreed last. States of layers are averaged; optimizer slots stay each worker's own.
+
+    Args:
+        every: steps between two exchanges of a fragment.
+        outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.9,
+            nesterov=True). Pass a function to `MultiWorkerMirroredStrategy`, which must be made before any variable.
+        fragments: parts of the weights with as many numbers each, exchanged at different steps, so that the network is
+            used evenly. At most ``every``.
+        delay: steps between sending a fragment and applying what all have sent; training goes on meanwhile. Less than
+            ``every / fragments``.
+        keep: how much of its own weights a worker keeps when it applies: w := keep w + (1 - keep) a.
+        wire: None sends D whole; "int8" and "int4" send so many bits of each number and remember the rest (error
+            feedback); or a codec of `tfdist.compression`. ``ErrorFeedback(codec=TopK(density=0.02))`` with an outer
+            SGD without momentum is SparseLoCo: the memory of errors takes the place of the momentum.
+
+    Example:
+        >>> schedule = DiLoCo(every=100, fragments=4, delay=5, wire="int4")
+        >>> schedule.events(50), schedule.events(55)
+        ((Event(kind='send', fragment=1),), (Event(kind='apply', fragment=1),))
+
+    Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, and
+    "Streaming DiLoCo with overlapping communication", 2025; A. Sarfi et al., "Communication Efficient LLM Pre-training
+    with SparseLoCo", 2025.
+    """
+
+    name: ClassVar[str] = "diloco"
+
+    every: int
+    outer: Any = None
+    fragments: int = 1
+    delay: int = 0
+    keep: float = 0.0
+    wire: Any = field(default=None, metadata={"reads": str})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.integer("fragments", self.fragments, minimum=1, maximum=self.every)
+        most = (self.every - 1) // self.fragments
+        hint = f"A fragment is applied before the next one is sent, of {self.fragments} in {self.every} steps."
+        validation.integer("delay", self.delay, minimum=0, maximum=most, hint=hint)
+        validation.number("keep", self.keep, minimum=0, maximum=1)
+
+    def _sent_after(self, fragment: int) -> int:
+        return self.every * (fragment + 1) // self.fragments
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """Return the exchange of a fragment, or its two ends; one is applied before another is sent."""
+        applied, sent = [], []
+        for fragment in range(self.fragments):
+            first = self._sent_after(fragment)
+            if self.delay and step >= first + self.delay and (step - first - self.delay) % self.every == 0:
+                applied.append(Event("apply", fragment))
+            if step >= first and (step - first) % self.every == 0:
+                sent.append(Event("send" if self.delay else "meet", fragment))
+        return (*applied, *sent)
+
+    def left(self, step: int) -> int:
+        """Return the steps before the next event of a fragment."""
+        sent = [self._sent_after(fragment) for fragment in range(self.fragments)]
+        due = [*sent, *(one + self.delay for one in sent)]
+        return min((one - step - 1) % self.every + 1 for one in due)
+
+    def is_equal(self, step: int) -> bool:
+        """Return True where workers have just exchanged all."""
+        is_whole = self.fragments == 1 and not self.delay and not self.keep
+        return step == 0 or (is_whole and step % self.every == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Synchronization):
+    """Springs between each worker and a center, which all workers have a copy of.
+
+        e := alpha (w - c),    w := w - e,    c := c + sum over workers of e
+
+    The model shows the center in evaluations and after `fit`.
+
+    Args:
+        every: steps between two exchanges.
+        alpha: strength of a spring; the authors take 0.9 divided by the number of workers.
+
+    Example:
+        >>> ElasticAveraging(every=8, alpha=0.45).left(6)
+        2
+
+    Source: S. Zhang, A. Choromanska and Y. LeCun, "Deep learning with Elastic Averaging SGD", 2015.
+    """
+
+    name: ClassVar[str] = "elastic"
+
+    every: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.number("alpha", self.alpha, above=0, maximum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Synchronization):
+    """Each worker mixes its weights with those of neighbours; none waits for all.
+
+        w_i := sum over j of W_ij w_j
+
+    Args:
+        topology: "ring": with the worker before and the one behind, a third each; "exponential": with the worker 1, 2,
+            4, ... places behind, another one at each meeting, half each.
+        every: steps between two meetings.
+        push_sum: send to one neighbour alone, and send along how much weight was passed on; what a worker has is
+            divided by it. A ring then needs half the messages.
+
+    Example:
+        >>> Gossip(topology="exponential").events(5)
+        (Event(kind='meet', fragment=4),)
+
+    Source: X. Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017; M. Assran et al.,
+    "Stochastic Gradient Push for Distributed Deep Learning", 2019.
+    """
+
+    name: ClassVar[str] = "gossip"
+
+    every: int = 1
+    topology: str = "ring"
+    push_sum: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.one_of("topology", self.topology, ("ring", "exponential"))
+        validation.boolean("push_sum", self.push_sum)
+
+    def events(self, step: int) -> tuple[Event, ...]:
+        """Return the meeting with its number, which chooses the neighbours."""
+        return (Event("meet", step // self.every - 1),) if step > 0 and step % self.every == 0 else ()
+
+    def agrees(self, step: int) -> bool:
+        """Return False: to agree, all workers wait for each other, so they do at the end of an epoch."""
+        return False
+
+
+def mixing(schedule: Gossip, workers: int, number: int) -> tuple[tuple[float, ...], ...]:
+    """Return W of a meeting, whose rows and columns each add up to 1.
+
+    Example:
+        >>> mixing(Gossip(topology="exponential"), 4, 1)[0]
+        (0.5, 0.0, 0.5, 0.0)
+    """
+    distances = [1]
+    if schedule.topology == "exponential":
+        distances = [1 << (number % rounds(schedule, workers))]
+    elif not schedule.push_sum:
+        distances = [1, workers - 1]
+    parts = sorted({0, *(distance % workers for distance in distances)})
+    table = [[0.0] * workers for _ in range(workers)]
+    for worker in range(workers):
+        for distance in parts:
+            table[worker][(worker + distance) % workers] = 1.0 / len(parts)
+    return tuple(map(tuple, table))
+
+
+def rounds(schedule: Gossip, workers: int) -> int:
+    """Return after how many meetings the neighbours are the same again."""
+    return max(1, (workers - 1).bit_length()) if schedule.topology == "exponential" else 1
+
+
 #: the schedules by the names that the command line takes
-SCHEDULES: dict[str, type[Synchronization]] = {one.name: one for one in (LocalSGD, PostLocalSGD)}
+SCHEDULES: dict[str, type[Synchronization]] = {
+    one.name: one for one in (LocalSGD, PostLocalSGD, DiLoCo, ElasticAveraging, Gossip)
+}
 
 
 def parse(text: str, *, name: str = "synchronization") -> Synchronization:
@@ -167,7 +338,7 @@ def parse(text: str, *, name: str = "synchronization") -> Synchronization:
     """
     kind, _, given = validation.text(name, text).partition(":")
     schedule = SCHEDULES[validation.one_of(name, kind.strip(), SCHEDULES)]
-    known = {one.name: one.type for one in fields(schedule)}
+    known = {one.name: one.metadata.get("reads", one.type) for one in fields(schedule)}
     options: dict[str, Any] = {}
     for option in filter(None, (part.strip() for part in given.split(","))):
         key, _, value = (part.strip() for part in option.partition("="))

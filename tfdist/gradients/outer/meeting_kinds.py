@@ -1,0 +1,29 @@
+"""The meeting that carries out each schedule."""
+
+import keras
+
+from tfdist.gradients.outer import outer_steps, schedules
+from tfdist.gradients.outer.meetings import Averaging, Group, Meeting
+from tfdist.gradients.outer.mixing_steps import Neighbours, Springs
+from tfdist.gradients.outer.outer_steps import OuterSteps
+from tfdist.gradients.outer.schedules import DiLoCo, ElasticAveraging, Gossip, LocalSGD, PostLocalSGD, Synchronization
+
+_KINDS: dict[type[Synchronization], type[Meeting]] = {
+    LocalSGD: Averaging,
+    PostLocalSGD: Averaging,
+    DiLoCo: OuterSteps,
+    ElasticAveraging: Springs,
+    Gossip: Neighbours,
+}
+
+
+def meeting_of(schedule: Synchronization, group: Group, model: keras.Model) -> Meeting:
+    return _KINDS[type(schedule)](schedule, group, model)
+
+
+def require(value: object) -> Synchronization | None:
+    """Return the schedule that a strategy is given, with the codec that it names looked up."""
+    schedule = schedules.require(value)
+    if isinstance(schedule, DiLoCo):
+        outer_steps.codec_of(schedule.wire)
+    return schedule

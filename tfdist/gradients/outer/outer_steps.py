@@ -1,0 +1,217 @@
+"""`DiLoCo`: workers exchange how far they have come, and an outer optimizer makes one step of it."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.compression import messages, registry
+from tfdist.compression.codec import Codec
+from tfdist.compression.codec_exchange import carried
+from tfdist.compression.codecs.quantized import QSGD
+from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.gradients.outer import fragments, worker_weights
+from tfdist.gradients.outer.meetings import Group, Meeting
+from tfdist.gradients.outer.schedules import DiLoCo, Event
+from tfdist.gradients.outer.worker_weights import Outside
+
+# Small groups: the error of a number is less than the number itself, or a memory of errors would grow.
+_WIRES = {"int8": ErrorFeedback(codec=QSGD(bits=8)), "int4": ErrorFeedback(codec=QSGD(bits=4, group=32))}
+
+
+def codec_of(wire: Any) -> Codec | None:
+    """Return the codec that a schedule asks for; None sends all."""
+    if wire is None:
+        return None
+    if isinstance(wire, str) and wire in _WIRES:
+        return _WIRES[wire]
+    if isinstance(wire, str):
+        validation.one_of("wire", wire, [*_WIRES, *registry.names()])
+    codec = registry.codec_of(wire)
+    if codec.by_tensor or codec.has_momentum or codec.shown == "auto":
+        raise ConfigError(
+            f"wire is {codec.shown!r}, which needs the axes of a gradient, a momentum or a measured step; fragments "
+            "are rows of numbers. Take 'int4', 'int8', or a codec such as ErrorFeedback(codec=TopK(density=0.02)).",
+            name="wire",
+            received=wire,
+        )
+    return codec
+
+
+def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
+    """Return an optimizer of its own for a fragment."""
+    if outer is None:
+        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    made = outer if isinstance(outer, keras.optimizers.Optimizer) else outer() if callable(outer) else None
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise ConfigTypeError(
+            f"outer is {validation.shown(outer)} ({type(outer).__name__}); it must be a Keras optimizer or a function "
+            "that makes one, such as lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True).",
+            name="outer",
+            received=validation.shown(outer),
+        )
+    return type(made).from_config(made.get_config())
+
+
+class _Fragment:
+    """A part of the weights: what all workers agreed on last, the outer optimizer, and what the codec remembers."""
+
+    def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
+        self.number = number
+        self.pieces = pieces
+        self.codec = codec_of(schedule.wire)
+        self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
+        self.optimizer = optimizer_of(schedule.outer)
+        self.optimizer.build([self.agreed])
+        states = [] if self.codec is None else self.codec.init(tf.TensorSpec(values.shape, tf.float32))
+        self.rules = [state.rule for state in states]
+        self.memory = [
+            keras.Variable(one.initial, name=f"memory_{number}_{i}", dtype=one.initial.dtype.name, trainable=False)
+            for i, one in enumerate(states)
+        ]
+        self.arrived: list[keras.Variable] = []
+        if schedule.delay:
+            zeros = tf.zeros_like(values)
+            self.arrived = [keras.Variable(zeros, name=f"arrived_{number}", dtype="float32", trainable=False)]
+
+
+class OuterSteps(Meeting):
+    """The meetings of `DiLoCo`."""
+
+    def __init__(self, schedule: DiLoCo, group: Group, model: keras.Model) -> None:
+        super().__init__(schedule, group, model)
+        self._schedule = schedule
+        self._fragments: list[_Fragment] = []
+        self._flight: tuple[int, Outside[list[tf.Tensor]]] | None = None
+        self._awaited: keras.Variable | None = None  # 1 plus the number of the fragment that was sent, or 0
+
+    def make(self) -> None:
+        """Make what is agreed on, of the present weights."""
+        weights = worker_weights.weights_of(self._model)
+        sizes = [int(tf.TensorShape(one.shape).num_elements()) for one in weights]
+        pieces = fragments.divided(sizes, self._schedule.fragments)
+        if not all(pieces):
+            raise ConfigError(
+                f"fragments is {self._schedule.fragments}, and the model has {sum(sizes)} weights to train. Ask for "
+                "fewer.",
+                name="fragments",
+                received=self._schedule.fragments,
+            )
+        self._fragments = [
+            _Fragment(number, one, self._values(one), self._schedule) for number, one in enumerate(pieces)
+        ]
+        self._awaited = keras.Variable(0, name="awaited_fragment", dtype="int64", trainable=False)
+        if self._schedule.delay:  # those of states travel with the last fragment
+            states = worker_weights.states_of(self._model)
+            self._fragments[-1].arrived += [
+                keras.Variable(tf.zeros(one.shape), name=f"arrived_state_{i}", dtype="float32", trainable=False)
+                for i, one in enumerate(states)
+            ]
+
+    def begin(self) -> None:
+        """Agree on the model's weights; what is under way counts no more."""
+        self.settle()
+        for one in self._fragments:
+            one.agreed.assign(self._values(one.pieces))
+        if self._awaited is not None:
+            self._awaited.assign(0)
+
+    def memory(self) -> list[ShardedState]:
+        """Return what is agreed on, the outer optimizers, and the codec's memory."""
+        own = [variable for one in self._fragments for variable in (one.agreed, *one.optimizer.variables, *one.arrived)]
+        own += [] if self._awaited is None else [self._awaited]
+        pairs = [pair for one in self._fragments for pair in zip(one.memory, one.rules, strict=True)]
+        kept = [variable for variable, rule in pairs if rule != "sum"]
+        return [
+            ShardedState("the weights that workers agreed on", [*own, *kept], rule="keep", axis="worker"),
+            ShardedState(ERRORS, [variable for variable, rule in pairs if rule == "sum"], rule="sum", axis="worker"),
+        ]
+
+    def perform(self, event: Event) -> None:
+        """Exchange a fragment, send it, or apply what has arrived."""
+        one = self._fragments[event.fragment]
+        if event.kind == "apply":
+            self.settle()
+            assert self._awaited is not None
+            if int(self._awaited.numpy()) == event.fragment + 1:  # else another training had sent it
+                self._apply(one, [variable.value for variable in one.arrived])
+                self._awaited.assign(0)
+            return
+        delta = one.agreed - self._values(one.pieces)
+        states = worker_weights.read(worker_weights.states_of(self._model)) if self._is_last(one) else []
+        exchange = functools.partial(
+            self._traced, f"exchange {one.number}", functools.partial(self._exchange, one), delta, *states
+        )
+        if event.kind == "meet":
+            self._apply(one, exchange())
+            return
+        assert self._awaited is not None
+        self._awaited.assign(event.fragment + 1)
+        self._flight = event.fragment, Outside(exchange)
+
+    def settle(self) -> None:
+        """Wait for the fragment that is under way."""
+        if self._flight is not None:
+            number, flight = self._flight
+            self._flight = None
+            for variable, value in zip(self._fragments[number].arrived, flight.result(), strict=True):
+                variable.assign(value)
+
+    def known(self) -> list[tf.Tensor] | None:
+        """Return the weights on which workers agreed last."""
+        if not self._fragments:
+            return None
+        parts: dict[int, list[tf.Tensor]] = {}
+        for one in self._fragments:
+            for piece, values in zip(one.pieces, self._apart(one, one.agreed.value), strict=True):
+                parts.setdefault(piece.variable, []).append(values)
+        weights = worker_weights.weights_of(self._model)
+        return [tf.reshape(tf.concat(parts[number], axis=0), one.shape) for number, one in enumerate(weights)]
+
+    def _is_last(self, one: _Fragment) -> bool:
+        return one.number == self._schedule.fragments - 1
+
+    def _values(self, pieces: list[fragments.Piece]) -> tf.Tensor:
+        """The present numbers of a fragment."""
+        weights = worker_weights.weights_of(self._model)
+        values = worker_weights.read([weights[piece.variable] for piece in pieces])
+        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
+        return tf.concat([one[piece.begin : piece.end] for one, piece in zip(flat, pieces, strict=True)], axis=0)
+
+    def _apart(self, one: _Fragment, values: tf.Tensor) -> list[tf.Tensor]:
+        return tf.split(values, [piece.end - piece.begin for piece in one.pieces])
+
+    def _exchange(self, one: _Fragment, delta: tf.Tensor, *states: tf.Tensor) -> list[tf.Tensor]:
+        traced, label = self._group.traced, f"fragment {one.number}"
+        mine = delta * self._group.share
+        means = self._group.mean(states, [f"{label}, state {number}" for number in range(len(states))])
+        if one.codec is None or traced.size == 1:
+            return [*traced.all_reduce([mine], [label]), *means]
+        context = messages.context_of(
+            traced.rank, traced.size, step=tf.cast(one.optimizer.iterations.value, tf.int32), place=one.number
+        )
+        exchange = one.codec.exchange(mine, tuple(tf.convert_to_tensor(state.value) for state in one.memory), context)
+        (done,) = carried([exchange], [label], traced)
+        for variable, value in zip(one.memory, done.state, strict=True):
+            variable.assign(value)
+        return [done.total, *means]
+
+    def _apply(self, one: _Fragment, arrived: list[tf.Tensor]) -> None:
+        self._traced(f"apply {one.number}", functools.partial(self._step, one), *arrived)
+
+    def _step(self, one: _Fragment, delta: tf.Tensor, *states: tf.Tensor) -> None:
+        one.optimizer.apply([delta], [one.agreed])
+        weights = worker_weights.weights_of(self._model)
+        kept = self._schedule.keep
+        for piece, new in zip(one.pieces, self._apart(one, tf.convert_to_tensor(one.agreed.value)), strict=True):
+            variable = weights[piece.variable]
+            flat = tf.reshape(tf.cast(worker_weights.read([variable])[0], tf.float32), [-1])
+            mixed = new if not kept else kept * flat[piece.begin : piece.end] + (1 - kept) * new
+            whole = tf.concat([flat[: piece.begin], mixed, flat[piece.end :]], axis=0)
+            worker_weights.write([variable], [tf.reshape(whole, variable.shape)])
+        if states:
+            worker_weights.write(worker_weights.states_of(self._model), states)
