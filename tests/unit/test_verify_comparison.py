@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.verify.comparison import compare
+from tfdist.verify.cell_judge import compare
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 

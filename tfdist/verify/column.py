@@ -61,21 +61,19 @@ class Column:
         A micro-batch counts as one: it has statistics and random numbers of its own.
         """
         given = dict(self.variables)
-        mesh, microbatches = (
-            MESH.read(given) or None,
-            MICROBATCHES.read(given) or 1,
-        )
-        return self.workers * self.replicas_per_worker if mesh is None else Mesh.parse(mesh).shape[0] * microbatches
+        if not (mesh := MESH.read(given)):
+            return self.workers * self.replicas_per_worker
+        return Mesh.parse(mesh).shape[0] * (MICROBATCHES.read(given) or 1)
 
 
-#: what cannot be where weights lie in parts: what the chief or Keras saves alone, programs of XLA, which cannot gather
+#: impossible with sharded weights: what the chief or Keras saves alone, and programs of XLA, which cannot gather
 _REFUSED_WITHOUT_WHOLES = (
     *("only_chief_writes", "backup_and_restore"),
     *("jit_compile", "jit_compile_own_step", "positions_under_xla", "first_step_builds_every_optimizer_under_xla"),
     # steps that use whole gradients
     *("norms_in_a_step", "sharpness_aware_minimization", "adversaries_that_clip"),
 )
-#: updates that look at whole weights, which a process of a pipeline has of its stage
+#: updates that use whole weights, which a process of a pipeline has of its own stage only
 _LOOK_AT_WHOLE_WEIGHTS = (
     *("optimizer_schedule_free_adamw", "optimizer_lamb", "optimizer_muon"),
     *("optimizer_of_ones_own", "lars", "lamb"),
@@ -88,22 +86,22 @@ _REFUSED_ON_A_MESH = (
     *("compression_float16", "compression_bfloat16", "own_data_uneven", "auto_shard_file"),
 )
 
-#: where devices of one process have parts, also replicas that run one after the other
+#: with parts on devices of one process also replicas that run one after the other
 _REFUSED_ON_DEVICES = (*_REFUSED_ON_A_MESH, "run_eagerly")
 #: in a pipeline also steps of the user's own, and models without a graph
 _REFUSED_IN_A_PIPELINE = (
     *(name for name in _REFUSED_ON_A_MESH if name not in _LOOK_AT_WHOLE_WEIGHTS),
     # steps, losses and graphs of the user's own
     *("compute_loss", "compute_loss_that_sums", "logs_under_other_names", "logs_made_of_metrics"),
+    *("metrics_of_compute_metrics", "train_step_of_the_guide", "train_step_with_compute_loss"),
+    *("variational_autoencoder", "generative_adversarial_network", "gradient_penalty", "gradient_of_a_vector"),
+    *("sums_in_a_step", "synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice"),
     *(
-        "metrics_of_compute_metrics",
-        "train_step_of_the_guide",
-        "train_step_with_compute_loss",
-        "variational_autoencoder",
+        "scaled_optimizer_twice",
+        "two_updates_of_one_tape",
+        "weights_after_the_update",
+        "positions_in_a_step_of_ones_own",
     ),
-    *("generative_adversarial_network", "gradient_penalty", "gradient_of_a_vector", "sums_in_a_step"),
-    *("synchronized_normalization", "gan_with_clipped_weights", "one_optimizer_twice", "scaled_optimizer_twice"),
-    *("two_updates_of_one_tape", "weights_after_the_update", "positions_in_a_step_of_ones_own"),
     *("function_that_sums", "function_that_averages", "run_eagerly", "gathered_candidates"),
     *("string_passed_through", "reduction_none", "sparse_inputs", "positions_of_ragged_texts", "states_of_layers"),
     # what looks at whole gradients
@@ -116,10 +114,7 @@ COLUMNS = (
     Column(name="mirrored-2", strategy="mirrored", replicas_per_worker=2),
     Column(name="mirrored-3", strategy="mirrored", replicas_per_worker=3),
     Column(
-        name="mirrored-native-2",
-        strategy="mirrored",
-        replicas_per_worker=2,
-        variables=((COLLECTIVES.name, "native"),),
+        name="mirrored-native-2", strategy="mirrored", replicas_per_worker=2, variables=((COLLECTIVES.name, "native"),)
     ),
     *(
         Column(
@@ -173,10 +168,7 @@ COLUMNS = (
             strategy="model-parallel",
             workers=batch * model // devices,
             replicas_per_worker=devices,
-            variables=(
-                (MESH.name, f"batch={batch},model={model}"),
-                (LAYOUTS.name, "auto"),
-            ),
+            variables=((MESH.name, f"batch={batch},model={model}"), (LAYOUTS.name, "auto")),
             may_refuse=_REFUSED_ON_A_MESH if devices == 1 else _REFUSED_ON_DEVICES,
         )
         for batch, model, devices in ((1, 2, 1), (2, 2, 1), (1, 2, 2), (2, 2, 4))
@@ -186,12 +178,7 @@ COLUMNS = (
             name=name,
             strategy="pipeline",
             workers=Mesh.parse(mesh).size,
-            variables=(
-                (MESH.name, mesh),
-                (SCHEDULE.name, schedule),
-                (MICROBATCHES.name, "2"),
-                *more,
-            ),
+            variables=((MESH.name, mesh), (SCHEDULE.name, schedule), (MICROBATCHES.name, "2"), *more),
             # slots or weights of a stage in parts
             may_refuse=(
                 *_REFUSED_IN_A_PIPELINE,

@@ -28,8 +28,7 @@ def rows(factors: Mapping[str, Sequence[str]], excluded: Iterable[Excluded] = ()
 
     Each row begins with the first missing pair. The other factors get, in turn, the value that adds most missing pairs.
     """
-    choices = {(factor, value) for factor, values in factors.items() for value in values}
-    barred = _barred(excluded, choices)
+    barred = _barred(excluded, {(factor, value) for factor, values in factors.items() for value in values})
     missing = {pair: None for pair in pairs(factors) if frozenset(pair) not in barred}  # a set with an order
     made: list[Row] = []
     while missing:
@@ -77,7 +76,7 @@ def _filled(
     missing: Mapping[tuple[Choice, Choice], None],
     barred: set[frozenset[Choice]],
 ) -> Row | None:
-    """Return a row with a value for every factor, or None where there is no way."""
+    """A row with a value for every factor; None if the exclusions leave none."""
     left = [factor for factor in factors if factor not in row]
     if not left:
         return row

@@ -2,7 +2,7 @@
 
 A feature is a function in a file below `tfdist.verify.features`, marked by `feature`. It runs unchanged on one device
 and under every strategy; the matrix compares what it returns. Features import no TensorFlow at module level
-(`tfdist.verify.lazy` has Keras and TensorFlow), so that listing them costs nothing.
+(`keras` and `tf` here load when a feature runs), so that listing them costs nothing.
 
 Example:
     >>> from tfdist.verify.feature import features
@@ -10,26 +10,106 @@ Example:
     'batches'
 """
 
+import contextlib
 import fnmatch
 import importlib
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, DeadlineError
 from tfdist.validation import nearest
 from tfdist.verify.column import Column
-
-if TYPE_CHECKING:
-    from tfdist.verify.context import Context
 
 TOLERANCE = 1e-5
 DEADLINE_SECONDS = 60.0
 
 _PACKAGE = "tfdist.verify.features"
 
+_BARRIER_SECONDS = 30.0
+
 Outcome = Mapping[str, Any]
-Function = Callable[["Context"], Outcome]
+
+
+class _Lazy:
+    """A module that is imported when an attribute is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    import keras as keras
+    import tensorflow
+
+    tf = tensorflow
+else:
+    keras = _Lazy("keras")
+    tf = _Lazy("tensorflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Where a feature runs: on one device, or as one worker of a strategy.
+
+    On one device ``strategy`` and ``make_strategy`` (which makes another like it) are None, and ``workers`` and
+    ``replicas`` are 1, unless the feature's reference depends on the layout: then they are the column's. All workers of
+    a cell share ``directory``.
+    """
+
+    strategy: Any
+    workers: int
+    worker: int
+    replicas: int
+    directory: Path
+    make_strategy: Callable[[], Any] | None = None
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the strategy's scope; on one device, a context that does nothing."""
+        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+
+    def another(self) -> "Context":
+        """Return this context with a strategy of its own; on one device, this context."""
+        return self if self.make_strategy is None else replace(self, strategy=self.make_strategy())
+
+    def barrier(self, name: str) -> None:
+        """Wait until every worker of the cell is here: before one reads what another writes."""
+        present = self.directory.with_name(f"{self.directory.name}.{name}")
+        if self.strategy is None or self.workers == 1:
+            return
+        present.mkdir(exist_ok=True)
+        (present / str(self.worker)).touch()
+        deadline = time.monotonic() + _BARRIER_SECONDS
+        while (here := len(list(present.iterdir()))) < self.workers:
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{here} of {self.workers} workers came to {name!r} in {_BARRIER_SECONDS:.0f} s.")
+            time.sleep(0.01)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the worker whose files count."""
+        return self.worker == 0
+
+    def local_values(self, variable: Any) -> list[Any]:
+        """Return a variable's value on each replica of this process, as arrays; of what is sharded, the whole."""
+        import numpy as np
+
+        if getattr(self.strategy, "sharding", None) is not None:
+            return [np.asarray(self.strategy.whole_value(variable))]
+
+        value = getattr(variable, "value", variable)
+        value = value() if callable(value) else value
+        if self.strategy is None:
+            return [np.asarray(value)]
+        return [np.asarray(replica) for replica in self.strategy.experimental_local_results(value)]
+
+
+Function = Callable[[Context], Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,11 @@
 """Small data, models and outcomes that features share."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Function, feature
-from tfdist.verify.lazy import keras
+from tfdist.verify.feature import Context, Function, feature, keras
 
 # 36 examples are three batches of 12, which 2, 3 and 4 replicas share evenly; 41 end with a batch of 5, 37 of 1
 BATCH = 12
@@ -37,20 +35,20 @@ def classification(rows: int, *, classes: int = CLASSES, seed: int = 2) -> tuple
     return x, (np.abs(x[:, 0] * 3 + x[:, 1]).astype("int32")) % classes
 
 
+def in_batches(*arrays: Any, size: int = BATCH) -> Iterator[Any]:
+    """Batches of the arrays' rows, as a generator that can be read once."""
+    for begin in range(0, len(arrays[0]), size):
+        yield tuple(array[begin : begin + size] for array in arrays)
+
+
 def dense(*layers: Any, outputs: int = 1, activation: str | None = None, units: int = 8) -> Any:
-    """Return a model: Dense(units), the given layers, Dense(outputs), built for inputs (batch, 6)."""
-    return keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            keras.layers.Dense(units, activation="tanh"),
-            *layers,
-            keras.layers.Dense(outputs, activation=activation),
-        ]
-    )
+    """A model of inputs (batch, 6): Dense(units), the given layers, Dense(outputs)."""
+    first, last = keras.layers.Dense(units, activation="tanh"), keras.layers.Dense(outputs, activation=activation)
+    return keras.Sequential([keras.Input((WIDTH,)), first, *layers, last])
 
 
 def sgd(**options: Any) -> Any:
-    """Return SGD with momentum: its steps are as large as the gradients, so a wrong gradient shows in the weights."""
+    """SGD with momentum: its steps are as large as the gradients, so a wrong gradient shows in the weights."""
     return keras.optimizers.SGD(**{"learning_rate": 0.1, "momentum": 0.9, **options})
 
 
@@ -80,20 +78,18 @@ def compiled(
 
 
 def variables(ctx: Context, named: Iterable[Any], prefix: str) -> dict[str, np.ndarray]:
-    """Return variables' values on this worker, and how far its replicas' copies are apart (0 on one device)."""
+    """The values of variables on this worker, and how far its replicas' copies are apart (0 on one device)."""
     values: dict[str, np.ndarray] = {}
     spread = 0.0
     for index, variable in enumerate(named):
         copies = [copy.astype("float64") for copy in ctx.local_values(variable) if copy.dtype.kind in "biuf"]
         if copies:
             values[f"{prefix}/{index:02d} {variable.name}"] = copies[0]
-            spread = max([spread, *(_distance(copies[0], copy) for copy in copies[1:])])
+        for copy in copies[1:]:
+            with np.errstate(invalid="ignore"):
+                apart = np.where(copies[0] == copy, 0.0, np.abs(copies[0] - copy))
+            spread = max(spread, float(np.max(apart, initial=0.0)))
     return {**values, f"{prefix}/spread over replicas": np.asarray(spread)}
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.max(np.where(one == other, 0.0, np.abs(one - other)), initial=0.0))
 
 
 def history(result: Any) -> dict[str, np.ndarray]:
@@ -102,6 +98,14 @@ def history(result: Any) -> dict[str, np.ndarray]:
 
 def logs(values: Mapping[str, Any], prefix: str) -> dict[str, np.ndarray]:
     return {f"{prefix}/{name}": np.asarray(value, dtype="float64") for name, value in values.items()}
+
+
+def prefixed(prefix: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}: {name}": value for name, value in outcome.items()}
+
+
+def losses_and_weights(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in outcome.items() if name == "history/loss" or name.startswith("weights/")}
 
 
 def trained(

@@ -1,4 +1,4 @@
-"""One pool of processes and the features that run in it: a column, or one device, which all are compared with."""
+"""One pool of processes and the features that run in it: those of a column, or of one device, the reference."""
 
 import shutil
 from collections.abc import Mapping
@@ -90,8 +90,7 @@ class FeatureSession(WorkerSession):
         """End the processes if the failure may have left their collectives out of step."""
         if not self.pool.running:
             return
-        alike = len({(reply.status, reply.types[:1]) for reply in replies}) == 1
-        if alike:
+        if len({(reply.status, reply.types[:1]) for reply in replies}) == 1:
             probes = self.pool.call(f"{_CELL}:probe", self._mode, timeout_seconds=_PROBE_SECONDS)
             if all(probe.value is True for probe in probes):
                 return

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.variables import REPLICAS_PER_WORKER, WORKER_INDEX
-from tfdist.verify.context import Context
-from tfdist.verify.feature import registered
+from tfdist.verify.feature import Context, registered
 
 SEED = 20
 
@@ -27,7 +26,7 @@ def prepare(*, baseline: bool, one_device: bool) -> dict[str, str]:
 
 
 def probe(*, baseline: bool, one_device: bool) -> bool:
-    """Return whether the replicas still reduce among each other after a feature failed."""
+    """The replicas still reduce among each other after a feature failed."""
     import tensorflow as tf
 
     if one_device:
@@ -78,7 +77,7 @@ def run(
 
 @functools.cache
 def _strategy(baseline: bool) -> Any:
-    """Return the strategy of this process: there is one, made before any other TensorFlow operation."""
+    """The one strategy of this process, made before any other TensorFlow operation."""
     if baseline:
         import tensorflow as tf
 

@@ -49,7 +49,7 @@ def _numbers(scope: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    signal.alarm(_TIMEOUT_SECONDS)  # whoever has started this may have been killed
+    signal.alarm(_TIMEOUT_SECONDS)  # the process that started this one may have been killed
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         found = apart()

@@ -14,11 +14,9 @@ import tfdist.callbacks
 import tfdist.optimizers
 import tfdist.training
 from tfdist.verify import covering
-from tfdist.verify.context import Context
 from tfdist.verify.covering import Excluded
-from tfdist.verify.feature import Feature, Outcome, feature, registered
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, history, logs, regression, state
-from tfdist.verify.lazy import keras, tf
+from tfdist.verify.feature import Context, Feature, Outcome, feature, keras, registered, tf
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, history, in_batches, logs, prefixed, regression, state
 
 _LENGTH, _WORDS, _WIDTH = 6, 9, 4
 
@@ -28,16 +26,8 @@ Row = Mapping[str, str]
 # Models: inputs (batch, 6) of numbers or words, one output.
 
 
-def _dense() -> list[Any]:
-    return [keras.layers.Dense(8, activation="tanh")]
-
-
-def _words() -> list[Any]:
-    return [_Lookups()(), keras.layers.GlobalAveragePooling1D()]
-
-
-def _shared_table() -> list[Any]:
-    return [_Lookups(shared=True)(), keras.layers.Flatten()]
+def _hidden(**options: Any) -> Any:
+    return keras.layers.Dense(8, activation="tanh", **options)
 
 
 def _distinct() -> list[Any]:
@@ -66,11 +56,7 @@ def _sparse() -> list[Any]:
         def compute_output_spec(self, inputs: Any) -> Any:
             return keras.KerasTensor(inputs.shape, inputs.dtype, sparse=True)
 
-    return [Sparse(), keras.layers.Dense(8, activation="tanh")]
-
-
-def _masked() -> list[Any]:
-    return [keras.layers.Embedding(_WORDS, _WIDTH, mask_zero=True), keras.layers.LSTM(5)]
+    return [Sparse(), _hidden()]
 
 
 def _normalized() -> list[Any]:
@@ -80,22 +66,9 @@ def _normalized() -> list[Any]:
 
 
 def _convolution() -> list[Any]:
-    grown = keras.layers.Reshape((_LENGTH, 1))
-    return [
-        grown,
-        keras.layers.Conv1D(4, 3, activation="tanh"),
-        keras.layers.Flatten(),
-        keras.layers.UnitNormalization(),
-    ]
-
-
-def _regularized() -> list[Any]:
-    options = {"kernel_regularizer": "l2", "activity_regularizer": "l2", "kernel_constraint": "max_norm"}
-    return [keras.layers.Dense(8, activation="tanh", **options)]
-
-
-def _frozen() -> list[Any]:
-    return [keras.layers.Dense(8, activation="tanh", trainable=False), keras.layers.Dense(8, activation="tanh")]
+    layers = keras.layers
+    convolved = [layers.Reshape((_LENGTH, 1)), layers.Conv1D(4, 3, activation="tanh")]
+    return [*convolved, layers.Flatten(), layers.UnitNormalization()]
 
 
 def _keeping() -> list[Any]:
@@ -112,48 +85,42 @@ def _keeping() -> list[Any]:
                 self.total.assign(0.5 * self.total + keras.ops.sum(inputs, axis=0))
             return inputs
 
-    return [keras.layers.Dense(8, activation="tanh"), Keeps()]
+    return [_hidden(), Keeps()]
 
 
-class _Lookups:
-    """Makes a layer that looks up words and their positions."""
+def _lookups(*, shared: bool = False) -> Any:
+    """A layer that looks up words and their positions."""
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self._shared = shared
+    class Lookups(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(_WORDS, _WIDTH)
+            self.places = self.table if shared else keras.layers.Embedding(_LENGTH, _WIDTH)
 
-    def __call__(self) -> Any:
-        shared = self._shared
+        def build(self, shape: Any) -> None:
+            self.table.build(shape)
+            self.places.build(shape)
 
-        class Lookups(keras.layers.Layer):
-            def __init__(self) -> None:
-                super().__init__()
-                self.table = keras.layers.Embedding(_WORDS, _WIDTH)
-                self.places = self.table if shared else keras.layers.Embedding(_LENGTH, _WIDTH)
+        def call(self, words: Any) -> Any:
+            return self.table(words) + self.places(keras.ops.arange(keras.ops.shape(words)[-1]))
 
-            def build(self, shape: Any) -> None:
-                self.table.build(shape)
-                self.places.build(shape)
+        def compute_output_shape(self, shape: Any) -> Any:
+            return (*shape, _WIDTH)
 
-            def call(self, words: Any) -> Any:
-                return self.table(words) + self.places(keras.ops.arange(keras.ops.shape(words)[-1]))
-
-            def compute_output_shape(self, shape: Any) -> Any:
-                return (*shape, _WIDTH)
-
-        return Lookups()
+    return Lookups()
 
 
 _MODELS: dict[str, Callable[[], list[Any]]] = {
-    "dense": _dense,
-    "words": _words,
-    "shared_table": _shared_table,
+    "dense": lambda: [_hidden()],
+    "words": lambda: [_lookups(), keras.layers.GlobalAveragePooling1D()],
+    "shared_table": lambda: [_lookups(shared=True), keras.layers.Flatten()],
     "distinct": _distinct,
     "sparse": _sparse,
-    "masked": _masked,
+    "masked": lambda: [keras.layers.Embedding(_WORDS, _WIDTH, mask_zero=True), keras.layers.LSTM(5)],
     "normalized": _normalized,
     "convolution": _convolution,
-    "regularized": _regularized,
-    "frozen": _frozen,
+    "regularized": lambda: [_hidden(kernel_regularizer="l2", activity_regularizer="l2", kernel_constraint="max_norm")],
+    "frozen": lambda: [_hidden(trainable=False), _hidden()],
     "keeping": _keeping,
 }
 _OF_WORDS = ("words", "shared_table", "distinct", "masked")
@@ -183,10 +150,6 @@ _OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _scheduled(make: Callable[..., Any]) -> Any:
-    return make(learning_rate=keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.7))
-
-
 # What is between the gradients and the optimizer, given what makes the optimizer.
 _AROUND: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "nothing": lambda make: make(),
@@ -194,7 +157,7 @@ _AROUND: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "global_clipnorm": lambda make: make(global_clipnorm=0.1),
     "accumulation": lambda make: make(gradient_accumulation_steps=2),
     "average": lambda make: make(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2, weight_decay=0.01),
-    "schedule": _scheduled,
+    "schedule": lambda make: make(learning_rate=keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.7)),
     "loss_scale": lambda make: keras.optimizers.LossScaleOptimizer(make(), initial_scale=2.0**10),
     "distributed": lambda make: tfdist.optimizers.DistributedOptimizer(make(), accumulate_steps=2, clipvalue=0.05),
 }
@@ -210,10 +173,6 @@ def _contrast() -> Any:
     return Contrast()
 
 
-def _largest_error(y: Any, predicted: Any) -> Any:
-    return keras.ops.max(keras.ops.abs(y - predicted))
-
-
 # Losses; targets are between 0 and 1.
 _LOSSES: dict[str, Callable[[], Any]] = {
     "mse": lambda: "mse",
@@ -223,6 +182,11 @@ _LOSSES: dict[str, Callable[[], Any]] = {
     "function": lambda: lambda y, predicted: keras.ops.mean(keras.ops.abs(y - predicted) ** 1.5, axis=-1),
     "contrast": _contrast,
 }
+
+
+def _largest_error(y: Any, predicted: Any) -> Any:
+    return keras.ops.max(keras.ops.abs(y - predicted))
+
 
 _METRICS: dict[str, Callable[[], dict[str, Any]]] = {
     "none": dict,
@@ -235,11 +199,6 @@ _METRICS: dict[str, Callable[[], dict[str, Any]]] = {
 # Inputs: batches of (x, y) or (x, y, weights), given arrays.
 
 
-def _in_batches(*arrays: Any) -> Iterator[Any]:
-    for begin in range(0, len(arrays[0]), BATCH):
-        yield tuple(array[begin : begin + BATCH] for array in arrays)
-
-
 def _dataset(*arrays: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices(arrays)
 
@@ -249,7 +208,7 @@ def _weights(rows: int) -> np.ndarray:
 
 
 def _py_dataset(*arrays: Any) -> Any:
-    batches = list(_in_batches(*arrays))
+    batches = list(in_batches(*arrays))
 
     class Batches(keras.utils.PyDataset):
         def __len__(self) -> int:
@@ -262,15 +221,11 @@ def _py_dataset(*arrays: Any) -> Any:
 
 
 def _uneven(*arrays: Any) -> Any:
-    """Return a function that yields batches of 5, 12, 1, 11 and 12 examples for ever."""
+    """Yield batches of 5, 12, 1, 11 and 12 examples for ever."""
     ends = np.cumsum([5, 12, 1, 11, 12]).tolist()
-
-    def batches() -> Iterator[Any]:
-        while True:
-            for begin, end in zip([0, *ends], ends, strict=False):
-                yield tuple(array[begin:end] for array in arrays)
-
-    return batches()
+    while True:
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield tuple(array[begin:end] for array in arrays)
 
 
 _INPUTS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
@@ -299,8 +254,7 @@ def _fit(model: Any, data: Any, **options: Any) -> Outcome:
 
 def _two_fits(model: Any, data: Any) -> Outcome:
     first = _fit(model, data, epochs=1)
-    second = _fit(model, data, epochs=1)
-    return {**first, **{f"again {name}": value for name, value in second.items()}}
+    return {**first, **prefixed("again", _fit(model, data, epochs=1))}
 
 
 def _validated(model: Any, data: Any) -> Outcome:
@@ -311,7 +265,7 @@ def _validated(model: Any, data: Any) -> Outcome:
 
 def _batch_by_batch(model: Any, data: Any) -> Outcome:
     outcome: dict[str, Any] = {}
-    batches = _in_batches(*data) if isinstance(data, tuple) else data
+    batches = in_batches(*data) if isinstance(data, tuple) else data
     for number, batch in enumerate(itertools.islice(batches, 4)):
         outcome |= logs(model.train_on_batch(*batch, return_dict=True), f"batch {number}")
     return outcome
@@ -336,7 +290,7 @@ _STEPS = {"steps_per_execution": 4, "compiled_steps": 2}
 
 
 def _own(model: Any, change: Callable[[Any, list[Any]], tuple[list[Any], dict[str, Any]]]) -> Any:
-    """Return the model with a train_step of a user's own, whose first call builds the optimizer."""
+    """The model with a train_step of a user's own, whose first call builds the optimizer."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> dict[str, Any]:
@@ -463,5 +417,5 @@ _FEATURES = {entry.name: entry for entry in map(_feature, ROWS)}
 
 
 def features() -> dict[str, Feature]:
-    """A row for each combination, by its choices joined by hyphens. Loads no TensorFlow."""
+    """A row for each combination, named by its choices joined by hyphens. Loads no TensorFlow."""
     return dict(_FEATURES)

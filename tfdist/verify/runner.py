@@ -168,5 +168,5 @@ class _Matrix:
 
 
 def _key(entry: Feature, column: Column) -> _Key:
-    """Name a reference: columns share it unless it depends on their layout."""
+    """The name of a reference: columns share it unless it depends on their layout."""
     return (entry.name, column.workers, column.replicas) if entry.per_layout else (entry.name, 1, 1)

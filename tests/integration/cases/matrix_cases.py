@@ -4,8 +4,7 @@ import os
 import signal
 import time
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature
 
 
 @feature()

@@ -58,7 +58,7 @@ def compared(
     tolerance: float,
     turned: Sequence[Step] = (),
 ) -> tuple[list[Difference], float]:
-    """Return what differs by more than a tolerance, the first cause first, and the largest difference of the rest."""
+    """The values that differ by more than a tolerance, first cause first, and the largest difference of the rest."""
     rounding = {one.number: one.values for one in turned}
     found: dict[tuple[str, str], Difference] = {}
     rest = 0.0
@@ -82,7 +82,7 @@ def compared(
 
 
 def may_round(differences: Sequence[Difference]) -> bool:
-    """Tell whether differences may be rounding, which another run decides: some are of weights, none of batches."""
+    """Differences may be rounding, which another run decides: some are of weights, none of batches."""
     found = {one.kind for one in differences}
     return BATCH not in found and not found.isdisjoint(ROUNDING)
 
@@ -142,7 +142,7 @@ def _differences(ours: Step, theirs: Step, turned: Values, who: str, tolerance: 
 
 
 def _group(name: str) -> str:
-    """Return which values are of one size: those of a kind, and slots of one name."""
+    """The group of values of one size: those of a kind, and slots of one name."""
     kind, _, path = name.partition("/")
     return f"{kind}/{path.rpartition('/')[2]}" if kind == "slot" else name if kind == "log" else kind
 
@@ -181,17 +181,12 @@ def _size(value: NDArray[Any], reference: NDArray[Any], of_kind: float, toleranc
     if exact and size:
         size = max(size, 2 * tolerance)  # integers are the same or are not
     index = "".join(f"[{i}]" for i in place)
-    told = f"{index} {_shown(one[place])}, {_shown(other[place])} on one device".strip()
-    return size, told
+    return size, f"{index} {one[place]:.6g}, {other[place]:.6g} on one device".strip()
 
 
 def _is_rounding(value: NDArray[Any], reference: NDArray[Any], turned: NDArray[Any], of_kind: float) -> bool:
-    """Return whether a value is no farther from one device than the order of the examples makes it."""
+    """A value is no farther from one device than another order of the examples makes it."""
     if value.dtype.kind != "f" or not value.shape == reference.shape == turned.shape:
         return False
     apart, by_order = (float(np.abs(one - reference).max(initial=0.0)) for one in (value, turned))
     return apart <= min(_ORDERS * by_order, _SMALL * of_kind)
-
-
-def _shown(number: float) -> str:
-    return f"{number:.6g}"

@@ -55,7 +55,7 @@ class Written:
 
 
 def batches(folder: str, parts: Sequence[int | None], spec: Any, count: int, *, whole: Sequence[str] = ()) -> list[Any]:
-    """Return the first global batches that the replicas of all workers were given, as nests of tensors."""
+    """The first global batches that the replicas of all workers received, as nests of tensors."""
     first_of = {part: worker for worker, part in reversed(list(enumerate(parts)))}  # others have the same examples
     files = [sorted(Path(folder, "input", f"worker-{first_of[part]}").iterdir()) for part in sorted(first_of, key=str)]
     found = []
@@ -76,19 +76,18 @@ def _slices(path: Path, spec: Any) -> list[tuple[int, Any]]:
     for begin in range(0, int(written.shape[0]), width):
         mine = iter(written[begin : begin + width])
         rows = int(tf.io.parse_tensor(next(mine), tf.int32))
-        packed = iter(
-            [
-                tf.nest.pack_sequence_as(
-                    leaf, [tf.io.parse_tensor(next(mine), dtype) for dtype in dtypes], expand_composites=True
-                )
-                for leaf, dtypes in zip(leaves, types, strict=True)
-            ]
-        )
-        data = tf.nest.map_structure(
-            lambda leaf, packed=packed: None if leaf is None else next(packed), spec, expand_composites=False
-        )
-        found.append((rows, data))
+        packed = []
+        for leaf, dtypes in zip(leaves, types, strict=True):
+            parts = [tf.io.parse_tensor(next(mine), dtype) for dtype in dtypes]
+            packed.append(tf.nest.pack_sequence_as(leaf, parts, expand_composites=True))
+        found.append((rows, filled(spec, packed)))
     return found
+
+
+def filled(spec: Any, leaves: Sequence[Any]) -> Any:
+    """A nest like ``spec`` with other leaves in the place of those that are not None."""
+    left = iter(leaves)
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else next(left), spec, expand_composites=False)
 
 
 def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
@@ -124,7 +123,7 @@ def difference(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _leaves(nest: Any) -> list[str]:
-    """Return what the leaves of a batch are called: x, y and weights, and a name or number in these."""
+    """The names of a batch's leaves: x, y and sample_weight, and a name or number in these."""
     found = []
     parts = ("x", "y", "sample_weight")
     given = nest if isinstance(nest, tuple) else (nest,)

@@ -191,7 +191,7 @@ def _hearing(run: Run) -> Iterator[None]:
 
 
 def _callbacks(given: Any) -> tuple[list[Any], list[str]]:
-    """Return the callbacks that run, and the names of those that would write."""
+    """The callbacks that run, and the names of those that would write."""
     every = getattr(given, "callbacks", given) or []
     every = list(every) if isinstance(every, (list, tuple)) else [every]
     writing = [one for one in every if isinstance(one, _WRITING) or type(one).__module__.startswith("tfdist.")]
@@ -205,7 +205,7 @@ def _parts(folder: str) -> list[int]:
 
 
 def _own(adapter: Any, per_epoch: int | None, counts: list[int]) -> list[list[Any]]:
-    """Return the batches that the script's own data have on one device, as many of each epoch."""
+    """The batches of the script's own data on one device, ``counts`` of each epoch."""
     epochs: list[list[Any]] = []
     iterator: Iterator[Any] | None = None
     for count in counts:
@@ -224,7 +224,7 @@ def _in_epochs(batches: list[Any], counts: list[int]) -> list[list[Any]]:
 
 
 def _same_batches(own: list[list[Any]], under: list[list[Any]], counts: list[int], run: Run) -> list[list[Any]]:
-    """Return the batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
+    """The batches of each epoch to train on: the script's own, unless others were drawn under the strategy."""
     for mine, theirs, count in zip(own, under, counts, strict=True):
         for place in range(count):
             if place < min(len(mine), len(theirs)):
@@ -262,8 +262,7 @@ def _dataset(epochs: list[list[Any]], like: tf.data.Dataset) -> tf.data.Dataset:
             yield tuple(leaf for leaf in tf.nest.flatten(batch, expand_composites=False) if leaf is not None)
 
     def packed(*given: Any) -> Any:
-        found = iter(given)
-        nest = tf.nest.map_structure(lambda leaf: None if leaf is None else next(found), spec, expand_composites=False)
+        nest = fit_input.filled(spec, given)
         return nest if isinstance(nest, tuple) else (nest,)
 
     found = tf.data.Dataset.from_generator(batches, output_signature=tuple(leaves)).map(packed)

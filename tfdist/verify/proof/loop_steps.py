@@ -204,7 +204,7 @@ class _Found:
 
 
 def _is_made(one: Any) -> bool:
-    """Return whether an object has come to the end of its creation, in whose midst variables are made."""
+    """An object has come to the end of its creation, during which variables are made."""
     needed = {keras.optimizers.Optimizer: "iterations", keras.Model: "built", keras.Metric: "variables"}
     return all(hasattr(one, name) for kind, name in needed.items() if isinstance(one, kind))
 
@@ -217,7 +217,7 @@ def _inside(optimizer: Any) -> Iterator[Any]:
 
 
 def _logs(result: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the numbers that a step has returned; values of each replica are no logs."""
+    """Yield the numbers that a step returned; values of each replica are no logs."""
     with contextlib.suppress(TypeError, ValueError):  # a nest that Keras does not know
         for name, (value,) in model_values.logged(result):
             if value.ndim == 0:
@@ -225,7 +225,7 @@ def _logs(result: Any) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _digests(given: Any, strategy: Any) -> Iterator[str]:
-    """Yield, of each tensor that a step was given, how many rows it has here and what they are, in any order."""
+    """Yield the number of rows of each tensor that a step received, and a digest of them in any order."""
     for leaf in tf.nest.flatten(given):
         if not isinstance(leaf, (tf.Tensor, np.ndarray, tf.distribute.DistributedValues)):
             continue

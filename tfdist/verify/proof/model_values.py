@@ -26,7 +26,7 @@ Values = Mapping[str, Sequence[NDArray[Any]]]
 def kinds(
     variables: Variables, *, weights: Sequence[Any], slots: Sequence[Any], seeds: Sequence[Any]
 ) -> dict[str, keras.Variable]:
-    """Return variables by their kinds and paths; metrics, seeds and memories of each replica are left out."""
+    """Variables by their kinds and paths; metrics, seeds and memories of each replica are left out."""
     trained, of_optimizers, random = ({id(one) for one in group} for group in (weights, slots, seeds))
     alone = {id(one) for _, _, one in variables.in_shards} - of_optimizers  # memories of each replica
     found = {}

@@ -125,7 +125,7 @@ def prove(job: Job, *, on_run: Callable[[str], None] = lambda told: None) -> Pro
 def _run(
     job: Job, folder: str, kind: str, options: Sequence[str], environment: Mapping[str, str], *, replicas: int = 1
 ) -> Proof | None:
-    """Run the script once; return what came of it if that is the end, None where its steps are recorded."""
+    """Run the script once; None if its steps were recorded, else the outcome of the comparison."""
     request = Request(folder=folder, kind=kind, steps=job.steps, is_module=job.is_module, replicas=replicas)
     entry = ["-m", "tfdist.verify.proof.script_run", request.to_json(), *job.script]
     log = Path(folder, f"{kind}.log")
@@ -213,7 +213,7 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
 
 
 def _finished(command: list[str], environment: Mapping[str, str], output: int, seconds: float) -> int | None:
-    """Run a command to its end; return its code as a shell has it, None if it was ended for taking too long."""
+    """Run a command to its end: its exit code as a shell shows it, None if it was ended for taking too long."""
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )

@@ -94,7 +94,7 @@ class StateFiles:
 
     @classmethod
     def of_all(cls, folder: str | os.PathLike[str], kind: str) -> "list[StateFiles]":
-        """Return those of every worker that has written some, by its number."""
+        """Those of every worker that has written some, by its number."""
         found = sorted(int(path.name.rpartition("-")[2]) for path in Path(folder, kind).glob("worker-*"))
         return [cls(folder, kind, worker) for worker in found]
 
@@ -145,7 +145,7 @@ def digest_of(value: NDArray[Any]) -> str:
 
 
 def storable(value: Any) -> NDArray[Any]:
-    """Return a value as an array that numpy keeps without a pickle: floats it does not know become float32."""
+    """A value as an array that NumPy stores without a pickle: floats that it does not know become float32."""
     array = np.asarray(value)
     if array.dtype.kind == "O":
         return array.astype("S")
@@ -153,7 +153,7 @@ def storable(value: Any) -> NDArray[Any]:
 
 
 def _distinct(values: Sequence[Any]) -> list[NDArray[Any]]:
-    """Return the values of all replicas; one where all are the same."""
+    """The values of all replicas; one if all are the same."""
     arrays = [storable(value) for value in values]
     same = all(digest_of(one) == digest_of(arrays[0]) for one in arrays[1:])
     return arrays[:1] if same else arrays

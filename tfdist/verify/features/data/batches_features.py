@@ -1,7 +1,6 @@
 """Batch sizes: full, partial, smaller than the number of replicas, and varying."""
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Function, Outcome
+from tfdist.verify.feature import Context, Function, Outcome
 from tfdist.verify.feature_tasks import compiled, regression, row, trained
 
 

@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, compiled, dense, regression, sgd, trained
-from tfdist.verify.lazy import keras, tf
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, compiled, dense, in_batches, regression, sgd, trained
 
 WORDS = np.array(["red", "green", "blue", "unknown", "yellow"])
 
 
-def _two_inputs(names: tuple[str, str]) -> tuple[Any, Any, Any]:
-    one, other = (keras.Input((3,), name=name) for name in names)
+def _two_inputs() -> tuple[Any, Any, Any]:
+    one, other = (keras.Input((3,), name=name) for name in ("one", "other"))
     hidden = keras.layers.Concatenate()([keras.layers.Dense(4, activation="tanh")(one), keras.layers.Dense(4)(other)])
     return one, other, keras.layers.Dense(1)(hidden)
 
@@ -33,33 +31,19 @@ def _without_iterations(outcome: Outcome) -> Outcome:
     return {name: value for name, value in outcome.items() if not name.endswith(" iteration")}
 
 
-class _Steps:
-    """Counts the steps that a `fit` has finished."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.callback = keras.callbacks.LambdaCallback(on_train_batch_end=self._one)
-
-    def _one(self, batch: int, logs: Any = None) -> None:
-        self.count += 1
-
-
 def _unknown_size(ctx: Context, data: Any, *, epochs: int = 1) -> Outcome:
     """Train on data that does not tell how many batches it has, and count the steps."""
-    steps = _Steps()
-    outcome = trained(ctx, _simple(ctx), data, batch_size=None, epochs=epochs, callbacks=[steps.callback])
-    return {**_without_iterations(outcome), "steps": steps.count}
-
-
-def _simple(ctx: Context) -> Any:
-    return compiled(ctx)
+    steps: list[int] = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    outcome = trained(ctx, compiled(ctx), data, batch_size=None, epochs=epochs, callbacks=[count])
+    return {**_without_iterations(outcome), "steps": len(steps)}
 
 
 @feature()
 def dict_inputs(ctx: Context) -> Outcome:
     """A dict of inputs, with a partial batch."""
     with ctx.scope():
-        one, other, output = _two_inputs(("one", "other"))
+        one, other, output = _two_inputs()
         model = keras.Model({"one": one, "other": other}, output)
         model.compile(sgd(), "mse")
     a, b, y = _halves(PARTIAL)
@@ -71,7 +55,7 @@ def dict_inputs(ctx: Context) -> Outcome:
 def tuple_inputs(ctx: Context) -> Outcome:
     """A tuple of inputs, with a partial batch."""
     with ctx.scope():
-        one, other, output = _two_inputs(("one", "other"))
+        one, other, output = _two_inputs()
         model = keras.Model((one, other), output)
         model.compile(sgd(), "mse")
     a, b, y = _halves(PARTIAL)
@@ -82,7 +66,7 @@ def tuple_inputs(ctx: Context) -> Outcome:
 def nested_inputs(ctx: Context) -> Outcome:
     """Inputs in a dict that holds a list."""
     with ctx.scope():
-        one, other, output = _two_inputs(("one", "other"))
+        one, other, output = _two_inputs()
         third = keras.Input((3,), name="third")
         model = keras.Model({"pair": [one, other], "more": third}, keras.layers.Add()([output, third]))
         model.compile(sgd(), "mse")
@@ -106,14 +90,10 @@ def optional_inputs(ctx: Context) -> Outcome:
     x, _, y = _halves(PARTIAL)
     inputs = {"absent": None, "present": x}
     rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-
-    def batches() -> Iterator[Any]:
-        for begin in range(0, PARTIAL, BATCH):
-            yield {"absent": None, "present": x[begin:][:BATCH]}, y[begin:][:BATCH]
-
+    batches = (({"absent": None, "present": part}, targets) for part, targets in in_batches(x, y))
     outcome = {**trained(ctx, model, inputs, y), "predict": model.predict(inputs, batch_size=BATCH, verbose=0)}
     trained(ctx, model, rows.map(lambda x, y: ({"absent": None, "present": x}, y)), batch_size=None)
-    outcome |= _without_iterations(trained(ctx, model, batches(), batch_size=None, epochs=1))
+    outcome |= _without_iterations(trained(ctx, model, batches, batch_size=None, epochs=1))
     outcome["evaluate"] = model.evaluate(inputs, y, batch_size=BATCH, verbose=0)
     return {**outcome, "a batch": model.train_on_batch(inputs, y), "predict_on_batch": model.predict_on_batch(inputs)}
 
@@ -122,7 +102,7 @@ def optional_inputs(ctx: Context) -> Outcome:
 def multi_output(ctx: Context) -> Outcome:
     """Two outputs with a loss, a weight and metrics each."""
     with ctx.scope():
-        one, other, output = _two_inputs(("one", "other"))
+        one, other, output = _two_inputs()
         label = keras.layers.Dense(3, activation="softmax", name="label")(output)
         model = keras.Model([one, other], {"value": output, "label": label})
         model.compile(
@@ -190,13 +170,7 @@ def string_passed_through(ctx: Context) -> Outcome:
 @feature()
 def generator(ctx: Context) -> Outcome:
     """A Python generator that can be read once: no batch is lost."""
-    x, y = regression(PARTIAL)
-
-    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for begin in range(0, PARTIAL, BATCH):
-            yield x[begin : begin + BATCH], y[begin : begin + BATCH]
-
-    return _unknown_size(ctx, batches())
+    return _unknown_size(ctx, in_batches(*regression(PARTIAL)))
 
 
 @feature()
@@ -224,24 +198,24 @@ def py_dataset(ctx: Context) -> Outcome:
         def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
             return x[BATCH * index :][:BATCH], y[BATCH * index :][:BATCH]
 
-    return trained(ctx, _simple(ctx), Batches(), batch_size=None)
+    return trained(ctx, compiled(ctx), Batches(), batch_size=None)
 
 
 @feature()
 def tf_data(ctx: Context) -> Outcome:
     """A tf.data.Dataset with a partial batch."""
-    return trained(ctx, _simple(ctx), _dataset(PARTIAL, BATCH), batch_size=None)
+    return trained(ctx, compiled(ctx), _dataset(PARTIAL, BATCH), batch_size=None)
 
 
 @feature()
 def tf_data_drop_remainder(ctx: Context) -> Outcome:
     """A tf.data.Dataset whose batches have a static size that no number of replicas divides."""
-    return trained(ctx, _simple(ctx), _dataset(PARTIAL, 7, drop_remainder=True), batch_size=None)
+    return trained(ctx, compiled(ctx), _dataset(PARTIAL, 7, drop_remainder=True), batch_size=None)
 
 
 @feature()
 def tf_data_of_unknown_size(ctx: Context) -> Outcome:
-    """A filtered tf.data.Dataset: nobody knows how many batches it has."""
+    """A filtered tf.data.Dataset, whose number of batches is unknown."""
     data = tf.data.Dataset.from_tensor_slices(regression(50)).filter(lambda x, y: x[0] > -1.0).batch(BATCH)
     return _unknown_size(ctx, data, epochs=2)
 
@@ -249,14 +223,14 @@ def tf_data_of_unknown_size(ctx: Context) -> Outcome:
 @feature()
 def tf_data_infinite(ctx: Context) -> Outcome:
     """An endless tf.data.Dataset with steps_per_epoch, which does not fit its length."""
-    return trained(ctx, _simple(ctx), _dataset(20, BATCH).repeat(), batch_size=None, steps_per_epoch=4)
+    return trained(ctx, compiled(ctx), _dataset(20, BATCH).repeat(), batch_size=None, steps_per_epoch=4)
 
 
 @feature()
 def tf_data_shuffled(ctx: Context) -> Outcome:
     """A seeded tf.data shuffle, another order every epoch."""
     data = tf.data.Dataset.from_tensor_slices(regression(PARTIAL)).shuffle(PARTIAL, seed=4).batch(BATCH)
-    return trained(ctx, _simple(ctx), data, batch_size=None)
+    return trained(ctx, compiled(ctx), data, batch_size=None)
 
 
 @feature()
@@ -287,7 +261,7 @@ def shuffle_once_each(ctx: Context) -> Outcome:
 @feature()
 def shuffle_same_order(ctx: Context) -> Outcome:
     """NumPy data with shuffle=True and a seed: the order of one device, so equal weights."""
-    return trained(ctx, _simple(ctx), *regression(PARTIAL), epochs=3, shuffle=True)
+    return trained(ctx, compiled(ctx), *regression(PARTIAL), epochs=3, shuffle=True)
 
 
 @feature(may_refuse=True)

@@ -1,16 +1,13 @@
 """Differences between workers: seeds, data, decisions."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, PARTIAL, WIDTH, compiled, regression, trained
-from tfdist.verify.lazy import keras, tf
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
+from tfdist.verify.feature_tasks import BATCH, PARTIAL, WIDTH, compiled, in_batches, regression, trained
 
 
 def _model(ctx: Context) -> Any:
@@ -60,23 +57,18 @@ def sizes_differ(ctx: Context) -> Outcome:
 @feature(min_workers=2, reference=_disagreement)
 def generators_differ(ctx: Context) -> Outcome:
     """Generators of which one ends earlier: an error, not a worker that waits for ever."""
-    x, y = regression(48)
-
-    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for begin in range(0, 48 - 2 * BATCH * min(ctx.worker, 1), BATCH):
-            yield x[begin : begin + BATCH], y[begin : begin + BATCH]
-
-    return _refusal(ctx, batches(), None)
+    rows = 48 - 2 * BATCH * min(ctx.worker, 1)
+    return _refusal(ctx, in_batches(*(array[:rows] for array in regression(48))), None)
 
 
 def _own(worker: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a worker's own examples: 40 of the first, 24 of the second, and so on in turn."""
+    """A worker's own examples: 40 of the first, 24 of the second, and so on in turn."""
     return regression((40, 24)[worker % 2], seed=30 + worker)
 
 
 def _parts(array: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Return the parts into which batches of eight rows are cut for that many steps each."""
-    batches = [array[begin : begin + 8] for begin in range(0, len(array), 8)]
+    """The parts into which batches of eight rows are cut for that many steps each."""
+    batches = [b for (b,) in in_batches(array, size=8)]
     return [b[len(b) * part // parts : len(b) * (part + 1) // parts] for b in batches for part in range(parts)]
 
 

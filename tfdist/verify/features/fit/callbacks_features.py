@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, dense, regression, sgd, state, trained
-from tfdist.verify.lazy import keras, tf
 
 
 def _model(ctx: Context, **optimizer: Any) -> Any:

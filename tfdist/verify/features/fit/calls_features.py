@@ -1,14 +1,23 @@
 """Calls of a model: validate, evaluate, predict, fit again; and what callbacks receive."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, compiled, logs, regression, sgd, state, trained
-from tfdist.verify.lazy import keras, tf
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    EVEN,
+    PARTIAL,
+    compiled,
+    in_batches,
+    logs,
+    prefixed,
+    regression,
+    sgd,
+    state,
+    trained,
+)
 
 
 def _model(ctx: Context) -> Any:
@@ -65,14 +74,9 @@ def predict_datasets(ctx: Context) -> Outcome:
     """predict of a generator, of a dataset and of single steps."""
     model = _model(ctx)
     x, _ = regression(PARTIAL)
-
-    def batches() -> Iterator[tuple[np.ndarray]]:
-        for begin in range(0, PARTIAL, BATCH):
-            yield (x[begin : begin + BATCH],)
-
     data = tf.data.Dataset.from_tensor_slices(x).batch(7)
     return {
-        "generator": model.predict(batches(), verbose=0),
+        "generator": model.predict(in_batches(x), verbose=0),
         "dataset": model.predict(data, verbose=0),
         "steps": model.predict(data, steps=2, verbose=0),
     }
@@ -86,7 +90,7 @@ def fit_again(ctx: Context) -> Outcome:
     first = trained(ctx, model, x, y, epochs=1)
     between = model.evaluate(x, y, batch_size=BATCH, verbose=0)
     second = trained(ctx, model, x, y, epochs=3, initial_epoch=1, batch_size=6)
-    return {"between": between, **{f"first: {name}": value for name, value in first.items()}, **second}
+    return {"between": between, **prefixed("first", first), **second}
 
 
 @feature()
@@ -102,7 +106,7 @@ def compile_again(ctx: Context) -> Outcome:
 
 @feature()
 def batch_logs(ctx: Context) -> Outcome:
-    """What callbacks are told after every batch of training and of validation."""
+    """The logs that callbacks receive after every batch of training and of validation."""
     heard: dict[str, list[dict[str, float]]] = {"train": [], "test": []}
 
     class Listen(keras.callbacks.Callback):
@@ -124,14 +128,10 @@ def batch_logs(ctx: Context) -> Outcome:
 
 @feature()
 def predict_batch_outputs(ctx: Context) -> Outcome:
-    """What callbacks are given after every batch of predict."""
+    """The outputs that callbacks receive after every batch of predict."""
     outputs: list[np.ndarray] = []
-
-    def hear(batch: int, logs: Any = None) -> None:
-        outputs.append(np.asarray(logs["outputs"]))
-
     listen = keras.callbacks.LambdaCallback()
-    listen.on_predict_batch_end = hear
+    listen.on_predict_batch_end = lambda batch, logs: outputs.append(np.asarray(logs["outputs"]))
     model = _model(ctx)
     model.predict(regression(PARTIAL)[0], batch_size=BATCH, verbose=0, callbacks=[listen])
     return {f"batch {number}": rows for number, rows in enumerate(outputs)}

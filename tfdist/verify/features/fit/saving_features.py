@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, dense, regression, sgd, state, trained
-from tfdist.verify.lazy import keras
+from tfdist.verify.feature import Context, Outcome, feature, keras
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, dense, prefixed, regression, sgd, state, trained
 
 
 def _model(ctx: Context) -> Any:
@@ -27,7 +25,7 @@ def save_and_load(ctx: Context) -> Outcome:
     with ctx.scope():
         loaded = keras.models.load_model(path)
     outcome = {**outcome, "evaluate": loaded.evaluate(x, y, batch_size=BATCH, verbose=0)}
-    return {**outcome, **{f"loaded: {name}": value for name, value in trained(ctx, loaded, x, y).items()}}
+    return {**outcome, **prefixed("loaded", trained(ctx, loaded, x, y))}
 
 
 @feature()

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras
 from tfdist.verify.feature_tasks import BATCH, PARTIAL, WIDTH, dense, regression, sgd, trained
-from tfdist.verify.lazy import keras
 
 
 def _fit(ctx: Context, *layers: Any, loss: Any = "mse", metrics: Any = None, outputs: Any = "softplus") -> Outcome:

@@ -5,10 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Function, Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, PARTIAL, compiled, dense, regression, sgd, state, trained
-from tfdist.verify.lazy import keras, tf
+from tfdist.verify.feature import Context, Function, Outcome, feature, keras, tf
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    EVEN,
+    PARTIAL,
+    compiled,
+    dense,
+    in_batches,
+    regression,
+    sgd,
+    state,
+    trained,
+)
 
 
 def _normalized(ctx: Context, *, synchronized: bool) -> Any:
@@ -18,8 +27,7 @@ def _normalized(ctx: Context, *, synchronized: bool) -> Any:
 def _fit_normalized(ctx: Context, rows: int, *, synchronized: bool = False) -> Outcome:
     model = _normalized(ctx, synchronized=synchronized)
     x, y = regression(rows)
-    outcome = trained(ctx, model, x, y, batch_size=BATCH)
-    return {**outcome, "predict": model.predict(x, batch_size=BATCH, verbose=0)}
+    return {**trained(ctx, model, x, y), "predict": model.predict(x, batch_size=BATCH, verbose=0)}
 
 
 def _ghost_batches(rows: int) -> Function:
@@ -33,8 +41,10 @@ def _ghost_batches(rows: int) -> Function:
         model = _normalized(ctx, synchronized=False)
         model.optimizer.build(model.trainable_variables)
         x, y = regression(rows)
-        batches = [(x[begin : begin + BATCH], y[begin : begin + BATCH]) for begin in range(0, rows, BATCH)]
-        losses = [sum(_ghost_step(model, *batch, ctx.replicas) for batch in batches) / rows for _ in range(2)]
+        steps = [
+            [_ghost_step(model, part, targets, ctx.replicas) for part, targets in in_batches(x, y)] for _ in range(2)
+        ]
+        losses = [sum(epoch) / rows for epoch in steps]
         predicted = model.predict(x, batch_size=BATCH, verbose=0)
         return {"history/loss": losses, **state(ctx, model), "predict": predicted}
 
@@ -122,7 +132,7 @@ def _draws(ctx: Context, layer: Any, *, fits: int) -> list[np.ndarray]:
 
 
 def _is_random(ctx: Context, layer: Any) -> tuple[np.ndarray, Outcome]:
-    """Return a layer's draws, and whether they are what random draws of all replicas together must be."""
+    """A layer's draws, and whether they are what random draws of all replicas together must be."""
     keras.utils.set_random_seed(6)
     first, second = _draws(ctx, layer, fits=2)
     keras.utils.set_random_seed(6)

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import BATCH, PARTIAL, compiled, regression, sgd, state, trained
-from tfdist.verify.lazy import keras, tf
 
 _LENGTH, _WORDS, _WIDTH = 5, 7, 4
 
@@ -21,7 +19,7 @@ def _texts(rows: int) -> np.ndarray:
 
 
 def _model(embed: Callable[..., Any], *, tables: int = 2, length: int | None = _LENGTH) -> Any:
-    """Return a model of what a function makes of words and tables, (batch, length, 4), and of kernels."""
+    """A model of what a function makes of words and tables, (batch, length, 4), and of kernels."""
 
     class Embed(keras.layers.Layer):
         def __init__(self) -> None:
@@ -193,14 +191,6 @@ def transformer_block(ctx: Context) -> Outcome:
     return trained(ctx, model, texts, texts[:, 0] % 2)
 
 
-def _sparse(rows: int) -> tuple[Any, np.ndarray]:
-    """Return rows with few numbers that are not zero, one of them with none, and targets."""
-    x, y = regression(rows)
-    x = np.where(np.random.default_rng(8).random(x.shape) < 0.4, x, 0.0).astype("float32")
-    x[3] = 0.0
-    return tf.sparse.from_dense(x), y
-
-
 @feature()
 def sparse_inputs(ctx: Context) -> Outcome:
     """keras.Input(sparse=True) into a Dense layer, with Adam and global_clipnorm: rows that are distinct in a batch."""
@@ -208,7 +198,10 @@ def sparse_inputs(ctx: Context) -> Outcome:
         entry = keras.Input((6,), sparse=True)
         model = keras.Model(entry, keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(entry)))
         model.compile(keras.optimizers.Adam(0.02, global_clipnorm=0.5), "mse")
-    data = tf.data.Dataset.from_tensor_slices(_sparse(PARTIAL)).batch(BATCH)
+    x, y = regression(PARTIAL)
+    x = np.where(np.random.default_rng(8).random(x.shape) < 0.4, x, 0.0).astype("float32")
+    x[3] = 0.0  # a row without any number
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), y)).batch(BATCH)
     return {**trained(ctx, model, data, batch_size=None), "predict": model.predict(data, verbose=0)}
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import (
     BATCH,
     EVEN,
@@ -18,7 +17,6 @@ from tfdist.verify.feature_tasks import (
     sgd,
     trained,
 )
-from tfdist.verify.lazy import keras, tf
 
 
 def _fit(ctx: Context, loss: Any, *, rate: float = 0.1, metrics: Any = None, **fit: Any) -> Outcome:
@@ -30,7 +28,7 @@ def _fit(ctx: Context, loss: Any, *, rate: float = 0.1, metrics: Any = None, **f
 
 
 def _uneven_weights(rows: int) -> np.ndarray:
-    """Return sample weights of which some are zero and some are large, so that replicas have different sums."""
+    """Sample weights of which some are zero and some are large, so that replicas have different sums."""
     return (np.arange(rows) % 4 * np.linspace(0.1, 3.0, rows)).astype("float32")
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import (
     BATCH,
     PARTIAL,
@@ -16,7 +15,6 @@ from tfdist.verify.feature_tasks import (
     sgd,
     trained,
 )
-from tfdist.verify.lazy import keras, tf
 
 
 def _fit(ctx: Context, model: Any, x: Any, y: Any) -> Outcome:

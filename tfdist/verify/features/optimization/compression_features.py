@@ -3,9 +3,8 @@
 from typing import Any
 
 import tfdist.optimizers
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import EVEN, compiled, deep, regression, sgd, trained
+from tfdist.verify.feature import Context, Outcome, feature
+from tfdist.verify.feature_tasks import EVEN, compiled, deep, losses_and_weights, regression, sgd, trained
 
 # As for `wire_float16`: 2^-11 of a gradient on each replica and once more of the sum; bfloat16 has three bits less.
 _FLOAT16, _BFLOAT16 = 2e-3, 1e-2
@@ -15,19 +14,15 @@ _FACTORS = 1e-4
 
 def _plain(ctx: Context) -> Outcome:
     model = compiled(ctx, deep, lambda: sgd(learning_rate=0.02))
-    return _weights(trained(ctx, model, *regression(EVEN)))
+    return losses_and_weights(trained(ctx, model, *regression(EVEN)))
 
 
-def _compressed(ctx: Context, codec: Any, *, momentum: bool = True) -> Outcome:
-    with ctx.scope():
-        model = deep()
-        inner = sgd(learning_rate=0.02) if momentum else sgd(learning_rate=0.02, momentum=0.0)
-        model.compile(tfdist.optimizers.DistributedOptimizer(inner, compression=codec), "mse")
-    return _weights(trained(ctx, model, *regression(EVEN)))
+def _compressed(ctx: Context, codec: Any, *, momentum: float = 0.9) -> Outcome:
+    def optimizer() -> Any:
+        inner = sgd(learning_rate=0.02, momentum=momentum)
+        return tfdist.optimizers.DistributedOptimizer(inner, compression=codec)
 
-
-def _weights(result: Outcome) -> Outcome:
-    return {name: value for name, value in result.items() if name == "history/loss" or name.startswith("weights/")}
+    return losses_and_weights(trained(ctx, compiled(ctx, deep, optimizer), *regression(EVEN)))
 
 
 @feature(reference=_plain, tolerance=_FLOAT16)
@@ -67,4 +62,4 @@ def compression_dgc_of_all(ctx: Context) -> Outcome:
     """compression=DGC(density=1.0) with the momentum, beside SGD with it."""
     from tfdist.compression import DGC
 
-    return _compressed(ctx, DGC(density=1.0, momentum=0.9, min_saving=0.1), momentum=False)
+    return _compressed(ctx, DGC(density=1.0, momentum=0.9, min_saving=0.1), momentum=0.0)

@@ -7,10 +7,20 @@ import numpy as np
 
 import tfdist.callbacks
 import tfdist.optimizers
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, deep, dense, regression, sgd, state, trained, variables
-from tfdist.verify.lazy import keras
+from tfdist.verify.feature import Context, Outcome, feature, keras
+from tfdist.verify.feature_tasks import (
+    BATCH,
+    EVEN,
+    compiled,
+    deep,
+    dense,
+    losses_and_weights,
+    regression,
+    sgd,
+    state,
+    trained,
+    variables,
+)
 
 # Float16 rounds a gradient to 2^-11 of itself on every replica, and their sum once more. The weights of these models
 # move by about 1 in all, of which 2^-10 is 1e-3. bfloat16 has three bits less.
@@ -103,21 +113,15 @@ _RATE, _LIMIT = 0.01, 0.6
 
 def _means_clipped_at_their_part(ctx: Context) -> Outcome:
     model = compiled(ctx, optimizer=lambda: sgd(learning_rate=BATCH * _RATE, clipvalue=_LIMIT / BATCH))
-    return _without_scale(trained(ctx, model, *regression(EVEN)))
-
-
-def _without_scale(result: Outcome) -> Outcome:
-    return {name: value for name, value in result.items() if name == "history/loss" or name.startswith("weights/")}
+    return losses_and_weights(trained(ctx, model, *regression(EVEN)))
 
 
 @feature(reference=_means_clipped_at_their_part)
 def sum_clipped_and_scaled(ctx: Context) -> Outcome:
     """reduction="sum", clipvalue and loss_scale=64, beside plain SGD with the batch's multiple of the rate."""
-    with ctx.scope():
-        model = dense()
-        optimizer = _optimizer(sgd(learning_rate=_RATE), reduction="sum", clipvalue=_LIMIT, loss_scale=64)
-        model.compile(optimizer, "mse")
-    return _without_scale(trained(ctx, model, *regression(EVEN)))
+    options = {"reduction": "sum", "clipvalue": _LIMIT, "loss_scale": 64}
+    model = compiled(ctx, optimizer=lambda: _optimizer(sgd(learning_rate=_RATE), **options))
+    return losses_and_weights(trained(ctx, model, *regression(EVEN)))
 
 
 def _adasum_in_numpy(ctx: Context) -> Outcome:
@@ -142,15 +146,14 @@ def _adasum_in_numpy(ctx: Context) -> Outcome:
 
 
 def _adasum(gradients: list[np.ndarray]) -> np.ndarray:
+    def combined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        dot = np.sum(a * b)
+        return a * (1 - dot / (2 * np.sum(a * a))) + b * (1 - dot / (2 * np.sum(b * b)))
+
     while len(gradients) > 1:
         odd = gradients[-1:] if len(gradients) % 2 else []
-        gradients = [_two(a, b) for a, b in zip(gradients[::2], gradients[1::2], strict=False)] + odd
+        gradients = [combined(a, b) for a, b in zip(gradients[::2], gradients[1::2], strict=False)] + odd
     return gradients[0]
-
-
-def _two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    dot = np.sum(a * b)
-    return a * (1 - dot / (2 * np.sum(a * a))) + b * (1 - dot / (2 * np.sum(b * b)))
 
 
 @feature(per_layout=True, reference=_adasum_in_numpy, may_refuse=True)

@@ -6,10 +6,8 @@ import numpy as np
 
 import tfdist.callbacks
 import tfdist.optimizers
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Function, Outcome, feature
+from tfdist.verify.feature import Context, Function, Outcome, feature, keras
 from tfdist.verify.feature_tasks import EVEN, PARTIAL, compiled, regression, row, sgd, trained
-from tfdist.verify.lazy import keras
 
 
 def _fit(ctx: Context, optimizer: Any, *, rows: int = EVEN, scale: float = 1.0, **fit: Any) -> Outcome:
@@ -118,12 +116,8 @@ def sparse_gradients_clipped(ctx: Context) -> Outcome:
 
 def _kind(name: str, **options: Any) -> Function:
     """Train an embedding and a kernel: an optimizer that squares gradients squares each row of a lookup by itself."""
-
-    def train(ctx: Context) -> Outcome:
-        kind = getattr(keras.optimizers, name)
-        return _embedded(ctx, lambda: kind(**{"learning_rate": 0.01, **options}), rows=PARTIAL, epochs=1)
-
-    return train
+    options = {"learning_rate": 0.01, **options}
+    return lambda ctx: _embedded(ctx, lambda: getattr(keras.optimizers, name)(**options), rows=PARTIAL, epochs=1)
 
 
 row("optimizer_sgd", "Embedding with plain SGD, which adds up rows of one index", _kind("SGD"))
@@ -193,21 +187,12 @@ def optimizer_distributed(ctx: Context) -> Outcome:
     return _embedded(ctx, lambda: tfdist.optimizers.DistributedOptimizer(keras.optimizers.Adam(0.01)), rows=PARTIAL)
 
 
-class _Squares:
-    """Makes an optimizer of a user's own."""
-
-    @staticmethod
-    def make() -> Any:
-        class Squares(keras.optimizers.SGD):
-            """Steps by the squares of its gradients, and is a kind of SGD."""
-
-            def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-                self.assign_sub(variable, keras.ops.multiply(keras.ops.square(gradient), learning_rate))
-
-        return Squares(0.1)
-
-
 @feature()
 def optimizer_of_ones_own(ctx: Context) -> Outcome:
     """Embedding with a subclass of SGD that squares gradients."""
-    return _embedded(ctx, _Squares.make, rows=PARTIAL, epochs=1)
+
+    class Squares(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.assign_sub(variable, keras.ops.multiply(keras.ops.square(gradient), learning_rate))
+
+    return _embedded(ctx, lambda: Squares(0.1), rows=PARTIAL, epochs=1)

@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 
 import tfdist.callbacks
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
-from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, deep, dense, regression, sgd, trained
-from tfdist.verify.lazy import keras
+from tfdist.verify.feature import Context, Outcome, feature, keras
+from tfdist.verify.feature_tasks import BATCH, EVEN, compiled, deep, regression, sgd, trained
 
 # Sums over a batch are rounded to 11 (float16) or 8 (bfloat16) bits, in another order on every number of replicas.
 _FLOAT16, _BFLOAT16 = 2e-3, 1e-2
@@ -35,14 +33,11 @@ def mixed_bfloat16(ctx: Context) -> Outcome:
 
 def _scaled(ctx: Context, x: np.ndarray, y: np.ndarray, inner: Any = sgd, **options: Any) -> Outcome:
     """Train with a scaled loss; the scale after every batch is part of the outcome."""
-    with ctx.scope():
-        model = dense()
-        optimizer = keras.optimizers.LossScaleOptimizer(inner(), **options)
-        model.compile(optimizer, "mse")
+    model = compiled(ctx, optimizer=lambda: keras.optimizers.LossScaleOptimizer(inner(), **options))
     scales: list[float] = []
 
     def note(batch: int, logs: Any = None) -> None:
-        scales.append(float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)))
+        scales.append(float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)))
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     callbacks = [watch, tfdist.callbacks.LossScaleLogger()]
@@ -50,7 +45,7 @@ def _scaled(ctx: Context, x: np.ndarray, y: np.ndarray, inner: Any = sgd, **opti
 
 
 def _bad_examples(replicas: int, *, everywhere: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return data in which batch 1 + r has an infinite example on replica r; with ``everywhere``, batch 1 on all."""
+    """Data in which batch 1 + r has an infinite example on replica r; with ``everywhere``, batch 1 on all."""
     x, y = regression(BATCH * (replicas + 2))
     for replica in range(replicas):
         batch = 1 if everywhere else 1 + replica

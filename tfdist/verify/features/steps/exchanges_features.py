@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tfdist.training
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import PARTIAL, WIDTH, dense, history, regression, sgd, variables
-from tfdist.verify.lazy import keras, tf
 
 
 def _fitted(

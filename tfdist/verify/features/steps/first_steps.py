@@ -1,13 +1,11 @@
-"""Optimizers that nobody builds before the first step of a train_step of one's own, which updates with all of them."""
+"""Optimizers that are built by the first step of a train_step of one's own, which updates with all of them."""
 
 from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import WIDTH, history, regression, variables
-from tfdist.verify.lazy import keras, tf
 
 #: five batches of 6, of which a graph has two, and one of 3
 _BATCH, _ROWS = 6, 33
@@ -15,7 +13,7 @@ _AROUND_OTHERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 
 
 def _of_keras() -> dict[str, Any]:
-    """Return an optimizer of each kind, further ones whose options make more variables, and those around others."""
+    """An optimizer of each kind, further ones whose options make more variables, and those around others."""
     optimizers = keras.optimizers
     kinds = {
         name: kind

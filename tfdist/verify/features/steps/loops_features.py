@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import (
     BATCH,
     EVEN,
@@ -14,12 +13,12 @@ from tfdist.verify.feature_tasks import (
     dense,
     logs,
     of_kind,
+    prefixed,
     regression,
     sgd,
     state,
     trained,
 )
-from tfdist.verify.lazy import keras, tf
 
 
 @feature()
@@ -135,16 +134,11 @@ def several_strategies(ctx: Context) -> Outcome:
             model = dense(units=units)
             model.compile(sgd(), "mse")
         models.append((other, model))
-        outcome |= _prefixed(f"{units} units", trained(other, model, *regression(24), epochs=1))
+        outcome |= prefixed(f"{units} units", trained(other, model, *regression(24), epochs=1))
     for other, model in models:
-        outcome |= _prefixed(
-            f"again, {model.count_params()} parameters", trained(other, model, *regression(24), epochs=1)
-        )
+        again = trained(other, model, *regression(24), epochs=1)
+        outcome |= prefixed(f"again, {model.count_params()} parameters", again)
     return outcome
-
-
-def _prefixed(prefix: str, outcome: Outcome) -> dict[str, Any]:
-    return {f"{prefix}: {name}": value for name, value in outcome.items()}
 
 
 @feature()
@@ -158,5 +152,5 @@ def several_models(ctx: Context) -> Outcome:
     outcome: dict[str, Any] = {}
     for turn in range(2):
         for number, model in enumerate(models):
-            outcome |= _prefixed(f"turn {turn}, model {number}", trained(ctx, model, x, y, epochs=1))
+            outcome |= prefixed(f"turn {turn}, model {number}", trained(ctx, model, x, y, epochs=1))
     return outcome

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import (
     PARTIAL,
     WIDTH,
@@ -11,12 +10,12 @@ from tfdist.verify.feature_tasks import (
     dense,
     history,
     of_kind,
+    prefixed,
     regression,
     sgd,
     trained,
     variables,
 )
-from tfdist.verify.lazy import keras, tf
 
 LATENT = 2
 
@@ -250,5 +249,5 @@ def synchronized_normalization(ctx: Context) -> Outcome:
         with ctx.scope():
             model = Own(getattr(keras.ops, name))
             model.compile(sgd(learning_rate=rate))
-        outcome |= {f"{name}: {key}": value for key, value in trained(ctx, model, *regression(PARTIAL)).items()}
+        outcome |= prefixed(name, trained(ctx, model, *regression(PARTIAL)))
     return outcome

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import PARTIAL, WIDTH, dense, history, regression, sgd, variables
-from tfdist.verify.lazy import keras, tf
 
 
 def _fitted(ctx: Context, model: Any, optimizers: dict[str, Any]) -> Outcome:
