@@ -125,7 +125,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
             )
         self._parts = _parts(self.parts, self.batch_size, tf_strategies.replica_count(self._strategy))
         self._unseeded = keras_model.global_seed_generator()
-        self._measure = tf.function(_untraced(self._on_replicas))
+
+        def on_replicas(batch: Any) -> tf.Tensor:
+            return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
+
+        self._measure = tf.function(_untraced(on_replicas))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Measure, when it is due."""
@@ -183,9 +187,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 received=rows,
             )
         return batch_rows.slice_rows(batch, tf.constant(0), tf.constant(self.batch_size))
-
-    def _on_replicas(self, batch: Any) -> tf.Tensor:
-        return tf_strategies.first_local_value(self._strategy.run(_untraced(self._on_replica), args=(batch,)))
 
     def _on_replica(self, batch: Any) -> tf.Tensor:
         """The mean of the small batches' squared norms, and the squared norm of their mean, float64 ``[2]``."""

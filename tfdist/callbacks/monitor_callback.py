@@ -142,7 +142,10 @@ class Monitor(keras.callbacks.Callback):
         self._attach(_Warnings(self._job, self._warnings))
         if self.flops:
             self._count_flops(self._job)
-        cell = self._stack.enter_context(_Cell()) if self.live and _in_notebook() else None
+        interactive = sys.modules.get("IPython")
+        shell = None if interactive is None else interactive.get_ipython()
+        has_page = self.live and hasattr(shell, "kernel")  # a notebook's kernel can show HTML
+        cell = self._stack.enter_context(_Cell()) if has_page else None
         exporters = [*self.exporters, *([f"html:{cell.path}"] if cell is not None else [])]
         if exporters:
             self._job.events.write("parameters", start=self._job.start, parameters=self._parameters())
@@ -165,7 +168,10 @@ class Monitor(keras.callbacks.Callback):
                 if self._work.peak is not None:
                     self.model_flops_utilization = self.model_flops_per_second / self._work.peak
             if self.trace is not None:
-                self._write_trace(job)
+                try:
+                    traces.write(self.trace, traces.trace(read_folder(job.steps)))
+                except OSError as error:
+                    _logger.warning("The trace %s cannot be written (%s).", self.trace, error)
             if self.verbose and self.verdict and not job.is_judged:
                 sys.stdout.write("\n".join([*self.verdict, *(f"warning: {one}" for one in self._warnings), ""]))
                 sys.stdout.flush()
@@ -201,20 +207,11 @@ class Monitor(keras.callbacks.Callback):
         self._stack.close()
         self._job = None
 
-    def _write_trace(self, job: Recorded) -> None:
-        assert self.trace is not None
-        try:
-            traces.write(self.trace, traces.trace(read_folder(job.steps)))
-        except OSError as error:
-            _logger.warning("The trace %s cannot be written (%s).", self.trace, error)
-
     def _parameters(self) -> dict[str, Any]:
         """The parameters of a training that are worth keeping, as plain values."""
         optimizer = getattr(self.model, "optimizer", None)
         settings = {} if optimizer is None else optimizer.get_config()
-        plain = {
-            f"optimizer.{name}": value for name, value in settings.items() if isinstance(value, bool | int | float)
-        }
+        plain = {f"optimizer.{name}": one for name, one in settings.items() if isinstance(one, bool | int | float)}
         return {
             "tfdist": tfdist.__version__,
             "keras": keras.__version__,
@@ -244,9 +241,8 @@ class _Work(StepObserver):
         work = PASSES_OF_A_STEP * self._per_example * examples
         if self.flops is None or work > self.flops:
             self.flops = work
-            self.peak = (
-                None if self._of_device is None else self._of_device * max(replicas, from_environment().num_workers)
-            )
+            devices = max(replicas, from_environment().num_workers)
+            self.peak = None if self._of_device is None else self._of_device * devices
             if self._tell is not None:
                 self._tell(self)
 
@@ -279,13 +275,6 @@ class _Steps(keras.callbacks.Callback):
 
 def _rank() -> int:
     return max(0, from_environment().worker_index)
-
-
-def _in_notebook() -> bool:
-    """True in the kernel of a notebook that can show HTML."""
-    interactive = sys.modules.get("IPython")
-    shell = None if interactive is None else interactive.get_ipython()
-    return shell is not None and hasattr(shell, "kernel")
 
 
 class _Cell:

@@ -84,7 +84,7 @@ class Averages:
         return max(self.noise, 0.0) / self.squared_gradient if self.squared_gradient > 0 else math.inf
 
     def get_state(self) -> dict[str, float]:
-        """Return all that was learnt, as JSON."""
+        """All that was measured, as JSON."""
         return {
             "squared_gradient": self._squared_gradient,
             "noise": self._noise,
@@ -99,7 +99,7 @@ class Averages:
 
 
 def verdict(averages: Averages, batch: int) -> str:
-    """Return what the noise scale says of batches, in words.
+    """A sentence about the batches that the noise scale recommends.
 
     With the learning rate tuned to each, a batch of B examples needs (1 + b / B) times the fewest steps and (1 + B / b)
     times the fewest examples, b the noise scale.

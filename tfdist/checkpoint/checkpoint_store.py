@@ -147,7 +147,7 @@ class Store:
             if joint is not None:
                 written.extend(self._others(name, step, joint, missing=set(range(count)) - own.keys()))
             manifest = Manifest(step=step, state=plain, files=tuple(written), parts=count)
-            yield manifests.NAME, lambda file: _write(file, manifest.to_bytes())
+            yield manifests.NAME, lambda file: _write(file, manifest.to_bytes())  # last: it commits the rest
 
         reached("save-begin")
         self._storage.clean(FOLDERS, spare=None if joint is None else joint.run)

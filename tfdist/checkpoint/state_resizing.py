@@ -15,12 +15,12 @@ Axis = Literal["replica", "worker"]
 
 #: What each rule does with another number of shards, for messages.
 DOES: dict[str, str] = {
-    "keep": "each goes on with its own, another one with a copy, and what is left over is dropped",
+    "keep": "each keeps its own, a new one gets a copy, and what is left over is dropped",
     "reset": "set to zero",
     "sum": "added up, and the sum divided evenly",
     "mean": "each takes the mean",
     "concatenate": "joined, and divided anew",
-    "owned": "given to the worker that has them now",
+    "owned": "moved to the worker that owns them now",
     "refuse": "refused",
 }
 
@@ -69,14 +69,6 @@ def resharded(rule: str, shards: Sequence[_Array], *, index: int, count: int) ->
     return _RULES[rule](shards, index, count)
 
 
-def _keep(shards: Sequence[_Array], index: int, count: int) -> _Array:
-    return shards[index % len(shards)]
-
-
-def _reset(shards: Sequence[_Array], index: int, count: int) -> _Array:
-    return np.zeros_like(shards[0])
-
-
 def _sum(shards: Sequence[_Array], index: int, count: int) -> _Array:
     _require_alike(shards, [shard.shape for shard in shards])
     dtype = shards[0].dtype
@@ -107,13 +99,9 @@ def _concatenate(shards: Sequence[_Array], index: int, count: int) -> _Array:
     return np.array_split(np.concatenate(shards), count)[index]
 
 
-def _owned(shards: Sequence[_Array], index: int, count: int) -> _Array:
-    return next((shard for shard in shards if shard.size), shards[0])
-
-
 def _refuse(shards: Sequence[_Array], index: int, count: int) -> _Array:
     raise ConfigError(
-        f"they are of {len(shards)} and cannot be had by {count}; go on with as many as before.",
+        f"they are of {len(shards)} and cannot be resized to {count}; continue with as many as before.",
         name="rule",
         received="refuse",
     )
@@ -126,11 +114,11 @@ def _require_alike(shards: Sequence[_Array], shapes: Sequence[tuple[int, ...]]) 
 
 
 _RULES: dict[str, Callable[[Sequence[_Array], int, int], _Array]] = {
-    "keep": _keep,
-    "reset": _reset,
+    "keep": lambda shards, index, count: shards[index % len(shards)],
+    "reset": lambda shards, index, count: np.zeros_like(shards[0]),
     "sum": _sum,
     "mean": _mean,
     "concatenate": _concatenate,
-    "owned": _owned,
+    "owned": lambda shards, index, count: next((shard for shard in shards if shard.size), shards[0]),
     "refuse": _refuse,
 }

@@ -69,9 +69,9 @@ class DeviceKind:
 
 
 def require_names(kinds: Iterable[DeviceKind]) -> tuple[DeviceKind, ...]:
-    """Return kinds of devices of which no two have one name."""
+    """The kinds of devices, refused if two have the same name."""
     found = tuple(kinds)
     names = [one.name for one in found]
     if not found or len(set(names)) < len(names):
-        raise ConfigError(f"the kinds of devices are {names}; give one at least, each with a name of its own.")
+        raise ConfigError(f"the kinds of devices are {names}; give at least one, each with a name of its own.")
     return found

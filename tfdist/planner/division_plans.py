@@ -133,24 +133,21 @@ class Report:
             {**dataclasses.asdict(one), "memory_bytes": one.memory_bytes if one.memory_bytes < math.inf else None}
             for one in self.kinds
         ]
-        plans = [
-            {
-                **{key: value for key, value in dataclasses.asdict(one).items() if key != "stages"},
-                "stages": [
-                    {
-                        "first": self.profile.layers[stage.begin].name,
-                        "last": self.profile.layers[stage.end - 1].name,
-                        "devices": stage.devices,
-                        "kind": self.kinds[stage.kind].name,
-                        "memory_bytes": round(memory.total),
-                    }
-                    for stage, memory in zip(one.stages, one.prediction.memory, strict=True)
-                ],
-                "bubble_part": one.prediction.bubble_part,
-                "dominant": one.prediction.dominant,
-            }
-            for one in self.plans
-        ]
+        plans = []
+        for one in self.plans:
+            stages = [
+                {
+                    "first": self.profile.layers[stage.begin].name,
+                    "last": self.profile.layers[stage.end - 1].name,
+                    "devices": stage.devices,
+                    "kind": self.kinds[stage.kind].name,
+                    "memory_bytes": round(memory.total),
+                }
+                for stage, memory in zip(one.stages, one.prediction.memory, strict=True)
+            ]
+            told = {"bubble_part": one.prediction.bubble_part, "dominant": one.prediction.dominant}
+            rest = {key: value for key, value in dataclasses.asdict(one).items() if key != "stages"}
+            plans.append({**rest, "stages": stages, **told})
         found = {
             "version": 1,
             "model": self.profile.model,
@@ -301,7 +298,7 @@ class _Maker:
         return self._plan(setting, (Stage(begin=0, end=len(self.profile.layers), devices=devices),), name, strategy)
 
     def _pipeline(self, replicas: int, parts: int = 1, saves_memory: bool = False) -> Plan:
-        """Return the best pipeline whose stages have this many devices each; one that fits, if any does."""
+        """The best pipeline whose stages have this many devices each; one that fits, if any does."""
         kind = dataclasses.replace(self.kinds[0], count=self.kinds[0].count // parts)
         found = []
         for limits in (True, False):
@@ -315,9 +312,8 @@ class _Maker:
             if found:
                 break
         setting, stages = min(found, key=lambda pair: stage_search.cost(pair[0], pair[1], self.objective))
-        data = f"data {replicas} x " if replicas > 1 else ""
-        model = f" x model {parts}" if parts > 1 else ""
-        name = f"{data}pipeline {len(stages)}{model}"
+        axes = {"data": replicas, "pipeline": len(stages), "model": parts}
+        name = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1 or axis == "pipeline")
         return self._plan(setting, stages, name, _PIPELINE if setting.flushes else None)
 
     def _uneven(self, microbatches: int, uses_all: bool = True, name: str = "pipeline") -> Plan | None:

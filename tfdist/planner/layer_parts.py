@@ -4,8 +4,7 @@ HyPar's rule on a given mesh: all processes along the model axis have the same r
 weights on each of them, or a part. Two adjacent layers cut by columns and by rows exchange nothing between them.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.planner.layer_profile import LayerProfile
@@ -57,7 +56,7 @@ def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, li
 
 
 def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Costs | None]:
-    """Return the seconds that a layer adds, and the layer if it leaves its result in parts."""
+    """The seconds that a layer adds, and the layer if it leaves its result in parts."""
     gathered = 0.0 if before is None else before.leaving
     if not in_parts or one.part is None:
         return gathered + one.whole, None
@@ -98,8 +97,3 @@ def least(given: Sequence[Costs]) -> tuple[bool, ...]:
         (total + (0.0 if left is None else left.leaving), count, chosen) for total, count, chosen, left in best.values()
     ]
     return min(ends)[2]
-
-
-def every(given: Sequence[Costs]) -> Iterator[tuple[bool, ...]]:
-    """Yield all choices: what `least` is compared with in tests."""
-    yield from itertools.product(*[(False, True) if one.part is not None else (False,) for one in given])

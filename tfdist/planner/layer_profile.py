@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,16 +167,14 @@ class Profile:
         Args:
             batch: examples, above 0.
         """
-        scales = [
-            whole / total if total else 1.0 for total, whole in zip(self._sums(), self.whole_seconds, strict=True)
-        ]
-        return [
-            (
-                _on_line(self.batch_sizes, _product(one.forward_seconds, scales), batch),
-                _on_line(self.batch_sizes, _product(one.backward_seconds, scales), batch),
-            )
-            for one in self.layers
-        ]
+        pairs = zip(self._sums(), self.whole_seconds, strict=True)
+        scales = [whole / total if total else 1.0 for total, whole in pairs]
+
+        def at(seconds: Sequence[float]) -> float:
+            scaled = [one * scale for one, scale in zip(seconds, scales, strict=True)]
+            return _on_line(self.batch_sizes, scaled, batch)
+
+        return [(at(one.forward_seconds), at(one.backward_seconds)) for one in self.layers]
 
     def _sums(self) -> list[float]:
         sizes = range(len(self.batch_sizes))
@@ -187,7 +185,7 @@ class Profile:
         return json.dumps(self._content(), indent=1)
 
     def _content(self) -> dict[str, Any]:
-        alone = None if self.alone is None else self.alone._content()
+        alone = self.alone and self.alone._content()
         return {"kind": KIND, "version": VERSION, **dataclasses.asdict(self), "alone": alone}
 
     @classmethod
@@ -217,11 +215,7 @@ class Profile:
             given["alone"] = cls.from_json(json.dumps(given["alone"]), name=f"{name}: alone")
         layers = given.get("layers")
         if not isinstance(layers, list):
-            raise ConfigError(
-                f"{name} has {validation.shown(layers)} for layers; it must be a list. {_WRITE}",
-                name=f"{name}: layers",
-                received=validation.shown(layers),
-            )
+            raise _mismatch(f"{name}: layers", layers, "a list")
         made = [_made(LayerProfile, one, f"{name}: layers[{place}]") for place, one in enumerate(layers)]
         try:
             return _made(cls, {**given, "layers": tuple(made)}, name)
@@ -276,11 +270,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
 def _made(kind: type[Any], given: Any, name: str) -> Any:
     """Make a value of a class from a document's values, which must have the types of its fields."""
     if not isinstance(given, Mapping):
-        raise ConfigTypeError(
-            f"{name} is {validation.shown(given)}; it must be an object. {_WRITE}",
-            name=name,
-            received=validation.shown(given),
-        )
+        raise _mismatch(name, given, "an object")
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in given:
         if key not in fields:
@@ -297,40 +287,27 @@ def _made(kind: type[Any], given: Any, name: str) -> Any:
 
 
 def _value(value: Any, kind: Any, name: str) -> Any:
-    if kind is bool:
-        return validation.boolean(name, value)
-    if kind is int:
-        return validation.integer(name, value)
-    if kind is float:
-        return validation.number(name, value)
-    if kind is str:
-        if not isinstance(value, str):
-            raise ConfigTypeError(
-                f"{name} is {validation.shown(value)}; it must be a text. {_WRITE}",
-                name=name,
-                received=validation.shown(value),
-            )
-        return value
+    checks: dict[Any, Callable[[str, Any], Any]] = {
+        bool: validation.boolean,
+        int: validation.integer,
+        float: validation.number,
+    }
+    if kind in checks:
+        return checks[kind](name, value)
+    if kind is str and not isinstance(value, str):
+        raise _mismatch(name, value, "a text")
     if kind in (tuple[int, ...], tuple[float, ...]):
         if not isinstance(value, list):
-            raise ConfigTypeError(
-                f"{name} is {validation.shown(value)}; it must be a list of numbers. {_WRITE}",
-                name=name,
-                received=validation.shown(value),
-            )
-        check = validation.integer if kind == tuple[int, ...] else validation.number
-        return tuple(check(name, one) for one in value)
+            raise _mismatch(name, value, "a list of numbers")
+        return tuple(checks[kind.__args__[0]](name, one) for one in value)
     if kind == dict[str, str] and not (isinstance(value, dict) and all(isinstance(v, str) for v in value.values())):
-        raise ConfigTypeError(
-            f"{name} is {validation.shown(value)}; it must be an object of texts. {_WRITE}",
-            name=name,
-            received=validation.shown(value),
-        )
+        raise _mismatch(name, value, "an object of texts")
     return value
 
 
-def _product(seconds: Sequence[float], scales: Sequence[float]) -> list[float]:
-    return [one * scale for one, scale in zip(seconds, scales, strict=True)]
+def _mismatch(name: str, value: Any, wanted: str) -> ConfigTypeError:
+    shown = validation.shown(value)
+    return ConfigTypeError(f"{name} is {shown}; it must be {wanted}. {_WRITE}", name=name, received=shown)
 
 
 def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> float:

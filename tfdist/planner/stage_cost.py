@@ -132,22 +132,21 @@ class Setting:
         return self._laid(stage)[0]
 
     def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
-        """Return which layers of a stage are in parts, and the seconds of a micro-batch."""
+        """The layers of a stage that are in parts, and the seconds of a micro-batch."""
         if stage not in self._lying:
-            given = self._costs(stage.kind)[stage.begin : stage.end]
+            given = self._costs[stage.kind][stage.begin : stage.end]
             chosen = tuple(one.part is not None for one in given) if self.saves_memory else lying.least(given)
             self._lying[stage] = chosen, lying.seconds(given, chosen)
         return self._lying[stage]
 
-    def _costs(self, kind: int) -> list[lying.Costs]:
-        if kind not in self._costs_of:
-            times = [sum(one) / self.kinds[kind].speed for one in self._seconds]
-            self._costs_of[kind] = lying.costs(self.profile.layers, times, self.parts, self.link, self.microbatch)
-        return self._costs_of[kind]
-
     @cached_property
-    def _costs_of(self) -> dict[int, list[lying.Costs]]:
-        return {}
+    def _costs(self) -> list[list[lying.Costs]]:
+        """The costs of the layers on each kind of devices."""
+        found = []
+        for kind in self.kinds:
+            times = [sum(one) / kind.speed for one in self._seconds]
+            found.append(lying.costs(self.profile.layers, times, self.parts, self.link, self.microbatch))
+        return found
 
     def held_bytes(self, stage: Stage) -> float:
         """Return the bytes of weights that a device of a stage has."""
@@ -205,8 +204,7 @@ class Setting:
         """
         if self.parts > 1:
             return self.compute_seconds(stage)
-        passes = self._of_first[stage.end] - self._of_first[stage.begin]
-        return passes / self.kinds[stage.kind].speed
+        return (self._of_first[stage.end] - self._of_first[stage.begin]) / self.kinds[stage.kind].speed
 
     def passing_before(self, place: int) -> float:
         """Return the least seconds in which a micro-batch goes through all layers before a place, at a speed of 1."""
@@ -274,13 +272,10 @@ class Setting:
         free = self.kinds[stage.kind].memory_bytes
         if free == math.inf:
             return math.inf
-        none, one = self._memory(stage, 0), self._memory(stage, 1)
-        each = one.total - none.total
-        return (
-            math.floor((free - none.total) / each * (1 + 1e-12))
-            if each
-            else math.inf * (1 if free >= none.total else -1)
-        )
+        none = self._memory(stage, 0).total
+        if each := self._memory(stage, 1).total - none:
+            return math.floor((free - none) / each * (1 + 1e-12))
+        return math.inf if free >= none else -math.inf
 
     def memory(self, stage: Stage, devices_from_here: int) -> Memory:
         """Return the bytes on a device of a stage, given the devices of this stage and of those behind it."""

@@ -5,9 +5,8 @@ pace, passing and end (see `predict`) of which no other is lower in all three. T
 so the best stages are among these, whatever comes before.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,22 +50,21 @@ class _Search:
         self._choices = {begin: self._choices_from(begin) for begin in self._begins}
 
     def fronts(self, objective: str) -> list[tuple[Stage, ...]]:
-        """Return the candidates for the lowest cost, for each set of devices."""
+        """The candidates for the lowest cost, for each set of devices."""
         slowest = {used: front[0] for used, front in self._all(None).items()}
         if objective == "price":  # a slow step may be cheap: no bound on the time alone holds
             least = min((one.pace for one in slowest.values()), default=0.0)
             return [one.stages for front in self._all((least, math.inf)).values() for one in front]
-        times = [step_time.step_seconds(self._setting, self._parts(one.stages)) for one in slowest.values()]
-        if not times:
+        if not slowest:
             return []
+        setting = self._setting
+        of_each = [[step_time.parts(setting, stage) for stage in one.stages] for one in slowest.values()]
+        most = min(step_time.step_seconds(setting, parts) for parts in of_each)
         least = min(one.pace for one in slowest.values())
-        return [one.stages for front in self._all((least, min(times))).values() for one in front]
-
-    def _parts(self, stages: Sequence[Stage]) -> list[Parts]:
-        return [step_time.parts(self._setting, stage) for stage in stages]
+        return [one.stages for front in self._all((least, most)).values() for one in front]
 
     def _choices_from(self, begin: int) -> list[_Choice]:
-        """Return the stages from a place on that fit into memory with nothing after them."""
+        """The stages from a place on that fit into memory with nothing after them."""
         setting, found = self._setting, []
         for end in [*(place for place in self._begins if place > begin), self._layers]:
             any_fits = False
@@ -141,35 +139,11 @@ def best_stages(
 
 
 def cost(setting: Setting, stages: Sequence[Stage], objective: str = "time") -> float:
-    """Return the objective: the seconds of a step, or the price of the devices in that time."""
+    """The objective: the seconds of a step, or the price of the devices in that time."""
     seconds = step_time.predict(setting, stages).seconds
     if objective == "time":
         return seconds
     return seconds / _HOUR * sum(one.devices * setting.kinds[one.kind].price for one in stages)
-
-
-def every(setting: Setting) -> Iterator[tuple[Stage, ...]]:
-    """Yield all ways to make stages, whether they fit or not: the reference for `best_stages` in tests."""
-    layers = len(setting.profile.layers)
-    inner = setting.begins()[1:]
-    devices = [
-        (kind, count)
-        for kind, one in enumerate(setting.kinds)
-        for count in range(1, one.count + 1)
-        if setting.replicas in (None, count)
-    ]
-    for number in range(len(inner) + 1):
-        for cuts in itertools.combinations(inner, number):
-            ends = [*cuts, layers]
-            for chosen in itertools.product(devices, repeat=number + 1):
-                totals = [0] * len(setting.kinds)
-                for kind, count in chosen:
-                    totals[kind] += count
-                if all(total <= one.count for total, one in zip(totals, setting.kinds, strict=True)):
-                    yield tuple(
-                        Stage(begin=begin, end=end, devices=count, kind=kind)
-                        for begin, end, (kind, count) in zip([0, *cuts], ends, chosen, strict=True)
-                    )
 
 
 def _order(stages: Sequence[Stage]) -> tuple[int, list[tuple[int, int, int]]]:

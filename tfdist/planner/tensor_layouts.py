@@ -40,7 +40,7 @@ def inside(choice: Choice, weights: float, outputs: float) -> float:
 
 
 def between(first: Choice, second: Choice, outputs: float, errors: float) -> float:
-    """Return the bytes that travel between a layer and the next one, for two halves.
+    """The bytes that travel between a layer and the next one, for two halves.
 
     Example:
         >>> [between(a, b, 4.0, 8.0) for a in ("data", "model") for b in ("data", "model")]
@@ -52,7 +52,7 @@ def between(first: Choice, second: Choice, outputs: float, errors: float) -> flo
 
 
 def traffic(choices: Sequence[Choice], weights: Sequence[float], outputs: Sequence[float]) -> float:
-    """Return the bytes that travel in a chain of layers with these choices, between two halves."""
+    """The bytes that travel in a chain of layers with these choices, between two halves."""
     own = sum(inside(*one) for one in zip(choices, weights, outputs, strict=True))
     pairs = zip(choices[:-1], choices[1:], outputs[:-1], strict=True)
     return own + sum(between(first, second, size, size) for first, second, size in pairs)
@@ -112,20 +112,17 @@ def layouts(profile: Profile, devices: int) -> TensorLayouts:
 
 
 def _least(weights: Sequence[float], outputs: Sequence[float]) -> tuple[Choice, ...]:
-    """Return the choices with the least traffic; of equal ones those that divide the batch first."""
+    """The choices with the least traffic; of equal ones those that divide the batch first."""
     best: dict[Choice, tuple[float, tuple[Choice, ...]]] = {
         choice: (inside(choice, weights[0], outputs[0]), (choice,)) for choice in _CHOICES
     }
     for place in range(1, len(weights)):
-        size = outputs[place - 1]
-        best = {
-            choice: min(
-                (
-                    behind + between(before, choice, size, size) + inside(choice, weights[place], outputs[place]),
-                    (*chosen, choice),
-                )
+        size, now = outputs[place - 1], dict(best)
+        for choice in _CHOICES:
+            own = inside(choice, weights[place], outputs[place])
+            now[choice] = min(
+                (behind + between(before, choice, size, size) + own, (*chosen, choice))
                 for before, (behind, chosen) in best.items()
             )
-            for choice in _CHOICES
-        }
+        best = now
     return min(best.values())[1]

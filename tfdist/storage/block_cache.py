@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Protocol
 import google_crc32c
 
 from tfdist import validation
-from tfdist.errors import DeadlineError, ShortReadError
+from tfdist.errors import DeadlineError
 from tfdist.storage.files import is_temporary, temporary_name
-from tfdist.storage.ranges import Range
+from tfdist.storage.ranges import Range, require_length
 
 BLOCK_BYTES = 1 << 20
 _WAIT_SECONDS = 3600.0  # for another thread's fetch, whose driver gives up long before
@@ -165,7 +165,7 @@ class BlockCache:
     def _claim(
         self, missing: list[Block], have: dict[Block, bytes]
     ) -> tuple[list[Block], dict[Block, Future[bytes | None]]]:
-        """Take what the store has; of the rest, tell what this thread fetches from what others already do."""
+        """Take the blocks that the store has; divide the rest into those to fetch here and those on their way."""
         ours: list[Block] = []
         theirs: dict[Block, Future[bytes | None]] = {}
         with self._lock:
@@ -185,14 +185,8 @@ class BlockCache:
         done: dict[Block, bytes] = {}
         try:
             wanted = [(b.file.name, b.number * self._block_bytes, self._length(b)) for b in ours]
-            for block, (name, start, length), data in zip(ours, wanted, fetch(wanted), strict=True):
-                if len(data) != length:
-                    raise ShortReadError(
-                        f"{name}: {len(data)} bytes came for {length} from byte {start}. It was cut or replaced while "
-                        "it was read: start again.",
-                        received=len(data),
-                        path=name,
-                    )
+            for block, one, data in zip(ours, wanted, fetch(wanted), strict=True):
+                require_length(one, data)
                 done[block] = data
         finally:  # whatever happened, no thread waits for this one any longer
             complete = done if len(done) == len(ours) else {}
@@ -213,8 +207,8 @@ def _result(future: "Future[bytes | None]", block: Block) -> bytes | None:
         return future.result(_WAIT_SECONDS)
     except TimeoutError:
         raise DeadlineError(
-            f"block {block.number} of {block.file.name} did not come in {_WAIT_SECONDS:g} seconds; another thread "
-            "fetches it. Look at the network, and at the timeouts in storage_options."
+            f"block {block.number} of {block.file.name}, which another thread fetches, did not come in "
+            f"{_WAIT_SECONDS:g} seconds. Check the network, and the timeouts in storage_options."
         ) from None
 
 
@@ -250,8 +244,8 @@ class _Memory:
 class _Folder:
     """Blocks in files, each with its checksum at its end; a file's time of change is that of its last use.
 
-    A block appears by renaming, so it is never read half. Nothing is brought to the disk: after a crash the checksum
-    tells. Several processes may clean the folder at once.
+    A block appears by renaming, so it is never read half. Nothing is synced to the disk: the checksum reveals what a
+    crash left. Several processes may clean the folder at once.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -326,10 +320,9 @@ class _Folder:
         """(path, time of last use, size) of each block, and of what killed writers left."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
+                is_ours = _BLOCK.fullmatch(entry.name) or is_temporary(entry.name)
                 with suppress(OSError):
-                    if (_BLOCK.fullmatch(entry.name) or is_temporary(entry.name)) and entry.is_file(
-                        follow_symlinks=False
-                    ):
+                    if is_ours and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         yield entry.path, status.st_mtime_ns, status.st_size
 

@@ -4,27 +4,21 @@ A local file or folder that is being made has a hidden name, and its maker holds
 however the maker ends.
 """
 
-import ctypes
 import errno
 import fcntl
+import io
 import logging
-import mmap
 import os
 import re
 import secrets
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tfdist import validation
 from tfdist.errors import ConfigError, MissingFileError, ShortReadError, StorageError, TfdistError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 #: In bytes of UTF-8. File systems take 255; a temporary file's name is longer than that of the file it becomes.
 LONGEST_NAME = 200
@@ -37,23 +31,16 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _log = logging.getLogger(__name__)
 
-
 #: names of files, and what writes each
 NewFiles = Iterable[tuple[str, Callable[[BinaryIO], None]]]
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_libc.munmap.restype = ctypes.c_int
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What folders that are published consist of.
+    """The content of published folders: their names (``is_name``) and their files.
 
-    ``is_name`` tells their names. ``last`` is the file that makes a folder count: written last, and removed first.
-    Files that end with one of ``ours`` are removed with it, those with ``passing`` when the folder is complete.
+    ``last`` is the file that makes a folder count: written last, removed first. Files that end with one of ``ours`` are
+    removed with it, those with ``passing`` when the folder is complete.
     """
 
     is_name: Callable[[str], bool]
@@ -122,11 +109,57 @@ def explained(path: Path, doing: str) -> Iterator[None]:
         raise storage_error(error, path, doing) from error
 
 
+class ExplainedFile(io.RawIOBase):
+    """A file each read and write of which runs in a context that explains errors; ``owns``: it closes the raw file."""
+
+    def __init__(self, raw: Any, explained: Callable[[], AbstractContextManager[Any]], *, owns: bool = False) -> None:
+        self._raw, self._explained, self._owns = raw, explained, owns
+
+    def readable(self) -> bool:
+        return bool(self._raw.readable())
+
+    def writable(self) -> bool:
+        return bool(self._raw.writable())
+
+    def seekable(self) -> bool:
+        return bool(self._raw.seekable())
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return int(self._raw.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._raw.tell())
+
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
+    def readinto(self, buffer: Any, /) -> int:
+        with self._explained():
+            data = self._raw.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write(self, data: Any, /) -> int:
+        with self._explained():
+            written = self._raw.write(bytes(data))  # drivers take nothing else, and some do not return a number
+        return len(data) if written is None else int(written)
+
+    def close(self) -> None:
+        if self._owns and not self.closed:
+            self._raw.close()
+        super().close()
+
+
 def storage_error(error: OSError, path: Path, doing: str) -> StorageError:
     """The error that explains ``error``, because of which ``path`` could not be ``doing`` ("read", "written")."""
     kind = MissingFileError if error.errno == errno.ENOENT and doing != "written" else StorageError
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    message = f"{path} cannot be {doing}: {reason} ({free_space(path)} free there). {advice(error.errno)}"
+    reason, free = os.strerror(error.errno) if error.errno else str(error), "unknown space"
+    for place in (path, *path.parents):
+        with suppress(OSError):
+            found = os.statvfs(place)
+            free = size_text(found.f_bavail * found.f_frsize)
+            break
+    message = f"{path} cannot be {doing}: {reason} ({free} free there). {advice(error.errno)}"
     return kind(error.errno, message, path=path) if error.errno else kind(message, path=path)
 
 
@@ -135,7 +168,7 @@ def advice(number: int | None) -> str:
         return "Free some space, or raise the quota, or choose a directory on another disk; then run again."
     if number == errno.EFBIG:
         return (
-            "The file is larger than the file system or `ulimit -f` allows: choose smaller shards, or raise the limit."
+            "The file exceeds the limit of the file system or of `ulimit -f`: use smaller shards, or raise the limit."
         )
     if number in _FORBIDDEN:
         return f"User {os.geteuid()} may not do that here: change the rights, or choose another directory."
@@ -144,19 +177,10 @@ def advice(number: int | None) -> str:
     if number == errno.EISDIR:
         return "A directory has this name: remove it, or choose another directory."
     if number == errno.ENOENT:
-        return "Look whether the name is right, and whether something removed it."
+        return "Check the name, and whether something removed it."
     if number in (errno.EMFILE, errno.ENFILE):
         return "Too many files are open: raise `ulimit -n`."
-    return "Look into the system's log (dmesg) whether the disk is sound and mounted."
-
-
-def free_space(path: Path) -> str:
-    """The space that is free at ``path``, for people."""
-    for place in (path, *path.parents):
-        with suppress(OSError):
-            found = os.statvfs(place)
-            return size_text(found.f_bavail * found.f_frsize)
-    return "unknown space"
+    return "Check in the system's log (dmesg) that the disk is sound and mounted."
 
 
 def size_text(size: int) -> str:
@@ -229,25 +253,3 @@ def within(where: str, start: int, length: int, size: int) -> tuple[int, int]:
             path=where,
         )
     return start, length
-
-
-def mapped(descriptor: int, size: int) -> "NDArray[np.uint8]":
-    """The first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
-
-    The standard library's `mmap` keeps a descriptor for each map (until Python 3.13), and a process may have 1,024 of
-    them. The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
-    """
-    import numpy as np  # the agent of a job imports this file, and starts without NumPy
-
-    if not size:
-        return np.empty(0, np.uint8)
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address in (None, _FAILED):
-        number = ctypes.get_errno() or errno.ENOMEM
-        raise OSError(number, os.strerror(number))
-    content: Any = (ctypes.c_char * size).from_address(address)
-    # not at the end of the process: threads may read up to then
-    weakref.finalize(content, _libc.munmap, address, size).atexit = False
-    found = np.frombuffer(content, np.uint8)
-    found.flags.writeable = False
-    return found

@@ -1,11 +1,15 @@
 """A local directory as a storage: files and folders made whole or not at all, one writer at a time."""
 
+import ctypes
 import errno
+import functools
 import io
 import logging
 import math
+import mmap
 import os
 import stat
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,7 @@ from tfdist import validation
 from tfdist.errors import CorruptDataError, DeadlineError, StorageError
 from tfdist.storage import local_folders
 from tfdist.storage.files import (
+    ExplainedFile,
     FolderKind,
     NewFiles,
     claim,
@@ -26,7 +31,6 @@ from tfdist.storage.files import (
     is_plain,
     is_temporary,
     make_directory,
-    mapped,
     plain_name,
     remove_abandoned,
     staging_name,
@@ -37,7 +41,7 @@ from tfdist.storage.files import (
 
 LOCK_NAME = ".lock"
 LOCK_SECONDS = 600.0
-_SILENT_SECONDS = 1.0  # a wait that takes longer is talked about
+_SILENT_SECONDS = 1.0  # a longer wait is reported
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 64 << 10  # for small arrays; larger pieces are written from where they are
 # no link is followed, and a pipe without a writer does not block
@@ -58,12 +62,7 @@ class LocalStorage:
     keeps_names = True
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        url: str = "",
-        follow_symlinks: bool = False,
-        durable: bool = True,
+        self, directory: str | os.PathLike[str], *, url: str = "", follow_symlinks: bool = False, durable: bool = True
     ) -> None:
         self._follows, self._durable = follow_symlinks, durable
         self.local: Path = Path(os.path.abspath(os.path.expanduser(directory)))
@@ -117,8 +116,9 @@ class LocalStorage:
             with explained(path, "written"):
                 make_directory(self.local)
                 descriptor = _claimed(temporary)
-            # its own descriptor, so that a caller may close the file
-            raw = _Explained(descriptor, path)
+            # not its own descriptor, so that a caller may close the file
+            opened = io.FileIO(descriptor, "wb", closefd=False)
+            raw = ExplainedFile(opened, functools.partial(explained, path, "written"))
             file = io.BufferedWriter(raw, _BUFFER)
             try:
                 yield cast(BinaryIO, file)
@@ -155,7 +155,8 @@ class LocalStorage:
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                 text = (b"\n" if torn else b"") + line + (b"" if line.endswith(b"\n") else b"\n")
                 try:
-                    _write_all(descriptor, text)
+                    while text:
+                        text = text[os.write(descriptor, text) :]
                     os.fsync(descriptor)
                 except BaseException:
                     os.ftruncate(descriptor, size)
@@ -190,14 +191,17 @@ class LocalStorage:
                     (on_wait or _log.warning)(f"Waiting for another writer, which has locked {path} ...")
                     if not _acquired(guard, timeout_seconds - silent):
                         raise DeadlineError(
-                            f"{path} was locked by another writer for {timeout_seconds:g} seconds. Wait until it has "
-                            f"finished, or end it (`lsof {path}` shows it); the lock of a process that ended is free.",
+                            f"{path} was locked by another writer for {timeout_seconds:g} seconds. Wait until that "
+                            f"writer has finished, or end it (`lsof {path}` shows it); a lock ends with its process.",
                             path=path,
                         )
             except NotImplementedError as error:
                 raise StorageError(f"{path} cannot be locked: its file system knows no locks. Use another.") from error
         try:
-            self._remove_leftovers()
+            with os.scandir(self.local) as entries:
+                left = [e.path for e in entries if is_temporary(e.name) and e.is_file(follow_symlinks=False)]
+            for leftover in left:
+                remove_abandoned(Path(leftover), os.unlink)
             yield
         finally:
             guard.release()
@@ -307,15 +311,6 @@ class LocalStorage:
                 if self._durable:
                     os.fsync(file.fileno())
 
-    def _remove_leftovers(self) -> None:
-        """Remove temporary files whose writer has gone: their lock is free."""
-        with os.scandir(self.local) as entries:
-            left = [
-                entry.path for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)
-            ]
-        for path in left:
-            remove_abandoned(Path(path), os.unlink)
-
     def _inside(self, name: str, *, follows: bool) -> Path:
         """The file behind a name, links followed; refused if it is outside of the directory and may not be."""
         path = self.local / plain_name(name)
@@ -356,29 +351,6 @@ class LocalStorage:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class _Explained(io.RawIOBase):
-    """A descriptor to write to, whose errors name the fix; closing it leaves the descriptor open."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor, self._path = descriptor, path
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return os.lseek(self._descriptor, offset, whence)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def write(self, data: Any, /) -> int:
-        with explained(self._path, "written"):
-            return os.write(self._descriptor, data)
-
-
 def _claimed(temporary: Path) -> int:
     """A new file, locked while its writer lives, which tells it from a leftover."""
     while True:
@@ -413,7 +385,31 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _write_all(descriptor: int, text: bytes) -> None:
-    view = memoryview(text)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:
+    """The first ``size`` bytes of an open file, read-only; the descriptor may be closed at once.
+
+    The standard library's `mmap` keeps a descriptor for each map (until Python 3.13), and a process may have 1,024 of
+    them. The map ends with the last array that shows it. Bytes behind the end of the file must not be touched.
+    """
+    if not size:
+        return np.empty(0, np.uint8)
+    libc = _libc()
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno() or errno.ENOMEM
+        raise OSError(number, os.strerror(number))
+    content: Any = (ctypes.c_char * size).from_address(address)
+    # not at the end of the process: threads may read up to then
+    weakref.finalize(content, libc.munmap, address, size).atexit = False
+    found = np.frombuffer(content, np.uint8)
+    found.flags.writeable = False
+    return found
+
+
+@functools.cache
+def _libc() -> Any:
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mmap.restype = ctypes.c_void_p
+    found.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    found.munmap.restype, found.munmap.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t]
+    return found

@@ -25,15 +25,20 @@ class Plan:
                 name="answers",
                 received=len(answers),
             )
-        for (name, start, length), answer in zip(self.requests, answers, strict=True):
-            if len(answer) != length:
-                raise ShortReadError(
-                    f"{name}: {len(answer)} bytes came for {length} from byte {start}. It was cut or replaced while it "
-                    "was read: start again.",
-                    received=len(answer),
-                    path=name,
-                )
+        for wanted, answer in zip(self.requests, answers, strict=True):
+            require_length(wanted, answer)
         return [_joined(answers, pieces) for pieces in self.pieces]
+
+
+def require_length(wanted: Range, answer: bytes) -> None:
+    name, start, length = wanted
+    if len(answer) != length:
+        raise ShortReadError(
+            f"{name}: {len(answer)} bytes came for {length} from byte {start}. It was cut or replaced while it was "
+            "read: start again.",
+            received=len(answer),
+            path=name,
+        )
 
 
 def coalesce(ranges: Sequence[Range], *, gap: int, largest: int) -> Plan:

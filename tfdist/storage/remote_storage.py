@@ -28,7 +28,17 @@ from tfdist.errors import (
     TfdistError,
 )
 from tfdist.storage.block_cache import BlockCache, File
-from tfdist.storage.files import RUN_DIGITS, FolderKind, NewFiles, is_plain, mark_of, plain_name, temporary_name, within
+from tfdist.storage.files import (
+    RUN_DIGITS,
+    ExplainedFile,
+    FolderKind,
+    NewFiles,
+    is_plain,
+    mark_of,
+    plain_name,
+    temporary_name,
+    within,
+)
 from tfdist.storage.local_storage import LOCK_SECONDS
 from tfdist.storage.ranges import Range, coalesce
 
@@ -52,9 +62,8 @@ def driver(url: str, options: Mapping[str, Any], *, of: str = "directory") -> tu
         fs, root = url_to_fs(url, **options)
     except ImportError as error:
         package = f"'tfdist[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else _PACKAGES.get(protocol, "")
-        command = (
-            f"Install it: pip install {package}" if package else known_implementations.get(protocol, {}).get("err")
-        )
+        said = known_implementations.get(protocol, {}).get("err")
+        command = f"Install it: pip install {package}" if package else said
         raise MissingDependencyError(
             f"{url} needs a driver that is missing ({error}). {command}", name=protocol, path=url
         ) from error
@@ -89,18 +98,16 @@ def explained(where: str, doing: str, *, of: str = "directory") -> Iterator[None
         raise
     except FileNotFoundError as error:
         kind = StorageError if doing == "written" else MissingFileError
-        raise kind(f"{where} cannot be {doing}: there is none. Look whether the URL is right.", path=where) from error
+        raise kind(f"{where} cannot be {doing}: it does not exist. Check the URL.", path=where) from error
     except Exception as error:
         reason = (str(error) or type(error).__name__).rstrip(".")
-        raise StorageError(
-            f"{where} cannot be {doing}: {reason}. {_advice(error, _OPTIONS[of])}", path=where
-        ) from error
-
-
-def _advice(error: Exception, options: str) -> str:
-    if isinstance(error, PermissionError) or "redential" in f"{type(error).__name__} {error}":
-        return f"Look at the credentials and their rights (environment, configuration files, {options})."
-    return f"Look at the network, the URL and {options}."
+        is_refused = isinstance(error, PermissionError) or "redential" in f"{type(error).__name__} {error}"
+        advice = (
+            f"Check the credentials and their rights (environment, configuration files, {_OPTIONS[of]})."
+            if is_refused
+            else f"Check the network, the URL and {_OPTIONS[of]}."
+        )
+        raise StorageError(f"{where} cannot be {doing}: {reason}. {advice}", path=where) from error
 
 
 class FsspecStorage:
@@ -150,13 +157,13 @@ class FsspecStorage:
         return functools.partial(FsspecStorage, gap=self._gap, largest=self._largest, **options), (self.url,)
 
     def names(self) -> list[str]:
-        files = {
-            name: entry
+        listed = [
+            (name, entry)
             for name, entry in self._listed("file")
             if self._path(name).strip("/") == entry["name"].strip("/")
-        }
-        self._files = {name: self._file(name, entry) for name, entry in files.items()}
-        return sorted(files)
+        ]
+        self._files = {name: self._file(name, entry) for name, entry in listed}
+        return sorted(self._files)
 
     def folders(self) -> list[str]:
         return sorted(name for name, _ in self._listed("directory"))
@@ -238,7 +245,7 @@ class FsspecStorage:
             remote = fs.open(target, "wb")
         is_whole = False
         try:
-            raw = _Upload(remote, lambda: self._explained(where, "written"))
+            raw = ExplainedFile(remote, lambda: self._explained(where, "written"))
             file = io.BufferedWriter(raw, _BUFFER)
             try:
                 yield cast(BinaryIO, file)
@@ -375,7 +382,7 @@ class FsspecStorage:
                 fs.invalidate_cache(self._root)
                 found = fs.info(path)
             if found["type"] != "file":
-                raise MissingFileError(f"{self.url}/{name} is a directory, no file. Look whether the URL is right.")
+                raise MissingFileError(f"{self.url}/{name} is a directory, no file. Check the URL.")
             self._files[name] = self._file(name, found)
         return self._files[name]
 
@@ -405,25 +412,10 @@ class FsspecStorage:
         if not exists:
             raise StorageError(
                 f"{self.url} cannot be {doing}: there is no bucket {bucket!r}, or these credentials do not see it. "
-                "Make it, or correct the URL.",
+                "Create it, or correct the URL.",
                 name=bucket,
                 path=self.url,
             )
-
-
-class _Upload(io.RawIOBase):
-    """A driver's file to write to, whose errors name the fix; closing it does not close the driver's file."""
-
-    def __init__(self, remote: Any, explained: Callable[[], Any]) -> None:
-        self._remote, self._explained = remote, explained
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        with self._explained():
-            self._remote.write(bytes(data))
-        return len(data)
 
 
 def _rename(fs: Any, source: str, target: str) -> None:

@@ -12,7 +12,7 @@ _CLOSE = 1.5  # neighbours of a fast batch that are no further apart are not loo
 class Outcome(StrEnum):
     FITS = "fits"
     TOO_LARGE = "out of memory"
-    SHORT = "too few data"  # they do not fill it, or not often enough: nothing larger can be tried
+    SHORT = "too few data"  # to fill the batch, or to fill it often enough: nothing larger can be tried
     FAILED = "failed"  # for another reason
 
 
@@ -26,7 +26,7 @@ class Tried:
 
 
 def following(trials: Sequence[Tried], *, start: int, most: int, precision: float) -> int | None:
-    """Return the batch to try next, or None at the end.
+    """The batch to try next; None at the end.
 
     Double until one does not fit, or halve until one does; then bisect the border. A batch counts as too large after
     two trials, because other processes may have had the memory. At last, bisect the gaps next to the fastest batch, and
@@ -35,8 +35,12 @@ def following(trials: Sequence[Tried], *, start: int, most: int, precision: floa
     if not trials:
         return start
     fits = {one.batch for one in trials if one.outcome is Outcome.FITS}
-    if not fits:
-        return _downwards(trials)
+    if not fits:  # a smaller batch only helps against lack of memory
+        if any(one.outcome is Outcome.FAILED for one in trials):
+            return None
+        if (smallest := min(one.batch for one in trials)) > 1:
+            return smallest // 2
+        return 1 if sum(one.batch == 1 for one in trials) < 2 and trials[-1].outcome is Outcome.TOO_LARGE else None
     low = max(fits)
     above = [one for one in trials if one.batch > low]
     if not above and low < most:
@@ -48,16 +52,6 @@ def following(trials: Sequence[Tried], *, start: int, most: int, precision: floa
         if sum(one.batch == high for one in above) < 2:
             return high
     return _closer(trials)
-
-
-def _downwards(trials: Sequence[Tried]) -> int | None:
-    """Return the next batch while none has fitted; a smaller batch only helps against lack of memory."""
-    if any(one.outcome is Outcome.FAILED for one in trials):
-        return None
-    smallest = min(one.batch for one in trials)
-    if smallest > 1:
-        return smallest // 2
-    return 1 if sum(one.batch == 1 for one in trials) < 2 and trials[-1].outcome is Outcome.TOO_LARGE else None
 
 
 def _closer(trials: Sequence[Tried]) -> int | None:
@@ -81,12 +75,12 @@ def largest(trials: Sequence[Tried]) -> int:
 
 
 def fastest(trials: Sequence[Tried]) -> int:
-    """Return the batch with the most examples per second; of equals the smallest."""
+    """The batch with the most examples per second; of equals the smallest."""
     speeds = _speeds(trials)
     return min(speeds, key=lambda batch: (-speeds[batch], batch))
 
 
 def nearly_best(trials: Sequence[Tried]) -> int:
-    """Return the smallest batch that is within 5 % of the fastest."""
+    """The smallest batch that is within 5 % of the fastest."""
     speeds = _speeds(trials)
     return min(batch for batch, speed in speeds.items() if speed >= NEAR * max(speeds.values()))

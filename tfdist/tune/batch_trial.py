@@ -1,23 +1,21 @@
 """Try one batch in separate processes: start the job, wait for its end, judge the result."""
 
-import contextlib
 import os
 import re
-import resource
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.jobs.process.job_command import run_to_end
 from tfdist.monitor.stopwatch import Measurement, Request, read
 from tfdist.tune.batch_search import Outcome, Tried
 from tfdist.variables import BATCH_SIZE
 
-# What TensorFlow, CUDA, C++ and Python say when there is no memory.
+# messages of TensorFlow, CUDA, C++ and Python when memory runs out
 _NO_MEMORY = re.compile(
     r"OOM when allocating|ResourceExhaustedError|RESOURCE_EXHAUSTED|ResourceExhausted|CUDA_ERROR_OUT_OF_MEMORY"
     r"|failed to allocate memory|std::bad_alloc|MemoryError|Cannot allocate memory|out of memory"
@@ -25,13 +23,13 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _KILLED = 128 + signal.SIGKILL
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 15.0
 _SHOWN_LINES, _LINE_LENGTH, _READ_BYTES = 15, 160, 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is tried.
+    """The job to try batches with.
 
     Attributes:
         argument: the script's option for the batch; None: the script calls `tfdist.tune.batch_size`.
@@ -70,7 +68,6 @@ class Trial:
 
     @property
     def tried(self) -> Tried:
-        """What the search needs of it."""
         return Tried(batch=self.batch, outcome=self.outcome, speed=self.speed)
 
     @property
@@ -88,9 +85,8 @@ def judged(batch: int, code: int | None, output: str, found: Sequence[Measuremen
         speed = statistics.median((n or batch) / seconds for n, seconds in chief.blocks)
         return Trial(batch=batch, outcome=outcome, text=text, speed=speed, **sizes, **memory)
     if code == _KILLED:
-        return Trial(
-            batch=batch, outcome=Outcome.TOO_LARGE, text="killed by SIGKILL, as the kernel does without memory"
-        )
+        text = "killed by SIGKILL, as the kernel does without memory"
+        return Trial(batch=batch, outcome=Outcome.TOO_LARGE, text=text)
     line = next((line.strip() for line in output.splitlines() if _NO_MEMORY.search(line)), None)
     if code not in (0, None) and line is not None:
         return Trial(batch=batch, outcome=Outcome.TOO_LARGE, text=line[:_LINE_LENGTH])
@@ -107,20 +103,20 @@ def judged(batch: int, code: int | None, output: str, found: Sequence[Measuremen
 
 
 def _filled(batch: int, chief: Measurement) -> tuple[Outcome, str]:
-    """Whether the steps had the requested batch: that of a replica, or the global one."""
+    """The outcome if steps had the requested batch, that of a replica or the global one, and why not."""
     seen = chief.examples
     if seen in (0, batch, batch * chief.replicas):
         return Outcome.FITS, ""
     if seen < batch * chief.replicas:
         return Outcome.SHORT, f"no step had more than {seen:,} examples: the data have no more"
     return Outcome.FAILED, (
-        f"a step had {seen:,} examples on {chief.replicas} replica(s): the script does not train with the batch that "
-        "it is given. Let it call tfdist.tune.batch_size(default), or name its argument with --argument"
+        f"a step had {seen:,} examples on {chief.replicas} replica(s): the script does not train with the batch under "
+        "trial. Let it call tfdist.tune.batch_size(default), or name its argument with --argument"
     )
 
 
 def attempt(batch: int, job: Job) -> Trial:
-    """Start the job with a batch, and return what came of it; nothing of the job is left when this returns."""
+    """Run the job with a batch; nothing of the job is left when this returns."""
     with tempfile.TemporaryDirectory(prefix="tfdist-tune-", ignore_cleanup_errors=True) as folder:
         request = Request(folder=folder, warm_up=job.warm_up, steps=job.steps)
         environment = {**os.environ, BATCH_SIZE.name: str(batch), **request.to_environment()}
@@ -128,31 +124,15 @@ def attempt(batch: int, job: Job) -> Trial:
         command = [sys.executable, "-m", "tfdist", "run", *job.run, *job.script, *given]
         log = Path(folder, "output")
         with open(log, "wb") as output:
-            code = _finished(command, environment, output.fileno(), job)
+            code = run_to_end(
+                command,
+                environment,
+                output.fileno(),
+                seconds=job.timeout_seconds,
+                grace_seconds=_GRACE_SECONDS,
+                memory_limit=job.memory_limit,
+            )
         with open(log, "rb") as output:
             output.seek(max(0, log.stat().st_size - _READ_BYTES))
             text = output.read().decode(errors="replace")
         return judged(batch, code, text, read(folder), job)
-
-
-def _finished(command: list[str], environment: dict[str, str], output: int, job: Job) -> int | None:
-    """Run a command; return its exit code as a shell has it, or None after the deadline."""
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-    )
-    try:
-        if job.memory_limit is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended already
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, (job.memory_limit, job.memory_limit))
-        code = process.wait(timeout=job.timeout_seconds)
-        return code if code >= 0 else 128 - code
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            process.terminate()  # `tfdist run` ends its workers
-            try:
-                process.wait(timeout=3 * _GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

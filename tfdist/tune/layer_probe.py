@@ -50,10 +50,13 @@ def main(arguments: list[str]) -> None:
 
 
 def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) -> None:
+    import keras
+
     from tfdist.parallel.partition import profile_model
 
     clock = time.process_time if request.counts_processor else time.perf_counter
-    rows = int(next(iter(_flat(batch[0]))).shape[0])
+
+    rows = int(keras.tree.flatten(batch[0])[0].shape[0])
     sizes = [max(rows // divisor, 1) for divisor in request.divisors]
 
     def in_fit(batch: Any, steps: int) -> float:
@@ -61,7 +64,9 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
 
     try:
         profile_model.require_graph(model)  # before others are waited for
-        _meet(request)
+        Path(f"{request.path}.here").touch()
+        while not all(Path(f"{path}.here").exists() for path in request.together):
+            time.sleep(_POLL_SECONDS)  # the process that started all of them has a deadline
         found = profile_model.profile(
             model, batch, batch_sizes=sizes, in_fit=in_fit if model.compiled else None, clock=clock
         )
@@ -70,19 +75,6 @@ def _measure(model: Any, batch: Any, fit: Callable[..., Any], request: Request) 
         raise SystemExit(1) from error
     Path(request.path).write_text(found.to_json(), encoding="utf-8")
     raise SystemExit(0)
-
-
-def _flat(value: Any) -> list[Any]:
-    import keras
-
-    return list(keras.tree.flatten(value))
-
-
-def _meet(request: Request) -> None:
-    """Wait for all processes that are measured at once; the process that started them has a deadline."""
-    Path(f"{request.path}.here").touch()
-    while not all(Path(f"{path}.here").exists() for path in request.together):
-        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

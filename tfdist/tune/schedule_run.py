@@ -1,12 +1,10 @@
 """Runs a step by the schedule of a pipeline, and returns its timeline, to be compared with the schedule's own."""
 
-from collections.abc import Sequence
-
 from tfdist.errors import TfdistError
 from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.planner.schedules import Schedule, Timeline, Work
 from tfdist.planner.schedules.schedule_timeline import Slot
-from tfdist.processes.pool.worker_pool import Reply, WorkerPool
+from tfdist.processes.pool.worker_pool import WorkerPool
 
 #: a process loads TensorFlow and traces a step; the steps come on top
 _START_SECONDS = 300.0
@@ -15,7 +13,7 @@ _START_SECONDS = 300.0
 def measured(
     schedule: Schedule, *, forward_seconds: float, backward: float, pool: WorkerPool | None = None
 ) -> Timeline:
-    """Return when the passes of a step ran, in forward passes from the first one on.
+    """The timeline of a step that ran, in forward passes from the first one on.
 
     Each stage is a process of this host, so all read one clock. Layers sleep, so stages do not compete for the
     processor.
@@ -32,12 +30,8 @@ def measured(
         "backward": backward * forward_seconds,
     }
     slept = 2 * forward_seconds * (1 + backward) * schedule.chunks * (schedule.microbatches + schedule.stages)
-    deadline = _START_SECONDS + 3 * slept
+    deadline, unit = _START_SECONDS + 3 * slept, forward_seconds
     replies = pool.call("tfdist.tune.sleeping_layers:step", arguments, timeout_seconds=deadline)
-    return _timeline(schedule, replies, forward_seconds)
-
-
-def _timeline(schedule: Schedule, replies: Sequence[Reply], unit: float) -> Timeline:
     failed = sorted((one for one in replies if one.status != "returned"), key=lambda one: one.seconds)
     if failed:
         told = next((one for one in failed if one.status == "raised"), failed[0])

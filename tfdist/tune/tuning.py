@@ -40,7 +40,7 @@ class Report:
         return {name: self.fitting[batch] for name, batch in found.items()}
 
     def verdict(self) -> list[str]:
-        """Return the findings in sentences."""
+        """The findings in sentences."""
         if not self.fitting:
             smallest = min(self.trials, key=lambda one: one.batch)
             none = "no batch was measured" if smallest.outcome is Outcome.SHORT else "no batch fits"
@@ -60,7 +60,7 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """Return the report for programs; ``chosen`` has batches."""
+        """The report for programs; ``chosen`` has batches."""
         content = asdict(self) | {"chosen": {name: trial.batch for name, trial in self.chosen.items()}}
         return json.dumps({"version": 1, **content, "verdict": self.verdict()}, indent=2)
 
@@ -136,7 +136,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def apart(batches: Sequence[int], *, keep: Sequence[int]) -> list[int]:
-    """Return the batches to label: those to keep, and others far enough from them."""
+    """The batches to label: those to keep, and others far enough from them."""
     shown = sorted(dict.fromkeys(batch for batch in batches if batch in keep))
     shown = [one for place, one in enumerate(shown) if place == 0 or one >= _APART * shown[place - 1]]
     for batch in batches:

@@ -8,8 +8,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.compat import random_states
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.compat.keras.epochs import Fit
@@ -36,8 +34,11 @@ class Place:
 class Input:
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
-        dataset = fit.dataset
-        self._reading, self._is_hidden = (None, False) if dataset is None else _reading_of(dataset)
+        found = None if fit.dataset is None else tf_data.one_to_one_source(fit.dataset)
+        self._reading = found if isinstance(found, CountedDataset) else None
+        is_replayed = fit.dataset is not None and self._reading is None
+        #: a dataset of tfdist is deeper inside the input, whose batches are not one to one its own
+        self._is_hidden = is_replayed and any(isinstance(one, CountedDataset) for one in tf_data.sources(found))
         self._validation = fit.validation if isinstance(fit.validation, CountedDataset) else None
 
     @property
@@ -103,11 +104,3 @@ class Input:
     def nothing_left(self) -> None:
         """Let the next epoch have no step."""
         keras_epochs.enter(self._fit, step=self._fit.steps or 2**62, batches_taken=0)
-
-
-def _reading_of(dataset: tf.data.Dataset) -> tuple[CountedDataset | None, bool]:
-    """The tfdist dataset of which each batch is one of these, and whether there is another one deeper inside."""
-    found = tf_data.one_to_one_source(dataset)
-    if isinstance(found, CountedDataset):
-        return found, False
-    return None, any(isinstance(source, CountedDataset) for source in tf_data.sources(found))

@@ -24,12 +24,12 @@ from tfdist.errors import StorageError
 from tfdist.monitor.process_clock import step_clock
 
 _Arrays = Mapping[str, NDArray[Any]]
-# Of the time that training takes, what may go into holding its state. What is lost is computed again, so this weighs
-# the time of every step against that of a few after a failure.
+# The share of training time that may go into holding the state. What is lost is computed again, so this weighs the time
+# of every step against that of a few steps after a failure.
 _SHARE = 0.25
 _PART_SECONDS = 30.0  # training waits as long if a worker cannot hold its part
 _MOST = 10_000  # steps between two states that workers hold together
-_ALWAYS = 10  # of the first steps each state is held: what fails soon after a start would else repeat them every time
+_ALWAYS = 10  # first steps after each of which the state is held: a job that fails early would else repeat them
 
 
 def from_worker(index: int, workers: Workers, arrays: _Arrays, note: Any) -> tuple[dict[str, NDArray[Any]], Any]:
@@ -118,7 +118,10 @@ class Together:
         if not self.is_joint:
             writer.submit(number, arrays, state, parts=[own] if self._has_parts else ())
         elif not is_shared:
-            parts = [self._part_of(index, part) for index in range(self._workers.count)]
+            parts = []
+            for index in range(self._workers.count):
+                arrived, _ = from_worker(index, self._workers, part, None)
+                parts += [Part(index=index, arrays=arrived)] if self._workers.is_chief else []  # the chief keeps all
             if self._workers.is_chief:
                 writer.submit(number, arrays, state, parts=parts)
         else:
@@ -128,11 +131,6 @@ class Together:
                 writer.submit(number, arrays, state, parts=[own], joint=joint)
             else:
                 writer.submit_part(number, own, joint)
-
-    def _part_of(self, index: int, own: _Arrays) -> Part:
-        """A worker's part, as it travels; only the chief keeps the parts of all."""
-        arrays, _ = from_worker(index, self._workers, own, None)
-        return Part(index=index, arrays=arrays if self._workers.is_chief else {})
 
 
 class Memory:
@@ -169,15 +167,11 @@ class Memory:
         rest = (seconds + time.perf_counter() - now) / _SHARE
         self._next = now + rest
         if self._together.is_joint:
-            self._next_number = number + self._numbers_until(number, now, rest)
-
-    def _numbers_until(self, number: int, now: float, rest: float) -> int:
-        """Numbers until the next state is due: the same on all workers, as many as the slowest needs."""
-        before, self._last = self._last, (number, now)
-        if self._held <= _ALWAYS or before is None:
-            return 1
-        step = (now - before[1]) / max(1, number - before[0])
-        return self._together.longest(max(1, math.ceil(min(rest / max(step, 1e-9), _MOST))))
+            before, self._last, self._next_number = self._last, (number, now), number + 1
+            if self._held > _ALWAYS and before is not None:  # as many steps on as the slowest worker needs
+                step = (now - before[1]) / max(1, number - before[0])
+                steps = max(1, math.ceil(min(rest / max(step, 1e-9), _MOST)))
+                self._next_number = number + self._together.longest(steps)
 
     def wait(self) -> None:
         self._writer.wait()

@@ -63,12 +63,12 @@ class Claim:
 @functools.cache
 def _keep_from_children() -> None:
     """Let forked processes hold no lock, which would outlive this one."""
-    os.register_at_fork(after_in_child=_let_go)
 
+    def let_go() -> None:
+        for one in _claims.values():
+            one.let_go()
 
-def _let_go() -> None:
-    for one in _claims.values():
-        one.let_go()
+    os.register_at_fork(after_in_child=let_go)
 
 
 def place_of(backup_dir: str) -> str:
@@ -101,8 +101,8 @@ def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:
     raise ConfigError(
         f"the backup in {backup_dir} is of fit number {found['before'] + 1} of its script with this backup_dir, and "
         f"this is number {own['before'] + 1}. Each call of fit needs a backup_dir of its own: move this backup to "
-        "another directory, name that one in the BackupAndRestore of the fit that it is of, and start again. Earlier "
-        "fits of a script should have delete_checkpoint=False, or they train anew when the script is started again.",
+        "another directory, pass that one to the BackupAndRestore of its fit, and start again. Earlier fits of a "
+        "script should have delete_checkpoint=False, or they train anew when the script is started again.",
         name="backup_dir",
         received=backup_dir,
     )

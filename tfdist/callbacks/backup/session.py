@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ VERSION = 1
 
 
 class _Taken(NamedTuple):
-    """A state, and how long it took to take."""
+    """A captured state, and the seconds that capturing it took."""
 
     number: int
     arrays: dict[str, Any]
@@ -77,8 +77,8 @@ class BackupSession(keras.callbacks.Callback):
         is_first = RESTARTS.read(os.environ) == 0  # else the process before may not be gone yet
         if self._claim is not None and not self._claim.is_alone and is_first:
             _logger.warning(
-                "Another process trains with the backup_dir %s now: each would go on from what the other has saved, "
-                "and remove it. Give each job a backup_dir of its own.",
+                "Another process trains with the backup_dir %s now: each would resume from the other's backups, and "
+                "remove them. Give each job a backup_dir of its own.",
                 disk.url,
             )
         for store in filter(None, (disk, memory)):
@@ -106,23 +106,27 @@ class BackupSession(keras.callbacks.Callback):
             is_ours=functools.partial(run_identity.is_same, disk.url),
         )
         if self._found is not None:
-            _require_version(self._found)
+            if (version := self._found.state.get("version")) != VERSION:
+                raise ConfigError(
+                    f"the backup in {self._found.source} has version {version!r}, and this tfdist reads version "
+                    f"{VERSION}. Continue with the tfdist that wrote it, or begin anew in another backup_dir."
+                )
             run_identity.require_same(disk.url, self._found.state.get("training"))
             wholes, rest = state_parts.joined(self._found.shards, source=self._found.source)
             self._found = replace(self._found, arrays={**self._found.arrays, **wholes}, shards=rest)
             self._state.prepare_callbacks(self._found.state)
         self._undo = lambda: None
-        if step_clock().reporter is not None:  # functions that there are already run as what they do cannot be told
+        if step_clock().reporter is not None:
             keras_model.watch_steps(
                 model,
                 lambda kind: step_clock().step(Kind(kind), Phase.UNDIVIDED),
                 lambda: step_clock().enter(Phase.PYTHON),
             )
 
-    # Going on
+    # Restoring
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Put back what was saved."""
+        """Restore the saved state."""
         step_clock().training_begins()
         step_clock().before_halt = self._save_now
         self._preemption.begin(self.model)
@@ -156,20 +160,16 @@ class BackupSession(keras.callbacks.Callback):
         if reporter is not None:
             reporter.resumed(self._steps, self._found.source)
         if self._workers.is_chief:
-            is_told = reporter is not None and RESTARTS.read(os.environ) > 0  # in the agent's report
-            self._tell_where(_logger.info if is_told else _logger.warning)
-
-    def _tell_where(self, tell: Callable[..., None]) -> None:
-        found = self._found
-        assert found is not None
-        if found.state["stop_training"] or found.state["epoch"] >= self._fit.epochs:
-            tell("Nothing is left to train: by the backup (%s), training has come to its end.", found.source)
-        else:
-            step, epoch = found.state["step"], found.state["epoch"] + 1
-            tell("Resuming after step %d of epoch %d (from %s).", step, epoch, found.source)
+            is_reported = reporter is not None and RESTARTS.read(os.environ) > 0  # by the agent
+            tell = _logger.info if is_reported else _logger.warning
+            if state["stop_training"] or state["epoch"] >= self._fit.epochs:
+                tell("Nothing is left to train: the backup (%s) is of the end of training.", self._found.source)
+            else:
+                step, epoch = state["step"], state["epoch"] + 1
+                tell("Resuming after step %d of epoch %d (from %s).", step, epoch, self._found.source)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Enter the epoch where it was left."""
+        """Enter the epoch at the saved step."""
         self._epoch = epoch
         found = self._found
         if found is None:
@@ -325,23 +325,12 @@ class BackupSession(keras.callbacks.Callback):
 
     def _again(self, found: candidates.Found) -> _Taken:
         """The state that was found, to resume from once more: nothing was trained since."""
-        state = {
-            **found.state,
-            state_parts.COUNTS: self._shards.counts(),
-        }  # by now they are those of the present replicas
+        counts = self._shards.counts()  # of the present replicas
+        state = {**found.state, state_parts.COUNTS: counts, state_parts.CUT: self._cuts.exist}
         part = {**self._shards.capture(), **self._cuts.capture()}
         elsewhere = self._shards.names | self._cuts.names
         arrays = {name: array for name, array in found.arrays.items() if name not in elsewhere}
-        return _Taken(state["steps"] + state["epochs"], arrays, {**state, state_parts.CUT: self._cuts.exist}, part, 0.0)
-
-
-def _require_version(found: candidates.Found) -> None:
-    version = found.state.get("version")
-    if version != VERSION:
-        raise ConfigError(
-            f"the backup in {found.source} has version {version!r}, and this tfdist reads version {VERSION}. Go on "
-            "with the tfdist that wrote it, or begin anew in another backup_dir."
-        )
+        return _Taken(state["steps"] + state["epochs"], arrays, state, part, 0.0)
 
 
 def _tell_the_agent(number: int) -> None:

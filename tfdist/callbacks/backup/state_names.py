@@ -76,7 +76,14 @@ def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]
     """Variables by distinct paths that do not depend on what else the process has made."""
     # Keras counts layers over the whole process, and has their numbers in the names of slots too.
     slots = sorted(((path.replace("/", "_"), path) for path in weights), key=lambda pair: -len(pair[0]))
-    paths = relative_paths([_slot_path(variable.path, slots) for variable in variables])
+
+    def slot_path(path: str) -> str:
+        """The path of a slot with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
+        owner, _, last = path.rpartition("/")
+        weight = next((pair for pair in slots if last.startswith(f"{pair[0]}_")), None)
+        return path if weight is None else f"{owner}/{weight[1]}/{last[len(weight[0]) + 1 :]}"
+
+    paths = relative_paths([slot_path(variable.path) for variable in variables])
     seen: Counter[str] = Counter()
     found = {}
     for path, variable in zip(paths, variables, strict=True):
@@ -84,12 +91,3 @@ def named(kind: str, variables: Sequence[keras.Variable], weights: Sequence[str]
         number = f"#{seen[path]}" if seen[path] > 1 else ""
         found[f"{kind}/{path}{number}"] = variable
     return found
-
-
-def _slot_path(path: str, slots: Sequence[tuple[str, str]]) -> str:
-    """The path of a slot with its weight's path: adam/dense_3_kernel_momentum -> adam/dense_3/kernel/momentum."""
-    owner, _, last = path.rpartition("/")
-    for flat, weight in slots:
-        if last.startswith(f"{flat}_"):
-            return f"{owner}/{weight}/{last[len(flat) + 1 :]}"
-    return path

@@ -95,11 +95,13 @@ class Shards:
                 continue
             old, own = counts[state.axis], self._indices(state, variable)
             total = len(own) * self._workers.count
-            if old != total and _lie_on_a_mesh(self._model.distribute_strategy):
+            strategy = self._model.distribute_strategy
+            # on a mesh it may belong to this process's part of a weight, which is another on another mesh
+            if old != total and getattr(strategy, "cuts_weights", False) and hasattr(strategy, "mesh"):
                 raise ConfigError(
                     f"the backup in {source} is of {_counted(old, state.axis)}, and there are {total} now; "
-                    f"{state.name} of weights in parts go on with as many places of the "
-                    "mesh as before. Make as many, or begin anew in another backup_dir."
+                    f"{state.name} of sharded weights resume with as many places of the mesh as before. Make as many, "
+                    "or begin anew in another backup_dir."
                 )
             copies = tf_strategies.copies(variable.value)
             found = {}
@@ -189,11 +191,6 @@ def _value(
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _lie_on_a_mesh(strategy: Any) -> bool:
-    """What a process has by itself may belong to its part of a weight, which is another on another mesh."""
-    return bool(getattr(strategy, "cuts_weights", False)) and hasattr(strategy, "mesh")
 
 
 def _local_replicas(model: keras.Model, workers: Workers) -> int:

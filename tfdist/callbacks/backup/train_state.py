@@ -44,17 +44,14 @@ class TrainState:
             self._hold = tf_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
         arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
+        found = [(_class_of(callback), _state_of(callback)) for callback in self._others]
         callbacks = []
-        for place, (name, state) in enumerate(self._callback_states()):
+        for place, (name, state) in enumerate(pair for pair in found if pair[1] is not None):
             try:
                 callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
             except ConfigTypeError as error:
                 raise ConfigTypeError(f"The state of the callback {name} cannot be kept: {error}", name=name) from error
         return arrays, {"callbacks": callbacks}
-
-    def _callback_states(self) -> list[tuple[str, Any]]:
-        found = [(_class_of(callback), _state_of(callback)) for callback in self._others]
-        return [(name, state) for name, state in found if state is not None]
 
     def restore_model(
         self,
@@ -79,20 +76,11 @@ class TrainState:
         if not in_epoch:
             ours = {name: one for name, one in ours.items() if name in arrays or not name.startswith(f"{METRIC}/")}
             arrays = {name: one for name, one in arrays.items() if name in ours or not name.startswith(f"{METRIC}/")}
-        _require_same(ours, arrays)
-        for name, variable in ours.items():
-            self._assign(variable, arrays[name])
+        _assign(ours, arrays)
 
     def restore_metrics(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Give the metrics their values again: the beginning of an epoch sets them to zero."""
-        ours = metrics_of(self._model)
-        _require_same(ours, {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
-        for name, variable in ours.items():
-            self._assign(variable, arrays[name])
-
-    def _assign(self, variable: keras.Variable, value: NDArray[Any]) -> None:
-        tensor = tf_arrays.as_dtype(value, variable.dtype)
-        tf_strategies.assign_locally(variable.value, tensor)
+        _assign(metrics_of(self._model), {name: arrays[name] for name in _with_prefix(arrays, METRIC)})
 
     def restore_random(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the states of random numbers."""
@@ -146,6 +134,12 @@ def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:
     """The names of a kind; of random states without the kind."""
     names = [name for name in arrays if name.startswith(f"{kind}/")]
     return [name.partition("/")[2] for name in names] if kind == _RANDOM else names
+
+
+def _assign(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArray[Any]]) -> None:
+    _require_same(ours, saved)
+    for name, variable in ours.items():
+        tf_strategies.assign_locally(variable.value, tf_arrays.as_dtype(saved[name], variable.dtype))
 
 
 def _require_same(ours: Mapping[str, keras.Variable], saved: Mapping[str, NDArray[Any]]) -> None:

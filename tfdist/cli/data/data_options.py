@@ -1,7 +1,6 @@
 """Parts that commands of `tfdist data` share: options, the report of damage, and the table of a schema."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,16 @@ from rich.table import Table
 
 from tfdist import data
 from tfdist.cli.common.progress import Watch
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+from tfdist.errors import ConfigError
+from tfdist.validation import as_bytes
 
 
 def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
-    """Bytes from a number with an optional unit.
-
-    Example:
-        >>> size(None, None, "256MiB"), size(None, None, "1.5 GB")
-        (268435456, 1500000000)
-    """
-    if value is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value, re.IGNORECASE)
-    number = int(float(found[1]) * _UNITS.get(found[2].lower(), 0)) if found else 0
-    if not number:
-        raise click.BadParameter(f"{value!r} is no size; write 500000, 256MiB or 1.5GB.")
-    return number
+    """Bytes from a number with an optional unit."""
+    try:
+        return None if value is None else as_bytes(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.record_framing import HEADER_BYTES, OVERHEAD_BYTES, header, masked_each
 from tfdist.errors import ConfigError
-from tfdist.storage.files import mapped
+from tfdist.storage.local_storage import mapped
 
 _MOST_ZEROS = 1 << 30  # bytes of rows that are longer than any file
 _HEADER = np.dtype([("length", "<i8"), ("crc", "<u4")])

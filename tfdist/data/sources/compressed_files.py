@@ -11,7 +11,7 @@ import psutil
 
 from tfdist.data.format.record_framing import HEADER_BYTES, header
 from tfdist.errors import ConfigError, CorruptDataError
-from tfdist.storage.files import size_text
+from tfdist.storage.files import ExplainedFile, size_text
 
 PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
 VOID = "void"  # compressed, with nothing in it: what TensorFlow leaves of a shard that got no record
@@ -19,7 +19,6 @@ HEAD_BYTES = 4096  # which show of what kind a file is
 _CHUNK = 1 << 20
 #: what reading a compressed file raises where it is damaged or ends early
 ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
-_BUFFER = 1 << 20
 
 
 def kind_of(head: bytes) -> str:
@@ -90,8 +89,20 @@ def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
     if kind not in (GZIP, ZLIB):
         yield file
         return
-    with inflated(file, kind) as raw, io.BufferedReader(_Explained(raw, path), _BUFFER) as buffered:
-        yield buffered
+    with inflated(file, kind) as raw, io.BufferedReader(ExplainedFile(raw, lambda: _explained(path)), _CHUNK) as read:
+        yield read
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ERRORS as error:
+        raise CorruptDataError(
+            f"{path} cannot be decompressed: {error}. Its name or its first bytes say that it is compressed; give it "
+            "another name if it is not, else make it anew or copy it again.",
+            path=path,
+        ) from error
 
 
 def require_room(what: str, size: int, cure: str) -> None:
@@ -103,25 +114,3 @@ def require_room(what: str, size: int, cure: str) -> None:
 
 def no_room(what: str, cure: str) -> ConfigError:
     return ConfigError(f"{what} does not fit into the memory that this process may have. {cure}", name=what)
-
-
-class _Explained(io.RawIOBase):
-    """A file that is unpacked, with errors that name it."""
-
-    def __init__(self, raw: Any, path: str) -> None:
-        self._raw, self._path = raw, path
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            data = self._raw.read(len(buffer))
-        except ERRORS as error:
-            raise CorruptDataError(
-                f"{self._path} cannot be decompressed: {error}. Its name or its first bytes say that it is compressed; "
-                "give it another name if it is not, else make it anew or copy it again.",
-                path=self._path,
-            ) from error
-        buffer[: len(data)] = data
-        return len(data)

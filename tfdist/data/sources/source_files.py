@@ -114,7 +114,8 @@ def opened(path: str) -> BinaryIO:
         if not is_url(path):
             return open(path, "rb")
         store, inner = _store(path)
-        return io.BufferedReader(_Explained(store.open(inner, "rb"), path), _BUFFER)
+        raw = files.ExplainedFile(store.open(inner, "rb"), lambda: _reading(path), owns=True)
+        return io.BufferedReader(raw, _BUFFER)
 
 
 def head(path: str, size: int) -> bytes:
@@ -194,36 +195,6 @@ def _reading(path: str) -> Iterator[None]:
     else:
         with files.explained(Path(path), "read"):
             yield
-
-
-class _Explained(io.RawIOBase):
-    """A driver's file to read from, whose errors name the fix."""
-
-    def __init__(self, remote: Any, path: str) -> None:
-        self._remote, self._path = remote, path
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._remote.seekable())
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return int(self._remote.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._remote.tell())
-
-    def readinto(self, buffer: Any, /) -> int:
-        with _reading(self._path):
-            data = self._remote.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._remote.close()
-        super().close()
 
 
 def is_pointer(head: bytes) -> bool:

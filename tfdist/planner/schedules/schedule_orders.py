@@ -37,7 +37,7 @@ def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """Stage s of K runs K - 1 - s forward passes ahead, then one backward after each forward."""
-    return _flushed("1f1b", stages, microbatches, [stages - 1 - stage for stage in range(stages)])
+    return _flushed("1f1b", stages, microbatches, ahead=1)
 
 
 def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
@@ -46,7 +46,7 @@ def eager_one_f_one_b(stages: int, microbatches: int) -> Schedule:
     In 1F1B a stage needs each gradient the moment the next stage has it, so every message delays all stages. Here each
     gradient arrives a forward pass early.
     """
-    return _flushed("eager-1f1b", stages, microbatches, [2 * (stages - 1 - stage) for stage in range(stages)])
+    return _flushed("eager-1f1b", stages, microbatches, ahead=2)
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -84,7 +84,7 @@ def pipedream(stages: int, microbatches: int) -> Schedule:
 
 
 def spectrain(stages: int, microbatches: int) -> Schedule:
-    """Return SpecTrain: the order of PipeDream with weights that are predicted as they will be, and no stash."""
+    """SpecTrain: the order of PipeDream with predicted weights, and no stash."""
     order = one_f_one_b(stages, microbatches)
     return replace(order, name="spectrain", updates_each=True, weights="predicted")
 
@@ -134,15 +134,17 @@ def named(name: str, *, stages: int, microbatches: int, chunks: int = 1) -> Sche
     return _MADE[name](stages, microbatches)
 
 
-def _flushed(name: str, stages: int, microbatches: int, ahead: list[int]) -> Schedule:
+def _flushed(name: str, stages: int, microbatches: int, ahead: int) -> Schedule:
+    """1F1B in which each stage runs ``ahead`` forward passes more before its first backward pass than the next one."""
     forwards = [Work("forward", m) for m in range(microbatches)]
     backwards = [Work("backward", m) for m in range(microbatches)]
+    firsts = [ahead * (stages - 1 - stage) for stage in range(stages)]
     return Schedule(
         name=name,
         stages=stages,
         microbatches=microbatches,
-        orders=tuple(_alternating(forwards, backwards, first) for first in ahead),
-        live=tuple(min(microbatches, first + 1) for first in ahead),
+        orders=tuple(_alternating(forwards, backwards, first) for first in firsts),
+        live=tuple(min(microbatches, first + 1) for first in firsts),
     )
 
 

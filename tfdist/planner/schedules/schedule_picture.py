@@ -11,7 +11,7 @@ _MOST_COLUMNS = 400
 
 
 def as_text(timeline: Timeline) -> str:
-    """Return a line for each stage, a column for each unit of time; a dot where it waits.
+    """A line for each stage, a column for each unit of time; a dot where it waits.
 
     Example:
         >>> from tfdist.planner.schedules import named

@@ -1,5 +1,6 @@
 """Simulate a schedule: each stage begins as soon as its inputs are there."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -181,12 +182,9 @@ def require_sound(schedule: Schedule) -> Schedule:
 
 def _require_complete(schedule: Schedule, stage: int) -> None:
     counted = Counter(schedule.orders[stage])
-    expected = [
-        Work(kind, microbatch, chunk)
-        for kind in _KINDS
-        for chunk in range(schedule.chunks)
-        for microbatch in range(schedule.microbatches)
-    ]
+    kinds: tuple[Kind, ...] = ("forward", "backward")
+    numbers = itertools.product(kinds, range(schedule.chunks), range(schedule.microbatches))
+    expected = [Work(kind, microbatch, chunk) for kind, chunk, microbatch in numbers]
     for work in expected:
         if counted[work] != 1:
             raise _wrong(schedule, f"stage {stage} does {work} {counted[work]} times")
@@ -218,12 +216,9 @@ def _require_matched(schedule: Schedule) -> None:
             )
 
 
-_KINDS: tuple[Kind, ...] = ("forward", "backward")
-
-
 def _wrong(schedule: Schedule, what: str) -> ConfigError:
     return ConfigError(
         f"the schedule {schedule.name!r} of {schedule.stages} stages and {schedule.microbatches} micro-batches cannot "
-        f"be run: {what}. tfdist.planner.schedules.require_sound says what a schedule has to keep.",
+        f"be run: {what}. tfdist.planner.schedules.require_sound documents what a schedule must keep.",
         name=schedule.name,
     )

@@ -6,7 +6,6 @@ Loads no TensorFlow. Nothing of the runs is left when a function here returns or
 import enum
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfdist.jobs.process.job_command import run_to_end
 from tfdist.variables import MAX_STALENESS, PREFIX
 from tfdist.verify.proof.differences import ROUNDING, Difference, compared, may_round, other_batches
 from tfdist.verify.proof.script_run import NOT_COMPARED, Request
@@ -131,7 +131,9 @@ def _run(
     log = Path(folder, f"{kind}.log")
     with open(log, "wb") as output:
         command = [sys.executable, "-m", "tfdist", "run", "--grace-seconds", str(_GRACE_SECONDS), *options, *entry]
-        code = _finished(command, environment, output.fileno(), job.timeout_seconds)
+        code = run_to_end(
+            command, environment, output.fileno(), seconds=job.timeout_seconds, grace_seconds=4 * _GRACE_SECONDS
+        )
     where = f"under {job.name}" if kind == STRATEGY else "on one device"
 
     def ended(outcome: Outcome, text: str) -> Proof:
@@ -210,26 +212,6 @@ def _compared(job: Job, folder: str, theirs: Run, *, turned: Sequence[Step] = ()
         left_out=tuple(dict.fromkeys([*theirs.left_out, *alone.left_out])),
         hints=tuple(hints),
     )
-
-
-def _finished(command: list[str], environment: Mapping[str, str], output: int, seconds: float) -> int | None:
-    """Run a command to its end: its exit code as a shell shows it, None if it was ended for taking too long."""
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-    )
-    try:
-        code = process.wait(timeout=seconds)
-        return code if code >= 0 else 128 - code
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            process.terminate()  # `tfdist run` ends its workers
-            try:
-                process.wait(timeout=4 * _GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def to_json(proofs: Sequence[Proof]) -> str:

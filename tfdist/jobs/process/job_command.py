@@ -1,0 +1,40 @@
+"""Runs a `tfdist run` of another command, such as a trial of a batch, to its end or to a deadline."""
+
+import contextlib
+import resource
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def run_to_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    *,
+    seconds: float,
+    grace_seconds: float,
+    memory_limit: int | None = None,
+) -> int | None:
+    """The exit code of a command as a shell shows it, None after the deadline; the command has ended when it returns.
+
+    ``memory_limit``: bytes of data (heap, stacks, private memory) of each of its processes.
+    """
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        if memory_limit is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (memory_limit, memory_limit))
+        code = process.wait(timeout=seconds)
+        return code if code >= 0 else 128 - code
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # `tfdist run` ends its workers
+            try:
+                process.wait(timeout=grace_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
