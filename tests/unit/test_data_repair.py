@@ -156,7 +156,7 @@ def test_the_manifest_is_made_again_on_request(tmp_path: Path) -> None:
         with refused(ConfigError, name="manifest.json", path=folder, mentions=["rebuild_manifest"]):
             tfdist.data.repair(folder)
         done = tfdist.data.repair(folder, rebuild_manifest=True)
-        assert any("told from the records" in said for said in done.inferred)
+        assert any("inferred from the records" in said for said in done.inferred)
         found = list(tfdist.data.open(folder))
         assert all(np.array_equal(a[name], b[name]) for a, b in zip(examples, found, strict=True) for name in a)
         assert tfdist.data.open(folder).manifest.layout == layout
@@ -287,7 +287,7 @@ def test_a_copy_without_a_manifest_and_without_a_shard(tmp_path: Path) -> None:
     }
     (tmp_path / "old" / "manifest.json").unlink()
     done = tfdist.data.repair(tmp_path / "old", tmp_path / "told", rebuild_manifest=True)
-    assert any("told from the records" in said for said in done.inferred)
+    assert any("inferred from the records" in said for said in done.inferred)
     assert list(tfdist.data.open(tmp_path / "told")) == list(tfdist.data.open(tmp_path / "new"))
 
 

@@ -357,7 +357,7 @@ def test_the_search_takes_a_hundred_layers() -> None:
 
 
 def test_planning_loads_no_tensorflow() -> None:
-    names = "device_kinds division_plans layer_parts layer_profile planner_link stage_cost stage_search step_time"
+    names = "device_kinds division_plans layer_profile planner_link stage_cost stage_search step_time"
     code = f"import sys\nfrom tfdist.planner import tensor_layouts, {', '.join(names.split())}\n"
     code += "print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

@@ -12,12 +12,11 @@ from tests.refusals import refused
 from tfdist.cluster.mesh import Mesh
 from tfdist.errors import ConfigError
 from tfdist.parallel.layouts import Layouts
-from tfdist.planner import layer_parts
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
-from tfdist.planner.layer_parts import Costs, costs
 from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.planner_link import Link
+from tfdist.planner.stage_cost import Costs, costs, least, seconds_of
 
 EIGHTHS = st.integers(0, 16).map(lambda count: count / 8)
 FAST = Link(latency_seconds=0.0, bytes_per_second=1e12)
@@ -43,10 +42,10 @@ def stage(draw: st.DrawFn) -> list[Costs]:
 @settings(max_examples=100, deadline=None)
 @given(layers=stage())
 def test_the_choice_equals_brute_force(layers: list[Costs]) -> None:
-    chosen = layer_parts.least(layers)
+    chosen = least(layers)
     every = itertools.product(*[(False, True) if one.part is not None else (False,) for one in layers])
-    best = min((layer_parts.seconds(layers, one), sum(one)) for one in every)
-    assert (layer_parts.seconds(layers, chosen), sum(chosen)) == best
+    best = min((seconds_of(layers, one), sum(one)) for one in every)
+    assert (seconds_of(layers, chosen), sum(chosen)) == best
 
 
 def test_what_travels_for_a_layer() -> None:

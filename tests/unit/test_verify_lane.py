@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.jobs.placement import worker_environment
 from tfdist.testing.pool import Reply
-from tfdist.verify import feature, lane
+from tfdist.verify import feature, runner
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(None, 120.0), (5.0, 120.0), (600.0, 600.0)])
@@ -26,8 +26,8 @@ def test_processes_may_take_two_minutes_to_start_or_as_long_as_a_cell(
             return (Reply(worker=0, status="silent", message="no answer"),)
 
     monkeypatch.setattr(worker_environment, "WorkerPool", Silent)
-    made = lane.FeatureSession(tmp_path, column=None, deadline_seconds=given)
+    made = runner.FeatureSession(tmp_path, column=None, deadline_seconds=given)
     found = made.outcomes(feature.features()["even"], workers=1, replicas=1)
-    assert isinstance(found, lane.Verdict)
+    assert isinstance(found, runner.Verdict)
     assert found.status == "hang"
     assert asked == [wanted]

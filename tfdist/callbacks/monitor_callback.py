@@ -134,7 +134,7 @@ class Monitor(keras.callbacks.Callback):
         try:
             self._job = self._stack.enter_context(recorded(step_clock(), rank))
         except (OSError, TfdistError) as error:
-            _logger.warning("Monitor records nothing (%s); training goes on.", error)
+            _logger.warning("Monitor records nothing (%s); training continues.", error)
             return
         step_timestamps.record_with(self._job.recorder)
         if rank != 0:
@@ -180,7 +180,7 @@ class Monitor(keras.callbacks.Callback):
     def _count_flops(self, job: Recorded) -> None:
         per_example = of_example(self.model) if self.model.built else None
         if per_example is None:
-            _logger.warning("The FLOPs of the model %r cannot be counted; training goes on.", self.model.name)
+            _logger.warning("The FLOPs of the model %r cannot be counted; training continues.", self.model.name)
             return
 
         def tell(work: _Work) -> None:

@@ -122,4 +122,4 @@ class Alerting:
             try:
                 self._tell(alert)
             except Exception:
-                _logger.exception("on_alert of Monitor has failed at the alert %r; training goes on.", alert.text)
+                _logger.exception("on_alert of Monitor has failed at the alert %r; training continues.", alert.text)

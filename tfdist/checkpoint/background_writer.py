@@ -1,4 +1,4 @@
-"""Saving in the background: training hands over what is to be saved, and goes on."""
+"""Saving in the background: training hands over the state to save, and continues."""
 
 import dataclasses
 import threading
@@ -193,9 +193,9 @@ class Writer:
             self.last_error = error
             if error.errno not in self._said:
                 self._said.add(error.errno)
-                stands = "none was saved before" if self.written is None else f"that of step {self.written} stands"
+                left = "there is none yet" if self.written is None else f"that of step {self.written} stays"
                 self._warn(
-                    f"The checkpoint of step {step} could not be saved ({stands}); training goes on, and the next one "
+                    f"The checkpoint of step {step} could not be saved ({left}); training continues, and the next save "
                     f"is tried. {error}"
                 )
                 if self._store.durable:

@@ -215,7 +215,7 @@ class Profile:
             given["alone"] = cls.from_json(json.dumps(given["alone"]), name=f"{name}: alone")
         layers = given.get("layers")
         if not isinstance(layers, list):
-            raise _mismatch(f"{name}: layers", layers, "a list")
+            raise _mismatch(f"{name}: layers", layers, "a list", ConfigError)
         made = [_made(LayerProfile, one, f"{name}: layers[{place}]") for place, one in enumerate(layers)]
         try:
             return _made(cls, {**given, "layers": tuple(made)}, name)
@@ -305,9 +305,9 @@ def _value(value: Any, kind: Any, name: str) -> Any:
     return value
 
 
-def _mismatch(name: str, value: Any, wanted: str) -> ConfigTypeError:
+def _mismatch(name: str, value: Any, wanted: str, kind: type[ConfigError] = ConfigTypeError) -> ConfigError:
     shown = validation.shown(value)
-    return ConfigTypeError(f"{name} is {shown}; it must be {wanted}. {_WRITE}", name=name, received=shown)
+    return kind(f"{name} is {shown}; it must be {wanted}. {_WRITE}", name=name, received=shown)
 
 
 def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> float:

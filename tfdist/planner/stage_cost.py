@@ -1,4 +1,9 @@
-"""The cost of a stage of consecutive layers, as a pure function. Loads no TensorFlow."""
+"""The cost of a stage of consecutive layers, as a pure function. Loads no TensorFlow.
+
+Where the mesh has a model axis, the layers of a stage that are cut along it are chosen for the shortest micro-batch, by
+HyPar's rule: all processes along the axis have the same rows, and a layer has all of its weights on each of them, or a
+part. Two adjacent layers cut by columns and by rows exchange nothing between them.
+"""
 
 import itertools
 import math
@@ -7,13 +12,101 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfdist import validation
-from tfdist.planner import layer_parts as lying
 from tfdist.planner.device_kinds import DeviceKind
-from tfdist.planner.layer_profile import Profile
+from tfdist.planner.layer_profile import LayerProfile, Profile
 from tfdist.planner.planner_link import Link
 
 #: the schedules whose time and memory are known
 SCHEDULES = ("1f1b", "eager-1f1b", "gpipe", "pipedream")
+
+
+#: layers whose processes have summands of the result, by themselves: heads, rows of a table
+_SUMMING = ("Embedding", "MultiHeadAttention", "GroupedQueryAttention", "GroupQueryAttention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds of a layer for a micro-batch, whole and in parts; `part` is None where it cannot be cut.
+
+    Attributes:
+        entering: the sum of the gradients of its inputs.
+        leaving: the gathering of its result.
+        summing: the sum of the partial results.
+        has_summands: the layer alone ends in partial results.
+        joins: the layer takes what the layer before leaves in parts.
+    """
+
+    whole: float
+    part: float | None = None
+    entering: float = 0.0
+    leaving: float = 0.0
+    summing: float = 0.0
+    has_summands: bool = False
+    joins: bool = False
+
+
+def costs(layers: Sequence[LayerProfile], times: Sequence[float], parts: int, link: Link, rows: float) -> list[Costs]:
+    found = []
+    for one, time in zip(layers, times, strict=True):
+        can = parts > 1 and one.divides > 0 and one.divides % parts == 0
+        taken = sum(layers[source].gradient_bytes for source in one.inputs) * rows
+        result = one.output_bytes * rows
+        found.append(
+            Costs(
+                whole=time,
+                part=time / parts if can else None,
+                entering=link.all_reduce_seconds(taken, parts),
+                leaving=link.all_reduce_seconds(result, parts) / 2,  # a gathering is half of it
+                summing=link.all_reduce_seconds(result, parts),
+                has_summands=one.kind in _SUMMING,
+                joins=one.joins,
+            )
+        )
+    return found
+
+
+def _step(before: Costs | None, one: Costs, in_parts: bool) -> tuple[float, Costs | None]:
+    """The seconds that a layer adds, and the layer if it leaves its result in parts."""
+    gathered = 0.0 if before is None else before.leaving
+    if not in_parts or one.part is None:
+        return gathered + one.whole, None
+    if before is not None and one.joins:
+        return one.part + one.summing, None
+    if one.has_summands:
+        return gathered + one.entering + one.part + one.summing, None
+    return gathered + one.entering + one.part, one
+
+
+def seconds_of(given: Sequence[Costs], choices: Sequence[bool]) -> float:
+    """Seconds of a stage whose layers are cut or whole; at its end all is whole."""
+    total, open_ = 0.0, None
+    for one, in_parts in zip(given, choices, strict=True):
+        adds, open_ = _step(open_, one, in_parts)
+        total += adds
+    return total + (0.0 if open_ is None else open_.leaving)
+
+
+def least(given: Sequence[Costs]) -> tuple[bool, ...]:
+    """Choose the layers to cut for the least time, by dynamic programming; of equal choices the fewest and last.
+
+    Source: L. Song et al., "HyPar: Towards Hybrid Parallelism for Deep Learning Accelerator Array", 2019. Theirs
+    minimizes bytes for halves of the devices; computing counts here as well.
+    """
+    best: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {False: (0.0, 0, (), None)}
+    for one in given:
+        now: dict[bool, tuple[float, int, tuple[bool, ...], Costs | None]] = {}
+        for total, count, chosen, open_ in best.values():
+            for in_parts in (False, True) if one.part is not None else (False,):
+                adds, left = _step(open_, one, in_parts)
+                reached = (total + adds, count + in_parts, (*chosen, in_parts), left)
+                is_open = left is not None
+                if is_open not in now or reached[:3] < now[is_open][:3]:
+                    now[is_open] = reached
+        best = now
+    ends = [
+        (total + (0.0 if left is None else left.leaving), count, chosen) for total, count, chosen, left in best.values()
+    ]
+    return min(ends)[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +217,7 @@ class Setting:
         return _sums([sum(pair) for pair in self._alone.seconds(self.microbatch)])
 
     @cached_property
-    def _lying(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
+    def _chosen(self) -> dict[Stage, tuple[tuple[bool, ...], float]]:
         return {}
 
     def in_parts(self, stage: Stage) -> tuple[bool, ...]:
@@ -133,19 +226,19 @@ class Setting:
 
     def _laid(self, stage: Stage) -> tuple[tuple[bool, ...], float]:
         """The layers of a stage that are in parts, and the seconds of a micro-batch."""
-        if stage not in self._lying:
+        if stage not in self._chosen:
             given = self._costs[stage.kind][stage.begin : stage.end]
-            chosen = tuple(one.part is not None for one in given) if self.saves_memory else lying.least(given)
-            self._lying[stage] = chosen, lying.seconds(given, chosen)
-        return self._lying[stage]
+            chosen = tuple(one.part is not None for one in given) if self.saves_memory else least(given)
+            self._chosen[stage] = chosen, seconds_of(given, chosen)
+        return self._chosen[stage]
 
     @cached_property
-    def _costs(self) -> list[list[lying.Costs]]:
+    def _costs(self) -> list[list[Costs]]:
         """The costs of the layers on each kind of devices."""
         found = []
         for kind in self.kinds:
             times = [sum(one) / kind.speed for one in self._seconds]
-            found.append(lying.costs(self.profile.layers, times, self.parts, self.link, self.microbatch))
+            found.append(costs(self.profile.layers, times, self.parts, self.link, self.microbatch))
         return found
 
     def held_bytes(self, stage: Stage) -> float:

@@ -287,7 +287,7 @@ class _Folder:
             os.replace(temporary, path)
         except OSError as error:
             if not self._is_broken:
-                _log.warning("Blocks are not kept in %s: %s. Reading goes on without.", self._folder, error)
+                _log.warning("Blocks are not kept in %s: %s. Reading continues without them.", self._folder, error)
             self._is_broken = True
         else:
             self._bytes += size

@@ -18,7 +18,7 @@ def encode(value: Any, arrays: dict[str, NDArray[Any]], name: str) -> Any:
     if isinstance(value, np.generic):
         return {_SCALAR: [value.dtype.str, value.item()]}
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUSMm":
-        arrays[name] = value.copy()  # whose it is may go on writing into it
+        arrays[name] = value.copy()  # its owner may write into it later
         return {_ARRAY: name}
     if isinstance(value, (list, tuple)):
         items = [encode(item, arrays, f"{name}/{place}") for place, item in enumerate(value)]

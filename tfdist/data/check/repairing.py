@@ -66,18 +66,19 @@ def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferr
     the last is taken, without the records that do not fit.
     """
     legible = _legible(place)
+    label, number = legible.get("label"), legible.get("revision")
+    revision = number if type(number) is int and 1 <= number < _LARGEST_REVISION else 1
     for chosen, said, is_last in _schemas(place, shards, schema, legible):
         for layout in layouts(chosen):
             faults = {shard: _faults(place, shard, chosen, layout) for shard in shards}
             is_unfit = any(fault.payload is not None for listed in faults.values() for fault in listed)
             if is_unfit and not (is_last and layout == layouts(chosen)[-1]):
                 continue  # a record that is whole and does not fit: rather the schema or the layout is wrong
-            label = legible.get("label")
             return Inferred(
                 schema=chosen,
                 layout=layout,
                 label=label if isinstance(label, str) and label in chosen else "label" if "label" in chosen else None,
-                revision=_revision(legible),
+                revision=revision,
                 faults=faults,
                 said=(said, f"layout: {layout}"),
             )
@@ -97,7 +98,7 @@ def _schemas(
         pass
     found = looked_at(place, shards).schema(place.url)
     parts = ", ".join(f"{name} {feature.dtype}{list(feature.shape)}" for name, feature in found.items())
-    yield found, f"schema: told from the records ({parts}); arrays that were stored as bytes are bytes now", True
+    yield found, f"schema: inferred from the records ({parts}); arrays that were stored as bytes are bytes now", True
 
 
 def _faults(place: Storage, shard: str, schema: Schema, layout: str) -> list[Found]:
@@ -122,11 +123,6 @@ def _legible(place: Storage) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _revision(legible: Mapping[str, Any]) -> int:
-    found = legible.get("revision")
-    return found if isinstance(found, int) and not isinstance(found, bool) and 1 <= found < _LARGEST_REVISION else 1
 
 
 @dataclass(frozen=True)
@@ -172,11 +168,8 @@ class Repair:
         yield from (f"{name} was written anew" for name in self.indexed)
         yield from (f"{name} was removed" for name in self.removed)
         yield from self.inferred
-        yield (
-            f"{self.url} has {self.kept} examples now, revision {self.revision}; {self.lost_examples} are lost."
-            if self.has_changed
-            else f"{self.url} is sound: nothing was changed."
-        )
+        now = f"has {self.kept} examples now, revision {self.revision}; {self.lost_examples} are lost."
+        yield f"{self.url} {now if self.has_changed else 'is sound: nothing was changed.'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -373,7 +366,10 @@ class _Work:
         if new.shards == self._old.shards and not self._is_copy:
             new = self._old
         else:
-            self._put(new)
+            data = new.to_bytes()
+            Manifest.from_bytes(data)  # what cannot be read must not take the place of what can
+            with self._target.create(manifests.NAME) as file:
+                file.write(data)
         removed = [] if self._is_copy else self._leftovers(new)
         for name in removed:
             self._target.remove(name)
@@ -386,12 +382,6 @@ class _Work:
             indexed=tuple(self._indexed),
             removed=tuple(removed),
         )
-
-    def _put(self, manifest: Manifest) -> None:
-        data = manifest.to_bytes()
-        Manifest.from_bytes(data)  # what cannot be read must not take the place of what can
-        with self._target.create(manifests.NAME) as file:
-            file.write(data)
 
     def _leftovers(self, new: Manifest) -> list[str]:
         """Files that only the old revision has, or that a repair that was killed left."""

@@ -101,7 +101,7 @@ class _Examination:
             self._number_faults(good)
         if wrong_in_index:
             assert shard.index is not None
-            said = f"the index says something else of {len(wrong_in_index)} examples than the shard"
+            said = f"the index differs from the shard in {len(wrong_in_index)} examples"
             self._places.append(Place(shard.index.file, None, self._first + wrong_in_index[0], said))
         is_described = self._is_described(content, len(good))
         is_indexed = is_indexed and not wrong_in_index and (self._index is None or len(good) == sound == shard.examples)
@@ -216,14 +216,10 @@ class _Examination:
             self._add(None, None, f"it has {count} records; the manifest says {shard.examples}")
             return False
         if not is_like and content.size == shard.bytes:
-            self._add(None, None, "its records are sound, and not those that were written: its checksum is another")
+            self._add(None, None, "its records are sound, but not those that were written: its checksum differs")
         lengths = {size - OVERHEAD_BYTES for size in self._lengths} or {0}
         if (min(lengths), max(lengths)) != (shard.smallest, shard.largest):
-            self._add(
-                None,
-                None,
-                f"its records have {min(lengths)} to {max(lengths)} bytes; the manifest says {shard.smallest} to "
-                f"{shard.largest}",
-            )
+            said = f"{shard.smallest} to {shard.largest}"
+            self._add(None, None, f"its records have {min(lengths)} to {max(lengths)} bytes; the manifest says {said}")
             return False
         return is_like

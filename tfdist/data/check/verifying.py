@@ -82,12 +82,9 @@ class Report:
         """Yield the report for people."""
         yield from map(str, self.places)
         if self.revision is not None:
-            what = "decoded" if self.decoded else "taken apart" if self.contents else "looked at by checksum"
-            yield (
-                f"{self.sound} of {self.examples} examples in {self.shards} shards are sound; all were {what}."
-                if not self.is_sound
-                else f"All {self.examples} examples in {self.shards} shards are sound; all were {what}."
-            )
+            what = "decoded" if self.decoded else "parsed" if self.contents else "checked by checksum"
+            which = f"All {self.examples}" if self.is_sound else f"{self.sound} of {self.examples}"
+            yield f"{which} examples in {self.shards} shards are sound; all were {what}."
         if not self.is_sound:
             yield self.cure
 
@@ -140,7 +137,7 @@ def verify(
     """
     if validation.boolean("decode", decode) and not contents:
         raise ConfigError(
-            "decode takes records apart, and contents is False (--quick). Leave one of them out.",
+            "decode parses records, and contents is False (--quick). Leave one of them out.",
             name="contents",
             received=contents,
         )

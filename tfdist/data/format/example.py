@@ -98,13 +98,6 @@ def _padded(values: NDArray[Any], width: int) -> NDArray[np.uint8]:
     return groups
 
 
-def _unpadded(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
-    values = np.zeros(len(groups), np.uint64)
-    for place in range(groups.shape[1]):
-        values |= (groups[:, place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
-    return values.view(np.int64)
-
-
 class Template:
     """The record of a schema in which every value has its place.
 
@@ -153,7 +146,10 @@ class Template:
         part = rows[:, begin : begin + size]
         shape = (len(rows), *(dim or 0 for dim in feature.shape))
         if feature.encoding == "int64":
-            return _unpadded(part).astype(feature.dtype)
+            values = np.zeros(len(rows), np.uint64)
+            for place in range(size):
+                values |= (part[:, place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+            return values.view(np.int64).astype(feature.dtype)
         stored = np.dtype(feature.dtype).newbyteorder("<")
         return np.ascontiguousarray(part).view(np.uint8).reshape(-1).view(stored).reshape(shape).astype(feature.dtype)
 
@@ -166,14 +162,14 @@ class Template:
 
 def template_bytes(schema: Schema) -> int:
     """The length of a fixed schema's payload without making it: an untrusted schema may ask for any."""
-    return _delimited_bytes(sum(_entry_bytes(name, feature) for name, feature in schema.items()))
-
-
-def _entry_bytes(name: str, feature: Feature) -> int:
-    content = _slot_bytes(feature)
-    if content or feature.encoding == "raw":
-        content = _delimited_bytes(content)
-    return _delimited_bytes(_delimited_bytes(len(name.encode())) + _delimited_bytes(_delimited_bytes(content)))
+    entries = 0
+    for name, feature in schema.items():
+        content = _slot_bytes(feature)
+        if content or feature.encoding == "raw":
+            content = _delimited_bytes(content)
+        value = _delimited_bytes(_delimited_bytes(content))
+        entries += _delimited_bytes(_delimited_bytes(len(name.encode())) + value)
+    return _delimited_bytes(entries)
 
 
 def _delimited_bytes(size: int) -> int:
@@ -352,23 +348,17 @@ def value(name: str, feature: Feature, parsed: Mapping[str, tuple[str, list[Any]
     dtype = np.dtype(feature.dtype)
     shape = tuple(-1 if dim is None else dim for dim in feature.shape)
     if feature.encoding == "raw":
-        wrong = (
-            len(items[0]) % dtype.itemsize if feature.size is None else len(items[0]) - feature.size * dtype.itemsize
-        )
-        if wrong:
+        size = len(items[0])
+        if size % dtype.itemsize if feature.size is None else size != feature.size * dtype.itemsize:
             raise CorruptDataError(
-                f"feature {name!r} has {len(items[0])} bytes, which are not {feature}.",
-                name=name,
-                received=len(items[0]),
+                f"feature {name!r} has {size} bytes, which are not {feature}.", name=name, received=size
             )
         array = np.frombuffer(items[0], dtype.newbyteorder("<"))
     else:
         array = np.array(items, np.float32 if feature.encoding == "float" else np.int64)
     found = array.astype(dtype)
-    if feature.encoding == "int64" and (found != array).any():
+    if feature.encoding == "int64" and (wrong := array[found != array]).size:
         raise CorruptDataError(
-            f"feature {name!r} has {array[found != array][0]}, which is no {feature.dtype}.",
-            name=name,
-            received=array[found != array][0],
+            f"feature {name!r} has {wrong[0]}, which is no {feature.dtype}.", name=name, received=wrong[0]
         )
     return found.reshape(shape)

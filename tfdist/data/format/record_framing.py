@@ -24,9 +24,8 @@ _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")
 _SEARCH_BYTES = 1 << 20
 WINDOW_BYTES = 8 << 20
-#: more has no tf.train.Example: a protocol buffer ends here
+#: the largest protocol buffer, and so the largest tf.train.Example
 LARGEST_PAYLOAD = (1 << 31) - 1
-_HEAD = struct.Struct("<QI")
 
 GAVE_UP = "so much that is corrupt that the rest was not searched"
 
@@ -236,7 +235,7 @@ def _next(content: Content, position: int, budget: _Budget) -> Found:
         return Found(position, left, None, f"{left} bytes, too few for a record")
     data = content.has(position, HEADER_BYTES)
     place = position - content.begin
-    length, crc = _HEAD.unpack_from(data, place)
+    length, crc = _HEADER.unpack_from(data, place)
     if crc != masked(google_crc32c.value(data[place : place + 8])):
         return _gap(content, position, "a header whose checksum does not fit", budget)
     if length > left - OVERHEAD_BYTES:
@@ -276,7 +275,7 @@ def _gap(content: Content, position: int, problem: str, budget: _Budget) -> Foun
         data = content.has(start, count)
         window = data[start - content.begin : start - content.begin + count]
         for candidate in headers(window, size - start).tolist():
-            length = _HEAD.unpack_from(window, candidate)[0]
+            length = _HEADER.unpack_from(window, candidate)[0]
             begin = start + candidate + HEADER_BYTES
             if length <= LARGEST_PAYLOAD:
                 stored = int.from_bytes(content.part(begin + length, 4), "little")

@@ -60,7 +60,9 @@ def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     rest = np.flatnonzero(~good)
     good[rest] = narrow[rest].astype(str).astype(np.float64) == values[rest]
     rest = np.flatnonzero(~good & np.isfinite(narrow))
-    good[rest] = [_reads_the_same(*pair) for pair in zip(narrow[rest].tolist(), values[rest].tolist(), strict=True)]
+    for place, value in zip(rest.tolist(), values[rest].tolist(), strict=True):
+        digits = len(repr(value).partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
+        good[place] = float(f"{float(narrow[place]):.{digits}g}") == value
     return good
 
 
@@ -68,11 +70,6 @@ def all_fit_float32(values: NDArray[np.float64]) -> bool:
     """All values keep all their digits; the first ones mostly show what does not."""
     flat = values.reshape(-1)
     return bool(fits_float32(flat[:_FIRST]).all() and fits_float32(flat[_FIRST:]).all())
-
-
-def _reads_the_same(narrow: float, value: float) -> bool:
-    digits = len(repr(value).partition("e")[0].replace(".", "").lstrip("-0").rstrip("0"))
-    return float(f"{narrow:.{digits}g}") == value
 
 
 @dataclass(frozen=True)
@@ -193,12 +190,14 @@ class Schema(Mapping[str, Feature]):
             raise ConfigError(f"schema has {len(features)} features; it must have 1 to {MOST_FEATURES}.")
         for name, feature in features.items():
             validation.text("a feature's name", name)
-            if not _is_unicode(name):
+            try:
+                name.encode()
+            except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
                 raise ConfigError(
-                    f"a feature's name is {name!a}; it must be text that has a form in UTF-8.",
+                    f"a feature's name is {name!a}; it must be text that UTF-8 can encode.",
                     name="a feature's name",
                     received=name,
-                )
+                ) from None
             if not isinstance(feature, Feature):
                 raise ConfigTypeError(
                     f"feature {name!r} is {validation.shown(feature)}; it must be a tfdist.data.Feature.",
@@ -274,14 +273,6 @@ def _dtype_name(dtype: Any) -> str:
         return str(dtype)
 
 
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
-        return False
-    return True
-
-
 def _shape(shape: Any) -> tuple[int | None, ...]:
     if not isinstance(shape, (tuple, list)):
         raise ConfigTypeError(f"shape is {validation.shown(shape)}; it must be a tuple of integers, such as (8, 8).")
@@ -324,12 +315,9 @@ def layout_of(schema: Schema) -> str:
         return FIXED
     rest = [feature for feature in schema.values() if not feature.is_fixed]
     texts = all(feature.encoding == "bytes" and feature.shape == () for feature in rest)
-    return EXTENT if texts and 16 * len(rest) + indexed_bytes(schema) <= _MOST_INDEXED_BYTES else GENERIC
-
-
-def indexed_bytes(schema: Schema) -> int:
     fixed = [feature for feature in schema.values() if feature.is_fixed]
-    return sum((feature.size or 0) * np.dtype(feature.dtype).itemsize for feature in fixed)
+    indexed = sum((feature.size or 0) * np.dtype(feature.dtype).itemsize for feature in fixed)
+    return EXTENT if texts and 16 * len(rest) + indexed <= _MOST_INDEXED_BYTES else GENERIC
 
 
 def indexed_values(schema: Schema, layout: str) -> list[str]:

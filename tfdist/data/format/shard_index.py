@@ -70,16 +70,12 @@ def arrays_of(count: int, schema: Schema, layout: str) -> dict[str, tuple[np.dty
     return found
 
 
-def largest_index(count: int, schema: Schema, layout: str) -> int:
-    arrays = arrays_of(count, schema, layout)
-    contents = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
-    return contents + _HEADER_BYTES * len(arrays) + sum(6 * len(name) for name in arrays)  # JSON may escape names
-
-
 def stored_index(place: Storage, found: Manifest, shard: Shard) -> Index:
     assert shard.index is not None
     size = place.size(shard.index.file)
-    most = largest_index(shard.examples, found.schema, found.layout)
+    arrays = arrays_of(shard.examples, found.schema, found.layout)
+    contents = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
+    most = contents + _HEADER_BYTES * len(arrays) + sum(6 * len(name) for name in arrays)  # JSON may escape names
     if size != shard.index.bytes or size > most:
         raise CorruptDataError(
             f"{shard.index.file} has {size} bytes; the manifest says {shard.index.bytes}, and an index of "

@@ -36,7 +36,12 @@ def by_word(paths: Sequence[str], *, of_tfds: bool = False, where: str = "the fo
     """Files by the splits that their names say; empty where they say no more than one."""
     names = {path: os.path.basename(path) for path in paths}
     tfds = {path: _TFDS_FILE.fullmatch(name) if of_tfds else None for path, name in names.items()}
-    said = {path: match["split"] if (match := tfds[path]) else _word(name) for path, name in names.items()}
+
+    def word(name: str) -> str:
+        words = {word for word in re.split(r"[-_. ]", name.lower()) if word in _WORDS}
+        return words.pop() if len(words) == 1 else ""
+
+    said = {path: match["split"] if (match := tfds[path]) else word(name) for path, name in names.items()}
     found = {split for split in said.values() if split}
     if len(found) < 2:
         return {}
@@ -66,8 +71,3 @@ def chosen(several: Mapping[str, list[str]], split: str | None, *, where: str) -
             f"split is {split!r}; the files in {where} are {held}.", name="split", received=split, path=where
         )
     return several[split]
-
-
-def _word(name: str) -> str:
-    words = {word for word in re.split(r"[-_. ]", name.lower()) if word in _WORDS}
-    return words.pop() if len(words) == 1 else ""

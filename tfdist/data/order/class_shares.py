@@ -104,7 +104,9 @@ class Weighted:
         """
         met = np.array([positions], np.int64)
         for level, (share, is_left) in enumerate(self._levels):
-            small = np.floor(met * share + _random(len(met), "phase", seed, level)).astype(np.int64)
+            keys = round_keys("phase", seed, level)
+            phase = mixed(mixed(np.arange(len(met), dtype=np.uint32), keys[0]), keys[1]) / 2.0**32  # in [0, 1)
+            small = np.floor(met * share + phase).astype(np.int64)
             large = met - small
             met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=1).reshape(-1)
         return met[: len(self._classes.labels)]
@@ -134,12 +136,6 @@ class _Classes:
                 inside[now] = Permutation(len(members), "class", seed, which, int(number))(place[now])
             found[here] = members[inside]
         return found
-
-
-def _random(count: int, *key: int | str) -> _Floats:
-    """Numbers in [0, 1), the same for the same key."""
-    keys = round_keys(*key)
-    return np.asarray(mixed(mixed(np.arange(count, dtype=np.uint32), keys[0]), keys[1]) / 2.0**32)
 
 
 def _spread(size: int, *key: int | str) -> Ids:

@@ -40,8 +40,11 @@ class DecodedCache:
         present = tf.numpy_function(lambda ids: np.bool_(self._filled[ids].all()), [ids], tf.bool)
         present.set_shape([])
 
+        def get(ids: NDArray[np.int64]) -> list[Any]:
+            return [*(np.asarray(array[ids]) for array in self._arrays), self._sound[ids]]
+
         def kept() -> list[tf.Tensor]:
-            return tf.numpy_function(self._get, [ids], [leaf.dtype for leaf in leaves])
+            return tf.numpy_function(get, [ids], [leaf.dtype for leaf in leaves])
 
         def made() -> list[tf.Tensor]:
             flat = tf.nest.flatten(decode(ids))
@@ -76,9 +79,6 @@ class DecodedCache:
         with tempfile.TemporaryFile(dir=_existing(self._where)) as file:
             file.truncate(max(1, int(np.prod(whole, dtype=object)) * dtype.itemsize))
             return np.memmap(file, dtype, "r+", shape=whole)
-
-    def _get(self, ids: NDArray[np.int64]) -> list[Any]:
-        return [*(np.asarray(array[ids]) for array in self._arrays), self._sound[ids]]
 
     def _put(self, ids: NDArray[np.int64], *values: Any) -> np.bool_:
         *columns, sound = values

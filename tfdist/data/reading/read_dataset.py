@@ -91,7 +91,9 @@ class Pipeline:
             if share is None:
                 position.begin(counted=False)
             epoch, start = position.epoch, position.start
-            same = epoch, start, self.batches(start).steps, self._fingerprint(position)
+            text = repr((self.identity, epoch, start, self.global_batch_size, self.tail))
+            mark = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+            same = epoch, start, self.batches(start).steps, mark
             return np.array([(number, *same) for number in range(chunks.count(start))], np.int64).reshape(-1, 5)
 
         def end() -> np.bool_:
@@ -124,10 +126,6 @@ class Pipeline:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
         return batches.map(_as_it_is(lambda is_last, data: _after(is_last, end, data)))
-
-    def _fingerprint(self, position: Position) -> np.int64:
-        text = repr((self.identity, position.epoch, position.start, self.global_batch_size, self.tail))
-        return np.int64(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little"))
 
     def _early(self, chunks: BatchChunks, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor) -> dict[str, Any]:
         """What is prepared of several batches at once, batches first."""

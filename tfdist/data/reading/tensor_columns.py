@@ -76,12 +76,8 @@ def _numbers(feature: Feature, values: tf.Tensor) -> tf.Tensor:
     return found if found.dtype == dtype else tf.bitcast(found, dtype)
 
 
-def from_rows(template: example.Template, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The features of payloads of the fixed layout, uint8 ``[n, length]``."""
-    return {name: _column(template, name, rows) for name in template.schema}
-
-
 def _column(template: example.Template, name: str, rows: tf.Tensor) -> tf.Tensor:
+    """A feature of payloads of the fixed layout, uint8 ``[n, length]``."""
     feature, (begin, size) = template.schema[name], template.slots[name]
     part = rows[:, begin : begin + size]
     if feature.encoding == "int64":
@@ -166,7 +162,7 @@ class ByNumpy:
         return [*(columns[name] for name in self._fetcher.names if not _is_empty(self._specs[name])), sound]
 
     def late(self, ids: tf.Tensor, found: list[tf.Tensor]) -> Read:
-        """Return what was read; whole payloads are parsed."""
+        """The columns that were read; whole payloads are parsed."""
         given = iter(found[:-1])
         columns = {name: _given(self._specs[name], given, ids) for name in self._fetcher.names}
         return _parsed(self._fetcher, columns), found[-1]
@@ -257,7 +253,7 @@ class ByOps:
             template = self._directory.template
             assert template is not None
             rows, ok = self._ops.read_rows(files, file, offset, check, length=template.length, state=self._states)
-            return from_rows(template, rows), ok
+            return {name: _column(template, name, rows) for name in template.schema}, ok
         if PAYLOAD in self._fetcher.names:
             begins = tf.zeros_like(length)
             payload, ok = self._ops.read_records(files, file, offset, length, begins, length, check, state=self._states)

@@ -10,7 +10,7 @@ from tfdist import validation
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources.protocol import Block, Options, Source
 from tfdist.data.sources.stream import is_table
-from tfdist.data.sources.tables.ray_dataset import is_of_ray, open_ray
+from tfdist.data.sources.tables.memory_tables import is_of_ray, open_ray, open_table
 from tfdist.errors import ConfigError, ConfigTypeError
 
 __all__ = ["Block", "Options", "Source", "open_source", "paths_of", "splits_of"]
@@ -53,8 +53,6 @@ def _open(examples: Any, schema: Schema | None, split: str | None, options: Opti
     if is_of_ray(examples):
         return open_ray(examples, schema, options)
     if is_table(examples):
-        from tfdist.data.sources.tables.in_memory import open_table
-
         return open_table(examples, schema, options)
     if options.of_tables:
         raise ConfigError(

@@ -5,7 +5,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -40,13 +40,6 @@ def kind_of(head: bytes) -> str:
         return kind if _begins(begin) else ""
     except zlib.error:  # damaged, which reading it reports
         return kind if kind == GZIP else ""
-
-
-def inflated(file: BinaryIO, kind: str) -> BinaryIO:
-    """The records of a file of a kind; reading raises one of `ERRORS` where it is damaged."""
-    if kind == GZIP:
-        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
-    return cast(BinaryIO, io.BufferedReader(_Inflated(file), _CHUNK)) if kind == ZLIB else file
 
 
 def _begins(head: bytes) -> bool:
@@ -89,7 +82,8 @@ def unpacked(path: str, file: BinaryIO, kind: str = GZIP) -> Iterator[BinaryIO]:
     if kind not in (GZIP, ZLIB):
         yield file
         return
-    with inflated(file, kind) as raw, io.BufferedReader(ExplainedFile(raw, lambda: _explained(path)), _CHUNK) as read:
+    inflated: Any = gzip.GzipFile(fileobj=file) if kind == GZIP else io.BufferedReader(_Inflated(file), _CHUNK)
+    with inflated, io.BufferedReader(ExplainedFile(inflated, lambda: _explained(path)), _CHUNK) as read:
         yield read
 
 

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from tfdist.data.format import splits
 from tfdist.data.format.schema import Schema
 from tfdist.data.sources import compressed_files, hdf5, images, source_files
+from tfdist.data.sources.array_source import Archive
 from tfdist.data.sources.compressed_files import HEAD_BYTES
 from tfdist.data.sources.protocol import NONE, Options, Source, chained
+from tfdist.data.sources.source_files import head
 from tfdist.data.sources.stored_columns import widened
 from tfdist.data.sources.tables import partitions
 from tfdist.data.sources.tables.arrow_table import UntoldError
@@ -94,7 +96,7 @@ def _expanded(path: str, split: str | None) -> list[Found]:
                 received=split,
                 path=match,
             )
-        elif kind := kind_of(match) or _by_content(match):
+        elif kind := kind_of(match) or (TFRECORDS if compressed_files.kind_of(head(match, HEAD_BYTES)) else ""):
             found.append(Found(kind, match + (group[0] if group else ""), keys if kind in _TABLES else ()))
         else:
             source_files.require_content(match)
@@ -245,21 +247,17 @@ def alike(name: str) -> str:
 def _are_records(group: Sequence[source_files.Entry]) -> bool:
     """The first file with content holds records; without any content, all are empty shards."""
     for entry in group:
-        head = source_files.head(entry.path, HEAD_BYTES)
-        if not source_files.is_pointer(head) and (kind := compressed_files.kind_of(head)) != compressed_files.VOID:
+        begin = head(entry.path, HEAD_BYTES)
+        if not source_files.is_pointer(begin) and (kind := compressed_files.kind_of(begin)) != compressed_files.VOID:
             return bool(kind)
     return False
 
 
-def _by_content(path: str) -> str:
-    return TFRECORDS if compressed_files.kind_of(source_files.head(path, HEAD_BYTES)) else ""
-
-
 def _deeper(folders: Sequence[source_files.Entry]) -> str:
+    """The first folder that has a folder with pictures; empty if there is none."""
     for entry in folders:
-        for inner in source_files.entries(entry.path):
-            if inner.is_folder and any(images.is_picture(file.name) for file in source_files.entries(inner.path)):
-                return entry.path
+        if _pictured([inner for inner in source_files.entries(entry.path) if inner.is_folder]):
+            return entry.path
     return ""
 
 
@@ -280,9 +278,7 @@ def _open(kind: str, found: Sequence[Found], schema: Schema | None, options: Opt
 
         return open_tfrecords(paths, schema)
     if kind == "npy":
-        from tfdist.data.sources.npz import open_numpy
-
-        return open_numpy(paths, schema)
+        return Archive(paths, schema)
     if kind == IMAGES:
         names = images.classes_of(paths) if len(paths) > 1 and schema is None else ()
         return chained([images.open_images(path, schema, names) for path in paths])
@@ -390,6 +386,4 @@ def _open_one(kind: str, path: str, schema: Schema | None, options: Options) -> 
         from tfdist.data.sources.hdf5 import open_hdf5
 
         return open_hdf5(path, schema)
-    from tfdist.data.sources.npz import open_numpy
-
-    return open_numpy([path], schema)
+    return Archive([path], schema)

@@ -70,7 +70,7 @@ def is_folder(path: str) -> bool:
 
 
 def matches(pattern: str) -> list[str]:
-    """What a path stands for: itself if it is there, else all that its wildcards match, sorted."""
+    """The path itself if it exists, else all that its wildcards match, sorted."""
     if is_url(pattern):
         with _reading(pattern):
             store, inner = _store(pattern)

@@ -15,7 +15,7 @@ from tfdist.data.format.example import Template
 from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
 from tfdist.data.format.schema import FIXED, Schema, asked, layout_of
 from tfdist.data.sources import Options, open_source, source_files, splits_of
-from tfdist.data.sources.checked import checked
+from tfdist.data.sources.picture_checks import checked
 from tfdist.data.sources.protocol import Source
 from tfdist.data.writing import journal as journals
 from tfdist.data.writing import write_splits
@@ -140,9 +140,8 @@ def write(
         if looks:
             looked = stack.enter_context(checked(sources.values(), convert=convert_images, processes=processes))
             sources = dict(zip(sources, looked, strict=True))
-        places = {
-            name: storage(write_splits.below(directory, name), storage_options=storage_options) for name in sources
-        }
+        parent = os.fspath(directory).rstrip("/")
+        places = {name: storage(f"{parent}/{name}", storage_options=storage_options) for name in sources}
         reports = write_splits.summed(progress, sources)
         runs = {name: prepared(places[name], source, reports[name]) for name, source in sources.items()}
         identities = {name: source.identity for name, source in sources.items()}
@@ -245,7 +244,12 @@ class _Job:
             shards = self._planned(plan, self._processes(processes, len(plan)))
         else:
             if processes is not None and processes > 1:
-                _log.warning("processes is %d, and one writes: %s", processes, self._why_one())
+                why = (
+                    "examples have sizes that reading them shows. Pass num_shards (--num-shards) to have several."
+                    if self._source.seekable
+                    else "this source is read from its beginning to its end."
+                )
+                _log.warning("processes is %d, and one writes: %s", processes, why)
             shards = self._in_order(None if plan is None else [stop for _, stop in plan])
         if not shards:
             raise ConfigError("there is no example. Pass at least one.")
@@ -308,8 +312,8 @@ class _Job:
         if source.count is None or (self._num_shards is None and not by_bytes):
             if self._num_shards is not None:
                 raise ConfigError(
-                    f"num_shards is {self._num_shards}, and how many examples there are is known at their end alone. "
-                    "Pass shard_bytes instead, or a source that has a length.",
+                    f"num_shards is {self._num_shards}, and the number of examples is known only at their end. Pass "
+                    "shard_bytes instead, or a source that has a length.",
                     name="num_shards",
                     received=self._num_shards,
                 )
@@ -322,11 +326,6 @@ class _Job:
             num_shards=self._num_shards,
             shard_bytes=self._shard_bytes,
         )
-
-    def _why_one(self) -> str:
-        if not self._source.seekable:
-            return "this source is read from its beginning to its end."
-        return "how large its examples are shows when they are read. Pass num_shards (--num-shards) to have several."
 
     def _processes(self, given: int | None, shards: int) -> int:
         if given is not None:
@@ -399,8 +398,8 @@ class _Job:
             written += writer.examples
         if ends is not None and (written != ends[-1] or stream.more()):
             raise ConfigError(
-                f"the source said that it had {ends[-1]} examples and gave {'more' if stream.more() else written}. "
-                "Pass shard_bytes instead of num_shards, or a source whose length is right."
+                f"the source announced {ends[-1]} examples and gave {'more' if stream.more() else written}. Pass "
+                "shard_bytes instead of num_shards, or a source whose length is right."
             )
         return finished
 
@@ -415,7 +414,7 @@ class _Job:
             raise ConfigError(
                 f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
                 f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
-                "go on, or pass exists='overwrite' (--overwrite) to begin anew.",
+                "resume, or pass exists='overwrite' (--overwrite) to begin anew.",
                 name=shard.file,
                 path=self._place.url,
             )
@@ -448,8 +447,8 @@ def _one_shard(
         place.remove(name)
         place.remove(index_name(name))
         raise ConfigError(
-            f"the source said that it had examples {start} to {stop} and gave {writer.examples} of them. Was it "
-            "changed while it was read?"
+            f"the source announced examples {start} to {stop} and gave {writer.examples} of them. Was it changed while "
+            "it was read?"
         )
     return writer.shard
 

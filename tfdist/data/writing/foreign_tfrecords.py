@@ -95,21 +95,17 @@ def place_of(
     return place if found is None else _opened(found, None, asked)
 
 
-def has_to_be_elsewhere(place: Storage, asked: Asked) -> bool:
-    """The index has to be in the cache: the TFRecord files are compressed or selected, or their folder is read-only."""
-    if manifests.has_manifest(place):
-        return False
-    found = _selected(place, asked, to_index=True)
+def indexed_elsewhere(place: Storage, asked: Asked, *, schema: Schema | None, label: str | None) -> Storage | None:
+    """Index TFRecord files in the user's cache if they are compressed or selected, or if their folder is read-only.
+
+    The storage has both, the files and their index; None if the index is to be next to the files.
+    """
+    found = None if manifests.has_manifest(place) else _selected(place, asked, to_index=True)
     if found is None:
-        return False
+        return None
     is_compressed = not {GZIP, ZLIB}.isdisjoint(_kinds(found, asked).values())
-    return not found.is_folder or is_compressed or not _can_write(place)
-
-
-def indexed_elsewhere(asked: Asked, *, schema: Schema | None, label: str | None) -> Storage:
-    """Make an index of TFRecord files in the user's cache, and return the storage that has both."""
-    found = _selected(asked.storage(asked.directory), asked, to_index=True)
-    assert found is not None
+    if found.is_folder and not is_compressed and _can_write(place):
+        return None
     wanted = {"schema": None if schema is None else schema.to_json(), "label": label, "split": asked.split}
     return _opened(found, wanted, asked)
 
@@ -215,7 +211,9 @@ def _notes(key: str) -> LocalStorage:
 
 def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Storage:
     """The storage of files with an index, which is made if there is none of them as they are."""
-    _need_inside(found, asked)
+    folder = asked.storage(found.folder)
+    for entry in found.entries if folder.local is not None else ():
+        folder.size(plain_name(entry.name))  # refuses links that lead out of the folder unless they are followed
     caches.make(caches.folder(os.environ), (_FOLDER,))
     notes = _notes(found.key)
     if wanted is None and _is_of(notes, found):
@@ -236,13 +234,6 @@ def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Stora
         *(found.url, manifest.examples, len(found.entries), told(manifest), notes.local),
     )
     return place
-
-
-def _need_inside(found: _Files, asked: Asked) -> None:
-    """Refuse links that lead out of the folder unless they are followed, whether files are copied or not."""
-    place = asked.storage(found.folder)
-    for entry in found.entries if place.local is not None else ():
-        place.size(plain_name(entry.name))
 
 
 def _index(found: _Files, notes: LocalStorage, about: Mapping[str, Any], asked: Asked) -> Manifest:

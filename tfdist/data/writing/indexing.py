@@ -71,8 +71,8 @@ def index(
     validation.one_of("exists", exists, ("raise", "overwrite"))
     place = storage(directory, storage_options=storage_options, follow_symlinks=follow_symlinks)
     asked = foreign_tfrecords.Asked(directory, split, storage_options, follow_symlinks=follow_symlinks)
-    if foreign_tfrecords.has_to_be_elsewhere(place, asked):
-        return read_manifest(foreign_tfrecords.indexed_elsewhere(asked, schema=schema, label=label))
+    if (elsewhere := foreign_tfrecords.indexed_elsewhere(place, asked, schema=schema, label=label)) is not None:
+        return read_manifest(elsewhere)
     with place.lock():
         is_there, old = manifests.NAME in place.names(), None
         if is_there and exists != "overwrite":
@@ -128,14 +128,10 @@ def _check_free(place: Storage, shards: list[str], *, own: bool) -> None:
         plain_name(name)
         if wanted.count(name) > 1 or name in shards:
             raise ConfigError(f"the index of {shard} is called {name}, and so is another file's. Rename one of them.")
-        if name in taken and not _is_index(place, name):
+        if name in taken and not _OUR_INDEX.match(place.read(name, 0, min(place.size(name), 1 << 16))):
             raise ConfigError(
                 f"{place.url} has {name}, which tfdist did not write, and the index of {shard} is called so. "
                 "Rename it.",
                 name=name,
                 path=place.url,
             )
-
-
-def _is_index(place: Storage, name: str) -> bool:
-    return bool(_OUR_INDEX.match(place.read(name, 0, min(place.size(name), 1 << 16))))

@@ -1,7 +1,6 @@
 """The division of examples into shards, and one shard being written: records and index, whole or not at all."""
 
 import contextlib
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -67,7 +66,7 @@ class ShardWriter:
         self._ends: list[NDArray[np.int64]] = []
         self._columns: list[Any] = []
         self._crc = 0
-        self._footers: list[bytes] = []
+        self._footers: list[bytes] = []  # the checksums of the first payload and of the last one
         self.bytes = 0
         self.examples = 0
         self.shard: Shard | None = None
@@ -99,7 +98,7 @@ class ShardWriter:
     def _described(self) -> Shard:
         offsets = np.concatenate([np.zeros(1, np.int64), *self._ends])
         lengths = np.diff(offsets) - OVERHEAD_BYTES
-        index = None
+        ends, index = [int.from_bytes(footer, "little") for footer in self._footers], None
         if self._layout != FIXED:
             names = self._columns[0] if self._columns else {}
             columns = {name: np.concatenate([found[name] for found in self._columns]) for name in names}
@@ -112,16 +111,8 @@ class ShardWriter:
             smallest=int(lengths.min()) if len(lengths) else 0,
             largest=int(lengths.max()) if len(lengths) else 0,
             index=index,
-            ends=ends_of(self._footers),
+            ends=(ends[0], ends[-1]) if ends else None,
         )
-
-
-def ends_of(footers: Sequence[bytes]) -> tuple[int, int] | None:
-    """The checksums of a shard's first and last payload from the bytes that follow these."""
-    if not footers:
-        return None
-    first, last = (int.from_bytes(footer, "little") for footer in (footers[0], footers[-1]))
-    return first, last
 
 
 def store_index(storage: Storage, shard: str, index: Index, *, name: str = "") -> IndexFile:

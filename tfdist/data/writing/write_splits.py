@@ -57,21 +57,17 @@ def warn_of_numbers(examples: Any, source: Source) -> None:
     if not splits.is_word(source_files.name_of(folder)) or splits.trains(source_files.name_of(folder)):
         return
     with contextlib.suppress(StorageError):  # the folder above may not be readable
-        beside = [entry for entry in source_files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
-        known = images.classes_of([entry.path for entry in beside if entry.is_folder])
+        train = [entry for entry in source_files.entries(os.path.dirname(folder) or ".") if splits.trains(entry.name)]
+        known = images.classes_of([entry.path for entry in train if entry.is_folder])
         if known and known != names:
             _log.warning(
                 "%s has the classes %s, and %s next to it %s: a class has other numbers there. Pass the schema "
                 "(--schema) of what was written of it, or the folder of both to write them together.",
                 folder,
                 ", ".join(names[:5]) + ", ..." * (len(names) > 5),
-                beside[0].name,
+                train[0].name,
                 ", ".join(known[:5]) + ", ..." * (len(known) > 5),
             )
-
-
-def below(directory: str | os.PathLike[str], name: str) -> str:
-    return f"{os.fspath(directory).rstrip('/')}/{name}"
 
 
 def write_each(

@@ -65,7 +65,14 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
         types = reader.schema
         if not any(batch.num_rows for batch in _batches(reader, path)):
             raise ConfigError(f"{path} has a header and no rows; at least one is needed.", path=path)
-    _check_delimiter(columns, path, options)
+    if options.delimiter is None and len(columns) == 1 and (other := re.search(r"[;\t|,]", columns[0])):
+        raise ConfigError(
+            f"{path} has one column, {columns[0]!r}; it looks as if {other[0]!r} separated several. Pass "
+            f"delimiter={other[0]!r} (--delimiter), or the right one.",
+            name="delimiter",
+            received=other[0],
+            path=path,
+        )
     found = schema
     if found is None:
         arrow_table.same_columns(Schema({name: Feature(TEXT) for name in columns}), columns, path)
@@ -126,18 +133,6 @@ def _check_narrow(name: str, array: Any, start: int, path: str) -> None:
         )
 
 
-def _check_delimiter(names: list[str], path: str, options: Options) -> None:
-    """Refuse a file whose columns were not told apart."""
-    if options.delimiter is None and len(names) == 1 and (other := re.search(r"[;\t|,]", names[0])):
-        raise ConfigError(
-            f"{path} has one column, {names[0]!r}; it looks as if {other[0]!r} separated several. Pass "
-            f"delimiter={other[0]!r} (--delimiter), or the one that is right.",
-            name="delimiter",
-            received=other[0],
-            path=path,
-        )
-
-
 def _feature(name: str, kind: Any, texts: Any, path: str) -> Feature:
     if arrow_types.arrow().types.is_null(kind):
         raise arrow_table.UntoldError(name, path, f"the first {BLOCK_BYTES >> 20} MiB")
@@ -148,14 +143,10 @@ def _texts(path: str, names: list[str], options: Options) -> dict[str, Any]:
     """The first values of some columns as they are spelled."""
     if not names:
         return {}
-    found: dict[str, Any] = {}
-    with _opened(
-        path, dict.fromkeys(names, arrow_types.arrow().string()), options.delimiter, texts_null=True
-    ) as reader:
-        for batch in _batches(reader, path):
-            if batch.num_rows:
-                return {name: batch.column(name) for name in names}
-    return found
+    kinds = dict.fromkeys(names, arrow_types.arrow().string())
+    with _opened(path, kinds, options.delimiter, texts_null=True) as reader:
+        first = next((batch for batch in _batches(reader, path) if batch.num_rows), None)
+        return {} if first is None else {name: first.column(name) for name in names}
 
 
 def _type(feature: Feature) -> Any:

@@ -111,7 +111,12 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
 
     Files of `tfdist.data.write` have the schema of their manifest. Of others, 256 records of up to eight files tell it.
     """
-    filled = [path for path in paths if _is_filled(path)]  # other tools leave empty shards
+    # other tools leave empty shards; whether a remote compressed file is one shows when it is read
+    filled = [
+        path
+        for path in paths
+        if source_files.entry(path).size > 0 and (source_files.is_url(path) or kept_as(path) != VOID)
+    ]
     if not filled:
         raise ConfigError(f"{paths[0]} has no records; at least one is needed.", path=paths[0])
     known = _schemas(filled)
@@ -124,11 +129,6 @@ def open_tfrecords(paths: Sequence[str], schema: Schema | None = None) -> Source
 def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
     is_plain = not source_files.is_url(path) and kept_as(path) not in (GZIP, ZLIB)
     return Records(path, schema, own) if is_plain else Stream(path, schema, own)
-
-
-def _is_filled(path: str) -> bool:
-    """A file has something in it; of a remote compressed one, reading shows that."""
-    return source_files.entry(path).size > 0 and (source_files.is_url(path) or kept_as(path) != VOID)
 
 
 def kept_as(path: str) -> str:

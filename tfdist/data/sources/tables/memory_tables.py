@@ -1,9 +1,12 @@
-"""A `ray.data.Dataset`: blocks of Arrow in the order of the data set, read from its beginning.
+"""Tables in memory (pyarrow, pandas, polars, DuckDB and others), by the protocols that they share, and those of Ray.
 
-Unless it is told to keep the order of the data, Ray yields blocks in the order in which tasks end. Then the number of
-an example means nothing, and an interrupted run could not resume, so such a data set is refused.
+A `ray.data.Dataset` is read from its beginning, in the order of the data set. By default Ray yields blocks in the order
+in which tasks end. Then the number of an example means nothing, and an interrupted run could not resume, so such a data
+set is refused.
 """
 
+import functools
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -16,8 +19,45 @@ from tfdist.data.sources.protocol import NONE, Options, examples_per_block
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, ConfigTypeError
 
-_WHERE = "the ray.data.Dataset"
+_TABLE, _WHERE = "the table", "the ray.data.Dataset"
+_INDEX = re.compile(r"__index_level_\d+__")  # pandas' name of an index without one
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+
+
+def open_table(examples: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
+    """A table as a source; an index of pandas is a column if it has a name, and names of columns become text."""
+    table = _arrow_table(examples)
+    table = table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
+    if not table.num_columns or not table.num_rows:
+        raise ConfigError(
+            f"{_TABLE} has {table.num_rows} rows and {table.num_columns} columns; at least one of both is needed.",
+            name="examples",
+        )
+    found = arrow_table.columns_of(table.schema, schema, _TABLE, options, lambda: arrow_table.first_rows(table))
+    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+    read = functools.partial(_rows, table.select(found.read), examples_per_block(table.nbytes // table.num_rows))
+    identity = {"kind": "table", "count": table.num_rows, "columns": kinds}
+    return arrow_table.Table(found, read, table.column_names, identity, count=table.num_rows, seekable=True)
+
+
+def _rows(table: Any, step: int, start: int, stop: int | None) -> tuple[int, Iterator[Any]]:
+    length = None if stop is None else max(0, stop - start)
+    return start, iter(table.slice(start, length).to_batches(max_chunksize=step))
+
+
+def _arrow_table(examples: Any) -> Any:
+    arrow = arrow_types.arrow()
+    try:
+        if hasattr(examples, "__arrow_c_stream__") or hasattr(examples, "__arrow_c_array__"):
+            return arrow.table(examples)
+        from pyarrow import interchange
+
+        return interchange.from_dataframe(examples)
+    except (arrow.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(
+            f"examples is a {type(examples).__module__}.{type(examples).__name__} that Arrow cannot read: {error} "
+            "Convert the column, or pass a mapping of names to arrays."
+        ) from error
 
 
 def is_of_ray(value: Any) -> bool:
@@ -26,7 +66,7 @@ def is_of_ray(value: Any) -> bool:
 
 
 def open_ray(dataset: Any, schema: Schema | None = None, options: Options = NONE) -> arrow_table.Table:
-    """Return a `ray.data.Dataset` as a source; it is executed as far as its first block."""
+    """A `ray.data.Dataset` as a source; it is executed as far as its first block."""
     if not hasattr(dataset, "context") or not hasattr(dataset, "materialize"):
         raise ConfigTypeError(
             f"examples is a {type(dataset).__module__}.{type(dataset).__name__}; which examples such a part of a "
