@@ -23,6 +23,8 @@ from tfdist.errors import ConfigError, DeadlineError
 from tfdist.validation import nearest
 from tfdist.verify.column import Column
 
+__all__ = ["Feature", "feature", "features", "registered", "select"]
+
 TOLERANCE = 1e-5
 DEADLINE_SECONDS = 60.0
 
