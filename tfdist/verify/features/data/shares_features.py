@@ -5,10 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfdist.verify.context import Context
-from tfdist.verify.feature import Outcome, feature
+from tfdist.verify.feature import Context, Outcome, feature, keras, tf
 from tfdist.verify.feature_tasks import compiled, regression, sgd, trained
-from tfdist.verify.lazy import keras, tf
 
 _WEIGHTS = (3, 1, 5, 2)
 _ROWS, _BATCH, _WORDS = 37, 12, 5
