@@ -113,3 +113,30 @@ def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:
 def test_mixtures_are_those_of_the_simulation(pools: dict[int, WorkerPool], workers: int, text: str) -> None:
     for seen in call(pools[workers], "mixed", text=text):
         same(seen["weights"], seen["simulated"])
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "options"),
+    [
+        ("local-sgd:every=4", [2, 4, 3], {}),
+        ("diloco:every=4,fragments=2,delay=1,wire=int4", [1, 3, 2], {"steps_per_execution": 2}),
+    ],
+    ids=["averages", "fragments"],
+)
+def test_training_resumes_bit_for_bit_between_meetings(
+    pools: dict[int, WorkerPool], tmp_path: Path, text: str, after: list[int], options: dict[str, Any]
+) -> None:
+    """In the middle of a period, where an epoch begins, and while a fragment is under way."""
+    for never, again in call(pools[2], "resumed", text=text, folder=str(tmp_path), after=after, **options):
+        assert again == never
+
+
+def test_another_number_of_workers_begins_with_the_mean(pools: dict[int, WorkerPool], tmp_path: Path) -> None:
+    text = "local-sgd:every=4"
+    before = call(pools[3], "backed_up", text=text, folder=str(tmp_path), after=6)
+    mean = np.mean([seen["left"] for seen in before], axis=0)
+    assert before[0]["left"] != before[1]["left"]
+    after = call(pools[2], "backed_up", text=text, folder=str(tmp_path), after=None)
+    for seen in after:
+        same(seen["began"], mean, within=1e-7)
+        assert seen["ended"] == after[0]["ended"]

@@ -214,6 +214,7 @@ class LocalSteps:
     def restored(self) -> None:
         """Note that a backup has given the variables other values."""
         self._own, self._made_equal_at, self._last = None, None, None
+        self._epoch_is_apart = self._step > 0
 
     def ends(self) -> None:
         """Let the mean over workers be the weights of all, at the end of a `fit`."""

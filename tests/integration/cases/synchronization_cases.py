@@ -3,6 +3,7 @@
 The reference is a simulation on one device: a plain Keras model for each worker, which trains on the worker's rows.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 
 import tfdist.strategies
+from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.shares import Shares
 from tfdist.compression import ErrorFeedback, TopK
 from tfdist.gradients.outer import schedules
@@ -237,3 +239,50 @@ def mixed(text: str) -> dict[str, Any]:
     simulation.run(2, after)
     is_center = not isinstance(schedule, schedules.Gossip)
     return seen | {"simulated": flat(center) if is_center else simulation.mean()}
+
+
+class _Ends(keras.callbacks.Callback):
+    """Notes this worker's own weights before its first batch, and leaves training before a later one."""
+
+    def __init__(self, after: int | None) -> None:
+        super().__init__()
+        self._after, self._batches = after, 0
+        self.began: list[float] = []
+        self.left: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._batches == 0:
+            self.began = flat([one.numpy() for one in self.model.weights])
+        if self._batches == self._after:
+            self.left = flat([one.numpy() for one in self.model.weights])
+            raise KeyboardInterrupt
+        self._batches += 1
+
+
+def backed_up(text: str, folder: str, after: int | None, epochs: int = 2, **options: Any) -> dict[str, Any]:
+    """Train with backups after each step, up to an interruption if there is one."""
+    with strategy(text).scope():
+        model = network("adam", normalizes=True, **options)
+    ends = _Ends(after)
+    backup = BackupAndRestore(folder, save_freq=1, delete_checkpoint=False, asynchronous=False)
+    history = None
+    with contextlib.suppress(KeyboardInterrupt):
+        history = model.fit(
+            *(X, Y),
+            batch_size=BATCH,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            validation_data=(X, Y),
+            callbacks=[ends, backup],
+        )
+    found = None if history is None else {"weights": flat(model.get_weights()), "history": history.history}
+    return {"ended": found, "began": ends.began, "left": ends.left}
+
+
+def resumed(text: str, folder: str, after: list[int], **options: Any) -> list[Any]:
+    """Return the end of a training that was never interrupted, and of one that was, several times."""
+    never = backed_up(text, f"{folder}/never", None, **options)["ended"]
+    for steps in after:
+        assert backed_up(text, f"{folder}/resumed", steps, **options)["ended"] is None
+    return [never, backed_up(text, f"{folder}/resumed", None, **options)["ended"]]

@@ -175,9 +175,11 @@ class BackupSession(keras.callbacks.Callback):
         if found is None:
             return
         state = found.state
+        local, are_metrics = local_steps.of(self.model), state["logs_are_metrics"]
         if state["step"]:
             self._state.restore_metrics(found.arrays)
-            if (counts := state.get(state_parts.COUNTS)) is not None and local_steps.of(self.model) is not None:
+            if (counts := state.get(state_parts.COUNTS)) is not None and local is not None:
+                keras_model.note_logs(self.model, are_metrics=are_metrics)
                 self._shards.restore(counts, found.shards, source=found.source, only=metrics_of(self.model))
         self._input.move_to(state)
         if state["stop_training"]:
@@ -185,7 +187,7 @@ class BackupSession(keras.callbacks.Callback):
             self.model.stop_training = True
         if state["step"]:
             self._undo = keras_epochs.logs_where_no_step_ran(
-                self.model, state["logs"], are_metrics=state["logs_are_metrics"]
+                self.model, state["logs"], are_metrics=are_metrics and local is None
             )
 
     def settle(self) -> None:
