@@ -94,7 +94,7 @@ def let_all_be_imported() -> None:
 
 def is_patched() -> bool:
     """Tell whether the process that forks has imported the speed-ups, which its forks inherit."""
-    return PATCHES[0] in sys.modules
+    return PATCHES[-1] in sys.modules
 
 
 def leave_graphs_as_traced() -> None:

@@ -57,8 +57,9 @@ MODULES = (
     "tfdist.optimizers.distributed_optimizer",
     "tfdist.strategies.pipeline_strategy",
 )
-# They change how TensorFlow traces, in all forks; `make test-unpatched` sets the variable and leaves them out.
-PATCHES = ("tests.integration.without_lookups", "tests.integration.without_stacks")
+# They change how TensorFlow traces and finds kernels, in all forks, the first of them before TensorFlow is imported;
+# `make test-unpatched` sets the variable and leaves them out.
+PATCHES = tuple(f"tests.integration.without_{what}" for what in ("searches", "lookups", "stacks"))
 UNPATCHED = "TESTS_UNPATCHED"
 
 
@@ -268,7 +269,7 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Forks]:
     """
     complete = {**environment, "PYTHONPATH": python_path(ROOT)}
     patches = () if UNPATCHED in environment else PATCHES
-    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=(*MODULES, *patches))) as server:
+    with contextlib.closing(ForkServer.start(complete, folder=ROOT, modules=(*patches, *MODULES))) as server:
         wait_for(server)
         yield Forks(server, complete, folder)
 

@@ -44,6 +44,21 @@ print("values", [float(value) for value in changed(tf.constant(3.0))])
 print("asked", asked.count("_read_only_resource_inputs"))
 """
 
+SEARCHED = """
+import ctypes
+import keras, numpy as np
+from tensorflow.python.util import _pywrap_util_port
+
+this = ctypes.CDLL(None)
+asked, searched = (getattr(this, f"times_kernels_were_{what}") for what in ("asked_for", "searched"))
+before = asked(), searched()
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(np.zeros((16, 4)), np.zeros((16, 1)), batch_size=8, verbose=0)
+uses = _pywrap_util_port.IsMklEnabled()
+print("asks" if (asked() > before[0]) == uses else "does not ask", "and searches", searched() - before[1])
+"""
+
 
 def run(forking: Forks, folder: Path, text: str) -> str:
     script = folder / "script.py"
@@ -74,3 +89,8 @@ def test_operations_without_resources_are_not_asked_for_them(forking: Forks, tmp
     said = run(forking, tmp_path, ORDERED)
     assert "values [1.0, 6.0, 9.0]" in said  # in the order of the program
     assert 0 < int(said.split("asked ")[1].split()[0]) < 20, "TensorFlow asks in another place: all tests cost more"
+
+
+def test_kernels_are_not_searched_for_those_of_onednn(forking: Forks, tmp_path: Path) -> None:
+    said = run(forking, tmp_path, SEARCHED)
+    assert "asks and searches 0\n" in said, "TensorFlow asks in another place: all tests cost more"
