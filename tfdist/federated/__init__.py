@@ -1,6 +1,7 @@
 """Federated training of Keras models: rounds over clients that keep their data.
 
-An `Aggregator` makes one update of many. It starts an `Aggregation` for each round, which takes the updates in order.
+An `App` says what server and clients have in common; `simulate` runs it in one process. An `Aggregator` makes one
+update of many: it starts an `Aggregation` for each round, which takes the updates in order.
 
 Example:
     >>> import numpy as np
@@ -19,7 +20,13 @@ from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.federated.aggregation import Aggregation, Aggregator, Mean, WholeRule
+    from tfdist.federated.algorithms.algorithm import Participation
+    from tfdist.federated.algorithms.averaging import FedAvg, FedProx
+    from tfdist.federated.algorithms.scaffold import Scaffold
+    from tfdist.federated.algorithms.server_optimizers import FedOpt
+    from tfdist.federated.app import App
     from tfdist.federated.client_update import Update
+    from tfdist.federated.clients.data_partitions import split_by, split_dirichlet, split_iid
     from tfdist.federated.robust.robust_rules import (
         GeometricMedian,
         Krum,
@@ -30,10 +37,16 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
         RobustRule,
         TrimmedMean,
     )
+    from tfdist.federated.round_history import RoundRecord
+    from tfdist.federated.simulation import Simulation, simulate
 
 __all__ = [
     "Aggregation",
     "Aggregator",
+    "App",
+    "FedAvg",
+    "FedOpt",
+    "FedProx",
     "GeometricMedian",
     "Krum",
     "Mean",
@@ -41,10 +54,18 @@ __all__ = [
     "Mixing",
     "MultiKrum",
     "NormClipping",
+    "Participation",
     "RobustRule",
+    "RoundRecord",
+    "Scaffold",
+    "Simulation",
     "TrimmedMean",
     "Update",
     "WholeRule",
+    "simulate",
+    "split_by",
+    "split_dirichlet",
+    "split_iid",
 ]
 
 __getattr__, __dir__ = exported(__name__, __file__)

@@ -65,6 +65,10 @@ class RoundMachine:
         self._trained = dict[str, int]()
         self._evaluated = dict[str, tuple[int, dict[str, float]]]()
 
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
     def start(self) -> list[Action]:
         """The first actions of a run."""
         return [self._deadline(self.rules.select_seconds)]
@@ -79,8 +83,10 @@ class RoundMachine:
 
     def refusal(self, event: Event) -> str:
         """Why the event would change nothing; "" where it counts, and where a driver keeps what comes with it."""
-        if isinstance(event, messages.Joined | messages.Left | messages.Restarted):
-            return "the run is over" if self.phase in (Phase.DONE, Phase.FAILED) else ""
+        if isinstance(event, messages.Restarted):
+            return "the run is over" if self.phase is Phase.DONE and self.round >= self.rules.rounds else ""
+        if isinstance(event, messages.Joined | messages.Left):
+            return "the run is over" if self.is_over else ""
         if self.phase not in _PHASES[type(event)]:
             return f"{type(event).__name__} does not belong to the phase {self.phase}"
         if (event.round, event.attempt) != (self.round, self.attempt):
@@ -121,7 +127,9 @@ class RoundMachine:
 
     def _restarted(self, _: messages.Restarted) -> list[Action]:
         self._available.clear()
-        if self.phase in (Phase.SELECT, Phase.CONFIGURE):
+        if self.phase is Phase.FAILED:
+            self.attempt = 0
+        if self.phase not in (Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE):  # a run may be given more rounds
             self.phase = Phase.SELECT
             return self.start()
         if self.phase is Phase.TRAIN:  # clients are asked again when they join

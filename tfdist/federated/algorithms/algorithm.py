@@ -1,0 +1,105 @@
+"""The protocol of federated algorithms, and the state that a server keeps for them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.federated.client_update import Arrays
+
+# how the names of arrays begin
+WEIGHTS = "weights/"  # trained by gradients
+STATISTICS = "statistics/"  # moved by training otherwise, such as the moving means of batch normalization
+CONTROL = "control/"  # control variates, one for each array of WEIGHTS
+Weighting = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The weights of a round, and what the algorithm keeps between rounds."""
+
+    weights: Arrays
+    slots: Arrays = field(default_factory=dict)
+
+
+class Algorithm(Protocol):
+    """What clients do in a round, and how their aggregate changes the weights: a value without state.
+
+    Attributes:
+        epochs: over a client's data in a round.
+        batch_size: of a client; None: all of its examples at once.
+        proximal: the factor of the squared distance from the weights of the round in a client's loss; None without it.
+        has_controls: whether each client keeps control variates, which correct its gradients.
+    """
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int | None: ...
+
+    @property
+    def proximal(self) -> float | None: ...
+
+    @property
+    def has_controls(self) -> bool: ...
+
+    def weight(self, examples: int) -> float:
+        """Return what the update of a client with so many examples counts."""
+
+    def begin(self, weights: Arrays) -> ServerState:
+        """Return the state before the first round."""
+
+    def update(self, state: ServerState, aggregate: Arrays, *, part: float) -> ServerState:
+        """Return the state after a round.
+
+        Args:
+            state: before the round.
+            aggregate: of the clients' updates.
+            part: of all clients, those whose updates were used.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """Which clients take part in a round, and how long it waits for them.
+
+    Args:
+        fraction: of all clients, whose updates end a round; at least one client.
+        minimum: of updates, with which a round ends at its deadline.
+        spare: as a part of them, how many more clients are asked, so that slow ones need not be waited for.
+        deadline_seconds: for training, and for evaluation.
+        attempts: at a round; with fewer updates than `minimum` it is tried again with other clients.
+        evaluate_every: so many rounds, and after the last one.
+        evaluate_on: the test data of the server, the clients' own data, or nothing.
+
+    Raises:
+        ConfigError: a number is out of bounds.
+    """
+
+    fraction: float = 1.0
+    minimum: int = 1
+    spare: float = 0.0
+    deadline_seconds: float = 600.0
+    attempts: int = 5
+    evaluate_every: int = 1
+    evaluate_on: Literal["server", "clients", "nothing"] = "server"
+
+    def __post_init__(self) -> None:
+        validation.number("fraction", self.fraction, above=0, maximum=1)
+        validation.number("spare", self.spare, minimum=0)
+        validation.number("deadline_seconds", self.deadline_seconds, above=0)
+        for name in ("minimum", "attempts", "evaluate_every"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        validation.one_of("evaluate_on", self.evaluate_on, ("server", "clients", "nothing"))
+
+
+def moved(weights: Arrays, steps: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The weights after steps, which are float64, in the dtypes of the weights."""
+    return {
+        name: (np.asarray(array, np.float64) + steps[name]).astype(array.dtype) if name in steps else array
+        for name, array in weights.items()
+    }

@@ -1,0 +1,132 @@
+"""Federated averaging, with server momentum or without, and FedProx."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist import validation
+from tfdist.federated.algorithms.algorithm import WEIGHTS, ServerState, Weighting, moved
+from tfdist.federated.client_update import Arrays
+
+_MOMENTUM = "momentum/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """Federated averaging: clients train for some epochs, and the server takes the mean of what they changed.
+
+    Args:
+        epochs: over a client's data in a round.
+        batch_size: of a client; None: all of its examples at once.
+        weighting: a client counts by its `examples`, or all clients alike (`"uniform"`).
+        most_examples: that a client counts for. Clients say how many they have, so an uncapped number can be abused.
+        server_learning_rate: the factor of the mean change; 1 is the mean of the weights.
+        server_momentum: of the mean changes of all rounds so far (FedAvgM); 0 without.
+
+    Raises:
+        ConfigError: a number is out of bounds.
+
+    Example:
+        >>> FedAvg(epochs=2, most_examples=100).weight(5000)
+        100.0
+    """
+
+    epochs: int = 1
+    batch_size: int | None = 32
+    weighting: Weighting = "examples"
+    most_examples: int | None = None
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_local(self.epochs, self.batch_size, self.weighting, self.most_examples)
+        validation.number("server_learning_rate", self.server_learning_rate, above=0)
+        validation.number("server_momentum", self.server_momentum, minimum=0, maximum=1)
+
+    @property
+    def proximal(self) -> float | None:
+        """No term in the loss."""
+        return None
+
+    @property
+    def has_controls(self) -> bool:
+        """No control variates."""
+        return False
+
+    def weight(self, examples: int) -> float:
+        """Return what a client with so many examples counts."""
+        return weight_of(examples, self.weighting, self.most_examples)
+
+    def begin(self, weights: Arrays) -> ServerState:
+        """Return the state before the first round."""
+        if not self.server_momentum:
+            return ServerState(weights)
+        names = [name for name in weights if name.startswith(WEIGHTS)]
+        return ServerState(weights, {_MOMENTUM + name: np.zeros(weights[name].shape, np.float64) for name in names})
+
+    def update(self, state: ServerState, aggregate: Arrays, *, part: float) -> ServerState:
+        """Return the state after a round.
+
+        Args:
+            state: before the round.
+            aggregate: the mean change of the clients.
+            part: of all clients, those that took part.
+        Returns:
+            The new weights and momentum.
+        """
+        del part
+        slots = {
+            name: self.server_momentum * slot + aggregate[name[len(_MOMENTUM) :]] for name, slot in state.slots.items()
+        }
+        steps = {
+            name: self.server_learning_rate * slots.get(_MOMENTUM + name, change)
+            if name.startswith(WEIGHTS)
+            else change
+            for name, change in aggregate.items()
+        }
+        return ServerState(moved(state.weights, steps), slots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """Federated averaging with mu/2 times the squared distance from the round's weights in each client's loss.
+
+    The term keeps clients with unlike data, or with many local steps, near each other. With mu 0 it is `FedAvg`.
+
+    Args:
+        mu: the factor, at least 0.
+        epochs, batch_size, weighting, most_examples, server_learning_rate, server_momentum: as of `FedAvg`.
+
+    Raises:
+        ConfigError: a number is out of bounds.
+
+    Example:
+        >>> FedProx(mu=0.1, epochs=5).proximal
+        0.1
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.number("mu", self.mu, minimum=0)
+
+    @property
+    def proximal(self) -> float | None:
+        """Return mu."""
+        return float(self.mu)
+
+
+def check_local(epochs: int, batch_size: int | None, weighting: Weighting, most_examples: int | None) -> None:
+    """Validate what all algorithms have."""
+    validation.integer("epochs", epochs, minimum=1)
+    for name, value in (("batch_size", batch_size), ("most_examples", most_examples)):
+        if value is not None:
+            validation.integer(name, value, minimum=1)
+    validation.one_of("weighting", weighting, ("examples", "uniform"))
+
+
+def weight_of(examples: int, weighting: Weighting, most_examples: int | None) -> float:
+    if weighting == "uniform":
+        return 1.0
+    return float(examples if most_examples is None else min(examples, most_examples))

@@ -1,0 +1,164 @@
+"""A federated application: the model, the data of each client, and the algorithm; the same for server and clients."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.federated.aggregation import Aggregator, Mean
+from tfdist.federated.algorithms.algorithm import Algorithm, Participation
+from tfdist.federated.rounds.round_rules import RoundRules
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.federated.clients.client_data import ClientData, Local
+    from tfdist.federated.clients.local_training import LocalTrainer
+
+
+@dataclass(frozen=True)
+class App:
+    """What server and clients have in common: one file that all of them run.
+
+    Args:
+        make_model: returns the model, with weights and compiled; created in a strategy's scope, it trains under it.
+        client_data: a function of a client's name, a mapping of names, a sequence, or a folder with a directory of
+            `tfdist.data` for each client. A client's data are arrays (x, y) or (x, y, sample_weight), a
+            `tf.data.Dataset` of batches, or the path of a directory of `tfdist.data`.
+        algorithm: such as `FedAvg(epochs=1, batch_size=32)`.
+        clients: their names, or how many there are, with the names "0", "1" and so on. Default: as in client_data.
+        test_data: on which the server evaluates; of the same kinds as a client's data.
+        participation: which clients take part in a round, and how long it waits for them.
+        aggregator: makes one update of many; the weighted mean by default.
+        personal_layers: names of layers that each client keeps for itself.
+
+    Raises:
+        ConfigTypeError: make_model is no function, or algorithm is none.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfdist.federated import App, FedAvg
+        >>> def make_model():
+        ...     import keras
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     model.compile(keras.optimizers.SGD(0.1), "mse")
+        ...     return model
+        >>> data = {"berlin": (np.ones((8, 2)), np.ones(8)), "paris": (np.ones((4, 2)), np.zeros(4))}
+        >>> App(make_model, data, FedAvg()).names()
+        ('berlin', 'paris')
+    """
+
+    make_model: "Callable[[], keras.Model]"
+    client_data: "ClientData"
+    algorithm: Algorithm
+    clients: Sequence[str] | int | None = None
+    test_data: Any = None
+    participation: Participation = field(default_factory=Participation)
+    aggregator: Aggregator = field(default_factory=Mean)
+    personal_layers: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name, needed in (("make_model", "__call__"), ("algorithm", "update"), ("aggregator", "start")):
+            value = getattr(self, name)
+            if not hasattr(value, needed) or (name != "make_model" and isinstance(value, type)):
+                what = {
+                    "make_model": "a function that returns a compiled model",
+                    "algorithm": "an algorithm, such as FedAvg()",
+                    "aggregator": "an aggregator, such as Mean()",
+                }[name]
+                raise ConfigTypeError(f"{name} is {value!r}; it must be {what}.", name=name, received=value)
+        if isinstance(self.personal_layers, str):
+            raise ConfigTypeError(
+                f"personal_layers is {self.personal_layers!r}; it must be a sequence of names, such as ['head'].",
+                name="personal_layers",
+                received=self.personal_layers,
+            )
+        if self.personal_layers and self.test_data is not None and self.participation.evaluate_on == "server":
+            raise ConfigError(
+                "personal_layers stay with the clients, so the server cannot evaluate on test_data. "
+                'Leave test_data out, or pass Participation(evaluate_on="clients").',
+                name="test_data",
+                received="test_data",
+            )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all clients.
+
+        Returns:
+            As `clients` or `client_data` have them.
+        Raises:
+            ConfigError: client_data is a function and clients is not given.
+        """
+        from tfdist.federated.clients.client_data import names_of
+
+        return names_of(self.client_data, self.clients)
+
+    def data_of(self, client: str) -> "Local":
+        """Return the data of one client, for its training.
+
+        Args:
+            client: its name.
+        Returns:
+            Arrays or a dataset, with their number of examples.
+        Raises:
+            ConfigError: there is no such client, or its data cannot be used.
+        """
+        from tfdist.federated.clients.client_data import data_of
+
+        return data_of(self.client_data, client)
+
+    def trainer(self) -> "LocalTrainer":
+        """Make the model and what trains it for one client after another.
+
+        Returns:
+            A trainer; it needs a second for its first training, and little for all later ones.
+        Raises:
+            ConfigError: the model cannot be used.
+        """
+        from tfdist.federated.clients.local_training import LocalTrainer
+
+        return LocalTrainer(self.make_model, self.algorithm, self.personal_layers)
+
+    def rules(self, *, rounds: int, clients: int, seed: int = 0) -> RoundRules:
+        """Return the rules of a run.
+
+        Args:
+            rounds: of the run.
+            clients: how many there are.
+            seed: decides which clients take part in which round.
+        Returns:
+            The rules of `tfdist.federated.rounds.RoundMachine`. A round begins once all clients are there, or as many
+            as it asks at the deadline.
+        Raises:
+            ConfigError: they contradict each other, such as a minimum above the clients of a round.
+        """
+        taken = self.participation
+        target = max(1, round(taken.fraction * clients))
+        seconds = taken.deadline_seconds
+        return RoundRules(
+            rounds=rounds,
+            target=target,
+            minimum=taken.minimum,
+            spare=min(math.ceil(taken.spare * target), max(clients - target, 0)),
+            wait_for=clients,
+            attempts=taken.attempts,
+            select_seconds=seconds,
+            train_seconds=seconds,
+            evaluate_seconds=seconds,
+            evaluate_every=taken.evaluate_every,
+            evaluate_on="nothing" if taken.evaluate_on == "server" and self.test_data is None else taken.evaluate_on,
+            seed=seed,
+        )
+
+
+def training_seed(seed: int, round_index: int, client: str) -> int:
+    """The seed of one client's training in one round; of every attempt at it alike.
+
+    Example:
+        >>> training_seed(0, 3, "berlin") == training_seed(0, 3, "berlin") != training_seed(0, 4, "berlin")
+        True
+    """
+    digest = hashlib.sha256(f"{seed}\0{round_index}\0{client}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")

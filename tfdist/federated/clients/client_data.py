@@ -1,0 +1,122 @@
+"""The data of clients: arrays, datasets, or directories of `tfdist.data`, by the names of clients."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.data.reading.examples import open_directory
+from tfdist.data.reading.reader import read
+from tfdist.errors import ConfigError, ConfigTypeError
+
+ClientData = Callable[[str], Any] | Mapping[str, Any] | Sequence[Any] | str | Path
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class LocalArrays:
+    """A client's examples in memory: what `fit` takes, as one nest whose arrays have a row per example."""
+
+    nest: Any
+    examples: int
+
+
+@dataclass(frozen=True)
+class LocalDataset:
+    """A client's examples as batches; ``make`` gives those of a training, from its batch size and seed."""
+
+    make: Callable[[int | None, int], Any]
+    examples: int
+
+
+Local = LocalArrays | LocalDataset
+
+
+def names_of(client_data: ClientData, clients: Sequence[str] | int | None) -> tuple[str, ...]:
+    """The names of all clients: as given, or as the data have them."""
+    if isinstance(clients, int):
+        return tuple(map(str, range(validation.integer("clients", clients, minimum=1))))
+    if clients is not None:
+        found = tuple(clients)
+    elif isinstance(client_data, Mapping):
+        found = tuple(client_data)
+    elif isinstance(client_data, str | Path):
+        folder = Path(client_data)
+        found = tuple(sorted(one.name for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else ()
+    elif isinstance(client_data, Sequence):
+        found = tuple(map(str, range(len(client_data))))
+    else:
+        raise ConfigError(
+            "client_data is a function, which does not say what clients there are. Pass clients, their names or their "
+            "number, to App; or --clients.",
+            name="clients",
+            received=None,
+        )
+    if not found:
+        raise ConfigError("there are no clients: client_data is empty.", name="client_data", received=str(client_data))
+    for name in found:
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise ConfigTypeError(
+                f"a client's name is {name!r}; it must be a text of 1 to {LONGEST_NAME} characters.",
+                name="clients",
+                received=name,
+            )
+    if len(set(found)) != len(found):
+        raise ConfigError("two clients have the same name; each needs its own.", name="clients", received=found)
+    return found
+
+
+def data_of(client_data: ClientData, client: str) -> Local:
+    """The data of one client."""
+    if isinstance(client_data, str | Path):
+        return local_data(Path(client_data) / client, client)
+    if callable(client_data):
+        return local_data(client_data(client), client)
+    try:
+        if isinstance(client_data, Mapping):
+            return local_data(client_data[client], client)
+        return local_data(client_data[int(client)], client)
+    except (KeyError, ValueError, IndexError):
+        raise ConfigError(f"client_data has no client {client!r}.", name="clients", received=client) from None
+
+
+def local_data(found: Any, client: str) -> Local:
+    """What a client's data are: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays."""
+    if isinstance(found, str | Path):
+        examples = len(open_directory(found))
+        return LocalDataset(functools.partial(_reading, found, examples), examples)
+    if isinstance(found, tf.data.Dataset):
+        return LocalDataset(lambda batch_size, seed: found, _counted(found))
+    if not isinstance(found, tuple) or not found:
+        raise ConfigTypeError(
+            f"the data of client {client!r} are {validation.shown(found)}; they must be a tuple of arrays (x, y) or "
+            "(x, y, sample_weight), a tf.data.Dataset of batches, or the path of a directory of tfdist.data.",
+            name="client_data",
+            received=type(found).__name__,
+        )
+    nest = keras.tree.map_structure(np.asarray, found)
+    shapes = [array.shape for array in keras.tree.flatten(nest)]
+    rows = {shape[:1] for shape in shapes}
+    if len(rows) != 1 or rows == {()} or rows == {(0,)}:
+        raise ConfigError(
+            f"the arrays of client {client!r} have the shapes {shapes}; "
+            "each must have the same number of rows, at least 1.",
+            name="client_data",
+            received=client,
+        )
+    return LocalArrays(nest, int(next(iter(rows))[0]))
+
+
+def _reading(path: str | Path, examples: int, batch_size: int | None, seed: int) -> Any:
+    return read(path, global_batch_size=batch_size or examples, seed=seed, tail="keep")
+
+
+def _counted(dataset: tf.data.Dataset) -> int:
+    """The rows of a dataset's batches; batches are read once for it."""
+    return sum(int(keras.tree.flatten(batch)[0].shape[0]) for batch in dataset)

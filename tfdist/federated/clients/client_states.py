@@ -1,0 +1,42 @@
+"""What stays with a client between rounds: personal layers and control variates.
+
+A round's new state counts only once the server says that the update which came with it was used. Until then it is
+pending, so that a client which was late, or which trains a round twice, begins from the same state.
+"""
+
+from pathlib import Path
+from urllib.parse import quote
+
+from tfdist.federated.client_update import Arrays
+from tfdist.federated.clients import array_files
+
+_COUNTED = "counted.safetensors"
+Turn = tuple[int, int]  # round and attempt
+
+
+class ClientStates:
+    """States of clients in a folder, one sub-folder each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, client: str, counted: Turn | None) -> Arrays:
+        """The state with which a client goes on, when the update of turn ``counted`` was its last that was used."""
+        folder = self._of(client)
+        if counted is not None and (pending := folder / _pending(counted)).exists():
+            pending.replace(folder / _COUNTED)
+        return array_files.load(folder / _COUNTED) if (folder / _COUNTED).exists() else {}
+
+    def save(self, client: str, turn: Turn, arrays: Arrays) -> None:
+        """Keep what the training of this turn made of the state, in place of earlier ones that never counted."""
+        folder = self._of(client)
+        for old in folder.glob("pending-*"):
+            old.unlink()
+        array_files.save(folder / _pending(turn), arrays)
+
+    def _of(self, client: str) -> Path:
+        return self._folder / f"client-{quote(client, safe='')}"
+
+
+def _pending(turn: Turn) -> str:
+    return f"pending-{turn[0]}-{turn[1]}.safetensors"

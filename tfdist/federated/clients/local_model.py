@@ -1,0 +1,155 @@
+"""A client's model: which of its weights are shared, which stay, and what is set before each training."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.federated.algorithms.algorithm import STATISTICS, WEIGHTS, Algorithm
+from tfdist.federated.client_update import Arrays
+from tfdist.federated.clients.local_terms import LocalTerms
+
+PERSONAL = "personal/"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class LocalModel:
+    """A model that trains for one client after another; between them everything it holds is set anew."""
+
+    def __init__(self, make_model: Callable[[], keras.Model], personal: Sequence[str], algorithm: Algorithm) -> None:
+        self.model = _made(make_model)
+        kept = _weights_of_layers(self.model, personal)
+        self.shared = dict[str, Any]()
+        self.personal = dict[str, Any]()
+        self.initial = dict[str, NDArray[Any]]()
+        trainable = {id(variable) for variable in self.model.trainable_variables}
+        for index, variable in enumerate(self.model.weights):
+            if keras.backend.standardize_dtype(variable.dtype) not in _FLOATS:
+                continue
+            kind = PERSONAL if id(variable) in kept else WEIGHTS if id(variable) in trainable else STATISTICS
+            name = f"{kind}{index:03d}.{re.sub(r'(_[0-9]+)?$', '', variable.name)}"
+            (self.personal if kind == PERSONAL else self.shared)[name] = variable
+            self.initial[name] = value_of(variable)
+        if not self.shared:
+            raise ConfigError(
+                f"personal_layers are {list(personal)}, which have all weights of the model; then nothing is learned "
+                "together. Leave one out.",
+                name="personal_layers",
+                received=list(personal),
+            )
+        known = {id(variable) for variable in (*self.model.weights, *self.model.metrics_variables)}
+        self.seeds = [one for one in self.model.variables if id(one) not in known and "seed" in one.path]
+        self.corrections = dict[str, tf.Variable]()
+        self.anchors = dict[str, tf.Variable]()
+        if algorithm.has_controls:
+            _need_plain_sgd(self.model.optimizer)
+        if algorithm.has_controls or algorithm.proximal is not None:
+            self._add_terms(algorithm)
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.optimizer_state = [(variable, value_of(variable)) for variable in self.model.optimizer.variables]
+
+    def weights(self) -> Arrays:
+        """The shared weights as they are made: those of the first round."""
+        return {name: self.initial[name] for name in self.shared}
+
+    def set(self, arrays: Arrays) -> None:
+        """Set shared and personal weights; a personal one that is not given is as it was made."""
+        for name, variable in self.shared.items():
+            variable.assign(arrays[name])
+        for name, variable in self.personal.items():
+            variable.assign(arrays.get(name, self.initial[name]))
+
+    def begin(self, weights: Arrays, corrections: Arrays, seed: int) -> None:
+        """Set everything that a training reads, outside of a graph."""
+        self.set(weights)
+        for variable, value in self.optimizer_state:
+            variable.assign(value)
+        for variable, value in zip(self.seeds, self.seed_states(seed), strict=True):
+            variable.assign(value)
+        for name, anchor in self.anchors.items():
+            anchor.assign(weights[name])
+        for name, correction in self.corrections.items():
+            correction.assign(corrections[name])
+
+    def seed_states(self, seed: int) -> list[NDArray[Any]]:
+        """States of the seed generators in the model's layers, for a training."""
+        found = np.random.SeedSequence(seed).generate_state(max(len(self.seeds), 1))
+        return [np.array([value & 0x7FFFFFFF, 0], one.dtype) for one, value in zip(self.seeds, found, strict=False)]
+
+    def _add_terms(self, algorithm: Algorithm) -> None:
+        with self.model.distribute_strategy.scope():
+            for name, variable in self.shared.items():
+                if not name.startswith(WEIGHTS):
+                    continue
+                value = np.zeros(variable.shape, keras.backend.standardize_dtype(variable.dtype))
+                anchor = correction = None
+                if algorithm.proximal is not None:
+                    anchor = self.anchors[name] = tf.Variable(value, trainable=False)
+                if algorithm.has_controls:
+                    correction = self.corrections[name] = tf.Variable(value, trainable=False)
+                variable.regularizer = LocalTerms(variable.regularizer, algorithm.proximal, anchor, correction)
+
+
+def value_of(variable: Any) -> NDArray[Any]:
+    """A copy of a variable's value."""
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def _made(make_model: Callable[[], keras.Model]) -> keras.Model:
+    model = make_model()
+    if not isinstance(model, keras.Model):
+        raise ConfigTypeError(
+            f"make_model returned {validation.shown(model)}; it must return a compiled keras.Model.",
+            name="make_model",
+            received=type(model).__name__,
+        )
+    if getattr(model, "optimizer", None) is None:
+        raise ConfigError(
+            f"make_model returned the model {model.name!r}, which is not compiled. Call "
+            "model.compile(optimizer, loss, metrics) in make_model.",
+            name="make_model",
+            received=model.name,
+        )
+    if not model.weights or not model.built:
+        raise ConfigError(
+            f"make_model returned the model {model.name!r}, which has no weights yet. "
+            "Begin it with keras.Input(shape), or call model.build(shape) in make_model.",
+            name="make_model",
+            received=model.name,
+        )
+    return model
+
+
+def _weights_of_layers(model: keras.Model, names: Sequence[str]) -> set[int]:
+    layers = {layer.name: layer for layer in model.layers}
+    for name in names:
+        if name not in layers:
+            raise ConfigError(
+                f"personal_layers has {name!r}, and the model has the layers {', '.join(layers)}."
+                f"{validation.nearest(name, layers)}",
+                name="personal_layers",
+                received=name,
+            )
+    return {id(variable) for name in names for variable in layers[name].weights}
+
+
+def _need_plain_sgd(optimizer: Any) -> None:
+    config = optimizer.get_config()
+    extras = ("momentum", "weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema")
+    unlike = [name for name in (*extras, "gradient_accumulation_steps") if config.get(name)]
+    is_constant = isinstance(config.get("learning_rate"), float)
+    if type(optimizer) is not keras.optimizers.SGD or unlike or not is_constant:
+        unlike += [] if is_constant else ["a learning rate that changes"]
+        what = type(optimizer).__name__ + (f" with {', '.join(unlike)}" if unlike else "")
+        raise ConfigError(
+            f"the model is compiled with {what}; SCAFFOLD reads gradients from steps, so it needs "
+            "keras.optimizers.SGD(learning_rate) and nothing more.",
+            name="optimizer",
+            received=what,
+        )

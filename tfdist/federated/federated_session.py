@@ -1,0 +1,231 @@
+"""The server's side of a run without its transport: the state machine of rounds, the weights, and what is on the disk.
+
+A driver brings events, and updates with those that count, and does the actions that come back. With a folder, every
+event is written to a journal before it has an effect, so that a killed server goes on where it was.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfdist.errors import ConfigError
+from tfdist.federated.aggregation import Aggregation
+from tfdist.federated.app import App, training_seed
+from tfdist.federated.client_update import Arrays, Update, require_alike
+from tfdist.federated.clients.local_training import TrainTask
+from tfdist.federated.round_history import RoundRecord
+from tfdist.federated.rounds import round_messages as messages
+from tfdist.federated.rounds.round_machine import RoundMachine, weighted_metrics
+from tfdist.federated.rounds.round_messages import Action, Event
+from tfdist.federated.rounds.round_rules import RoundRules
+from tfdist.federated.session_files import SessionFiles
+
+Evaluation = Callable[[Arrays], dict[str, float]]
+
+
+class FederatedSession:
+    """A run at its server.
+
+    ``weights`` are those of a run that begins; one that is resumed has its own. With ``aggregates`` False, the updates
+    never come here: the driver does the action `Aggregate` and calls `complete`, or tells `AggregationFailed`.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        rules: RoundRules,
+        weights: Arrays,
+        *,
+        clients: int,
+        evaluate: Evaluation | None = None,
+        folder: Path | None = None,
+        resume: bool = False,
+        journals: bool = True,
+        aggregates: bool = True,
+    ) -> None:
+        self.app, self.rules, self.clients = app, rules, clients
+        self.machine = RoundMachine(rules)
+        self.state = app.algorithm.begin(weights)
+        self.records = list[RoundRecord]()
+        self._counted = dict[str, tuple[int, int]]()
+        self._evaluate = evaluate
+        self._aggregates = aggregates
+        self._asked: messages.Aggregate | None = None
+        self._is_resumed = False
+        self._began = time.monotonic()
+        self._forget()
+        self._files = None if folder is None else SessionFiles(folder, journals=journals)
+        if self._files is None:
+            return
+        found = self._files.newest()
+        if found is None:
+            self._save(self._files)
+        elif not resume:
+            raise ConfigError(
+                f"{folder} has a run already, with {found.step} rounds done. "
+                "Resume it (--resume), or name another folder.",
+                name="folder",
+                received=str(folder),
+                path=folder,
+            )
+        else:
+            self._resume(self._files)
+
+    def _save(self, files: SessionFiles) -> None:
+        files.save(
+            len(self.records),
+            self.state,
+            {
+                "machine": self.machine.state(),
+                "counted": {client: list(turn) for client, turn in self._counted.items()},
+                "run": self._run(),
+            },
+        )
+
+    def _run(self) -> dict[str, str | int]:
+        return {"algorithm": repr(self.app.algorithm), "seed": self.rules.seed, "clients": self.clients}
+
+    def _resume(self, files: SessionFiles) -> None:
+        found = files.newest()
+        assert found is not None
+        for name, value in self._run().items():
+            if found.state["run"][name] != value:
+                raise ConfigError(
+                    f"{name} is {value}; the run that is resumed has {found.state['run'][name]}. "
+                    "Give it again, or begin another run in another folder.",
+                    name=name,
+                    received=value,
+                )
+        begun = self.state
+        self.state = files.state_of(found)
+        require_alike(Update(self.state.weights, 1), begun.weights)
+        self.machine = RoundMachine.restore(self.rules, found.state["machine"])
+        self._counted = {client: (turn[0], turn[1]) for client, turn in found.state["counted"].items()}
+        self.records = files.rounds(found.step)
+        self._is_resumed = True
+        for event, arrays, metrics in files.replayed():
+            update = None
+            if isinstance(event, messages.Trained) and arrays is not None:
+                update = Update(arrays, event.examples, metrics)
+            self._apply(event, update, arrays)
+
+    # --- for the driver -----------------------------------------------------------------------------------------------
+    def start(self) -> list[Action]:
+        """The first actions, of a new run or of one that is resumed."""
+        return self.handle(messages.Restarted()) if self._is_resumed else self.machine.start()
+
+    def handle(self, event: Event, update: Update | None = None) -> list[Action]:
+        """Take an event, with the update that belongs to `Trained`; return what remains for the driver to do."""
+        return self._taken(event, update, None if update is None else update.arrays)
+
+    def _taken(self, event: Event, update: Update | None, arrays: Arrays | None) -> list[Action]:
+        if not self.machine.refusal(event):
+            if update is not None:
+                require_alike(update, self._alike())
+            if self._files is not None:
+                self._files.write(event, arrays, {} if update is None else update.metrics)
+        return self._apply(event, update, arrays)
+
+    def task(self, action: messages.Train) -> TrainTask:
+        """What is sent to a client that is to train."""
+        seed = training_seed(self.rules.seed, action.round, action.client)
+        arrays = {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}
+        return TrainTask(action.round, action.attempt, action.client, seed, arrays, self._counted.get(action.client))
+
+    def counted(self, client: str) -> tuple[int, int] | None:
+        """Round and attempt of the client's last update that was used."""
+        return self._counted.get(client)
+
+    def complete(self, action: messages.Aggregate, aggregate: Arrays) -> list[Action]:
+        """Take the aggregate that the driver has made for an action `Aggregate`."""
+        return self._taken(messages.Aggregated(action.round, action.attempt), None, aggregate)
+
+    # --- events and actions -------------------------------------------------------------------------------------------
+    def _apply(self, event: Event, update: Update | None, arrays: Arrays | None) -> list[Action]:
+        if not self.machine.refusal(event):
+            if isinstance(event, messages.Trained) and update is not None:
+                self._add(event.client, update)
+            if isinstance(event, messages.Aggregated) and arrays is not None and self._asked is not None:
+                self._take(self._asked, arrays)
+        return self._done(self.machine.handle(event))
+
+    def _done(self, actions: Sequence[Action]) -> list[Action]:
+        """Do what needs no driver; return the rest."""
+        left = list[Action]()
+        for action in actions:
+            match action:
+                case messages.Aggregate():
+                    self._asked = action
+                    left += self._aggregate(action) if self._aggregates else [action]
+                case messages.EvaluateCentrally(round, attempt):
+                    metrics = self._evaluate(self.state.weights) if self._evaluate is not None else {}
+                    left += self._done(self.machine.handle(messages.EvaluatedCentrally(round, attempt, metrics)))
+                case messages.EndRound():
+                    self._end_round(action)
+                case messages.Discard():
+                    self._forget()
+                    left.append(action)
+                case messages.Configure():
+                    self._order = list(action.clients)
+                    left.append(action)
+                case _:
+                    left.append(action)
+        return left
+
+    def _aggregate(self, action: messages.Aggregate) -> list[Action]:
+        for client in action.clients:
+            self._flush(client)
+        try:
+            aggregate = self._aggregation.result()
+        except ConfigError as error:
+            failed = messages.AggregationFailed(action.round, action.attempt, str(error))
+            return self._done(self.machine.handle(failed))
+        self._take(action, aggregate)
+        return self._done(self.machine.handle(messages.Aggregated(action.round, action.attempt)))
+
+    def _take(self, action: messages.Aggregate, aggregate: Arrays) -> None:
+        part = len(action.clients) / self.clients
+        self.state = self.app.algorithm.update(self.state, aggregate, part=part)
+        self._counted.update(dict.fromkeys(action.clients, (action.round, action.attempt)))
+
+    def _add(self, client: str, update: Update) -> None:
+        """Keep an update until those selected before it are aggregated: the order of sums is that of selection."""
+        self._waiting[client] = update
+        while self._order and self._order[0] in self._waiting:
+            self._flush(self._order[0])
+
+    def _flush(self, client: str) -> None:
+        update = self._waiting.pop(client, None)
+        if client in self._order:
+            self._order = self._order[self._order.index(client) + 1 :]
+        if update is not None:
+            self._trained.append((update.examples, dict(update.metrics)))
+            self._aggregation.add(update, self.app.algorithm.weight(update.examples))
+
+    def _forget(self) -> None:
+        self._waiting = dict[str, Update]()
+        self._order = list[str]()
+        self._trained = list[tuple[int, dict[str, float]]]()
+        self._aggregation: Aggregation = self.app.aggregator.start()
+
+    def _end_round(self, ended: messages.EndRound) -> None:
+        now = time.monotonic()
+        record = RoundRecord(
+            round=ended.round,
+            attempt=ended.attempt,
+            selected=len(ended.selected),
+            used=len(ended.trained),
+            examples=sum(ended.trained.values()),
+            train=weighted_metrics(self._trained),
+            evaluation=dict(ended.metrics),
+            seconds=now - self._began,
+        )
+        self._began = now
+        self.records.append(record)
+        self._forget()
+        if self._files is not None:
+            self._files.add_round(record)
+            self._save(self._files)
+
+    def _alike(self) -> Arrays:
+        return {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}

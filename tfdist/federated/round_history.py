@@ -1,0 +1,94 @@
+"""What a run's rounds were: a record of each, as a line of JSON, and their curves as a picture."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import CorruptDataError
+
+ROUNDS = "rounds.jsonl"
+PICTURE = "rounds.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One round of a run.
+
+    Attributes:
+        round: its number, from 0.
+        attempt: which attempt at it was the one that counted, from 0.
+        selected: how many clients were asked.
+        used: how many updates were aggregated.
+        examples: of the clients whose updates were used.
+        train: metrics of the clients' training, weighted by examples.
+        evaluation: metrics of the new weights; empty where they were not evaluated.
+        seconds: from the end of the round before.
+    """
+
+    round: int
+    attempt: int
+    selected: int
+    used: int
+    examples: int
+    train: Mapping[str, float]
+    evaluation: Mapping[str, float]
+    seconds: float
+
+    def to_json(self) -> str:
+        """Return the record as a line of JSON, without its end."""
+        return json.dumps(asdict(self))
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """The records of a file; a last line that was cut is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        return [RoundRecord(**json.loads(line)) for line in lines[:-1]]
+    except (ValueError, TypeError) as error:
+        raise CorruptDataError(f"{path} is no record of rounds: {error}", path=path) from error
+
+
+def draw(records: Sequence[RoundRecord], path: Path) -> None:
+    """Draw the curves of all metrics over rounds, of training and of evaluation."""
+    from tfdist.planner.plot_style import figure_of, plain
+
+    names = list(dict.fromkeys(name for one in records for name in (*one.train, *one.evaluation)))
+    figure = figure_of(4.5 * max(len(names), 1), 3.2)
+    for index, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), index + 1)
+        for label, key in (("clients' training", "train"), ("evaluation", "evaluation")):
+            points = [(one.round + 1, getattr(one, key)[name]) for one in records if name in getattr(one, key)]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 30 else None)
+        axes.set_xlabel("round")
+        axes.set_title(name)
+        axes.legend(frameon=False)
+        plain(axes)
+    figure.savefig(path)
+
+
+def tensorboard_writer(folder: Path) -> Callable[[RoundRecord], None]:
+    """A function that writes the metrics of a round for TensorBoard."""
+    import tensorflow as tf
+
+    writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "evaluation")}
+
+    def write(record: RoundRecord) -> None:
+        for name, writer in writers.items():
+            with writer.as_default(record.round + 1):
+                for metric, value in getattr(record, name).items():
+                    tf.summary.scalar(metric, value)
+            writer.flush()
+
+    return write
+
+
+def shown(record: RoundRecord) -> str:
+    """A record as a line for a terminal."""
+    metrics: dict[str, Any] = {**record.train, **{f"test {name}": value for name, value in record.evaluation.items()}}
+    told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    return (
+        f"round {record.round + 1}: {record.used} clients, {record.examples:,} examples; {told}; {record.seconds:.2f} s"
+    )

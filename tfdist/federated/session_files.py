@@ -1,0 +1,103 @@
+"""What a run keeps in its folder: a checkpoint of each round, and a journal of the events since.
+
+checkpoints/        weights, the algorithm's state and the state machine, after the last rounds
+journal-N.jsonl     the events since N rounds were done, each written before it has an effect
+updates/            the updates of the journal
+rounds.jsonl        a line for each round that is done
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tfdist.checkpoint import Checkpoint, Store
+from tfdist.errors import CorruptDataError
+from tfdist.federated.algorithms.algorithm import ServerState
+from tfdist.federated.client_update import Arrays
+from tfdist.federated.clients import array_files
+from tfdist.federated.round_history import ROUNDS, RoundRecord, read_rounds
+from tfdist.federated.rounds.round_messages import Event, Trained, from_json, to_json
+
+_WEIGHT, _SLOT = "weight:", "slot:"
+
+
+class SessionFiles:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path, *, journals: bool) -> None:
+        self._folder = folder
+        self._journals = journals
+        self._store = Store(folder / "checkpoints", keep=2)
+        self._step = 0
+
+    def newest(self) -> Checkpoint | None:
+        return self._store.newest()
+
+    def save(self, step: int, state: ServerState, plain: Mapping[str, Any]) -> None:
+        """Keep the state after so many rounds; the journal begins anew."""
+        arrays = {_WEIGHT + name: array for name, array in state.weights.items()}
+        arrays |= {_SLOT + name: array for name, array in state.slots.items()}
+        self._store.save(step, arrays, plain)
+        self._step = step
+        for old in (*self._folder.glob("journal-*.jsonl"), *self._folder.glob("updates/*")):
+            old.unlink()
+
+    def state_of(self, found: Checkpoint) -> ServerState:
+        """The weights and slots of a checkpoint; the journal goes on behind it."""
+        self._step = found.step
+        parts = {
+            prefix: {
+                name.removeprefix(prefix): array for name, array in found.arrays.items() if name.startswith(prefix)
+            }
+            for prefix in (_WEIGHT, _SLOT)
+        }
+        return ServerState(parts[_WEIGHT], parts[_SLOT])
+
+    # --- the journal --------------------------------------------------------------------------------------------------
+    def write(self, event: Event, arrays: Arrays | None, metrics: Mapping[str, float]) -> None:
+        """Write an event, after the arrays that belong to it."""
+        if not self._journals:
+            return
+        if arrays is not None:
+            array_files.save(self._of(event), arrays)
+        line = json.dumps({"event": to_json(event), "metrics": dict(metrics), "arrays": arrays is not None})
+        with self._journal.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def replayed(self) -> Iterator[tuple[Event, Arrays | None, dict[str, float]]]:
+        """The events of the journal; a last line that was cut had no effect, and is taken away."""
+        if not self._journal.exists():
+            return
+        whole = self._journal.read_bytes().split(b"\n")[:-1]
+        self._journal.write_bytes(b"".join(line + b"\n" for line in whole))
+        for line in whole:
+            try:
+                found = json.loads(line)
+                event, metrics, has_arrays = from_json(found["event"]), dict(found["metrics"]), found["arrays"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CorruptDataError(
+                    f"{self._journal} has a line that is no event: {error}", path=self._journal
+                ) from error
+            yield event, array_files.load(self._of(event)) if has_arrays else None, metrics
+
+    @property
+    def _journal(self) -> Path:
+        return self._folder / f"journal-{self._step}.jsonl"
+
+    def _of(self, event: Any) -> Path:
+        what = f"client-{quote(event.client, safe='')}" if isinstance(event, Trained) else "aggregate"
+        return self._folder / "updates" / f"{event.round}-{event.attempt}-{what}.safetensors"
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+    def add_round(self, record: RoundRecord) -> None:
+        with (self._folder / ROUNDS).open("a", encoding="utf-8") as file:
+            file.write(record.to_json() + "\n")
+
+    def rounds(self, step: int) -> list[RoundRecord]:
+        """The records of the first rounds; what was written of later ones is taken away."""
+        path = self._folder / ROUNDS
+        records = read_rounds(path)[:step] if path.exists() else []
+        path.write_text("".join(one.to_json() + "\n" for one in records), encoding="utf-8")
+        return records
