@@ -25,10 +25,12 @@ from tfdist.federated import (
     simulate,
     split_dirichlet,
 )
+from tfdist.federated.app_file import load_app
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
+from tfdist.federated.round_history import read_rounds
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
 
 RANDOM = np.random.default_rng(5)
@@ -193,16 +195,6 @@ def test_a_training_depends_on_nothing_that_was_before() -> None:
         assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
 
 
-def test_a_client_of_two_replicas_trains_as_one_device() -> None:
-    def mirrored() -> keras.Model:
-        with tfdist.strategies.Mirrored(["cpu:0", "cpu:1"]).scope():
-            return classifier()
-
-    for algorithm in (FedProx(mu=0.5, batch_size=8), Scaffold(batch_size=8)):
-        one, two = (run(algorithm, make, rounds=2).model for make in (classifier, mirrored))
-        assert distance(weights_of(one), weights_of(two)) < 1e-5
-
-
 def test_clients_may_be_datasets_and_directories(tmp_path: Path) -> None:
     plain = parts()
     datasets = [tf.data.Dataset.from_tensor_slices(one).batch(200) for one in plain]
@@ -344,6 +336,36 @@ def test_too_few_updates_end_the_run() -> None:
 
     with refused(DeadlineError, mentions=("round 0", "too many liars")):
         run(FedAvg(), aggregator=Broken())
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "strategies" / "hospitals" / "train.py"
+    out = tmp_path / "out"
+    arguments = ["simulate", str(recipe), "--clients", "3", "--output", str(out)]
+    first = CliRunner().invoke(federated_command, [*arguments, "--rounds", "1", "--tensorboard"])
+    assert first.exit_code == 0, first.output
+    again = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2"])
+    assert isinstance(again.exception, ConfigError)
+    resumed = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2", "--resume"])
+    assert resumed.exit_code == 0, resumed.output
+    assert [one.used for one in read_rounds(out / "rounds.jsonl")] == [3, 3]
+    assert {"model.keras", "rounds.png", "tensorboard"} <= {one.name for one in out.iterdir()}
+    assert keras.saving.load_model(out / "model.keras").count_params() == 31 * 16 + 17
+    with refused(ConfigError, name="--clients", received=6):
+        CliRunner().invoke(federated_command, [*arguments, "--clients", "6"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "name"),
+    [("x = 1", ConfigError, "app"), ("app = 1", ConfigTypeError, "app"), (None, MissingFileError, None)],
+)
+def test_a_file_without_an_application_is_refused(tmp_path: Path, text: str | None, error: Any, name: Any) -> None:
+    file = tmp_path / "app.py"
+    if text is not None:
+        file.write_text(text)
+    with refused(error, name=name, path=file):
+        load_app(file)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -26,26 +26,23 @@ class ServerState:
 
 
 class Algorithm(Protocol):
-    """What clients do in a round, and how their aggregate changes the weights: a value without state.
-
-    Attributes:
-        epochs: over a client's data in a round.
-        batch_size: of a client; None: all of its examples at once.
-        proximal: the factor of the squared distance from the weights of the round in a client's loss; None without it.
-        has_controls: whether each client keeps control variates, which correct its gradients.
-    """
+    """What clients do in a round, and how their aggregate changes the weights: a value without state."""
 
     @property
-    def epochs(self) -> int: ...
+    def epochs(self) -> int:
+        """Over a client's data in a round."""
 
     @property
-    def batch_size(self) -> int | None: ...
+    def batch_size(self) -> int | None:
+        """Of a client; None: all of its examples at once."""
 
     @property
-    def proximal(self) -> float | None: ...
+    def proximal(self) -> float | None:
+        """The factor of the squared distance from the round's weights in a client's loss; None without it."""
 
     @property
-    def has_controls(self) -> bool: ...
+    def has_controls(self) -> bool:
+        """Whether each client keeps control variates, which correct its gradients."""
 
     def weight(self, examples: int) -> float:
         """Return what the update of a client with so many examples counts."""
