@@ -8,11 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import tfdist
 from tests.refusals import refused
-from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError
+from tfdist.cli.federated import command as federated_command
+from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
 from tfdist.federated import (
     App,
     FedAvg,
