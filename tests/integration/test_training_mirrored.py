@@ -48,7 +48,6 @@ def test_a_model_that_overrides_fit_is_found(pool: WorkerPool) -> None:
     assert call(pool, "models_that_override_fit") == {"steps": 5}
 
 
-<<<<<<< HEAD
 def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_replica_has_no_rows(
     pool: WorkerPool,
 ) -> None:
@@ -57,12 +56,12 @@ def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_re
     seen = shares("too_few_rows")
     assert seen["fit"][:3] == ["ConfigError", "shares", "(3, 1)"]
     assert seen["set"][:3] == ["ConfigError", "shares", "(1, 2, 3)"]
-=======
+
+
 def test_federated_clients_train_under_the_strategy(pool: WorkerPool) -> None:
     found = call(pool, "clients_of_two_replicas", cases="federated_cases")
     assert found.keys() == {"FedProx", "Scaffold"}
     assert max(found.values()) < 1e-5
->>>>>>> e735a1e0 (Add the command that simulates federated training, and a recipe of hospitals)
 
 
 def test_a_step_is_written_for_one_device(pool: WorkerPool) -> None:
