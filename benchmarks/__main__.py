@@ -17,6 +17,7 @@ COMMANDS = {
     "sharded": ("parallel.sharding_race", "Sharded data parallelism: memory, bytes and step time."),
     "model-parallel": ("parallel.model_parallel_race", "A transformer over two processes, beside one and DTensor."),
     "pipeline": ("parallel.pipeline_race", "A transformer in two stages, beside one process."),
+    "seldom": ("links.seldom_race", "Workers that meet seldom over a slow link, beside codecs."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),
 }
 

@@ -1,6 +1,7 @@
 """Workers that meet seldom, beside a simulation on one device and beside data parallelism."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
+from tests.integration.resting import RestingPool
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
 
@@ -18,13 +20,13 @@ DEADLINE_SECONDS = 600
 CASES = Path(__file__).parent / "cases"
 
 
-def start(forking: Forks, workers: int) -> WorkerPool:
+def start(forking: Forks, workers: int, strategy: str = "multi-worker", replicas: int = 1) -> WorkerPool:
     def environments() -> list[dict[str, str]]:
         free = ports.free_ports(workers)
-        made = worker_environments(os.environ, strategy="multi-worker", ports=free, replicas_per_worker=1)
+        made = worker_environments(os.environ, strategy=strategy, ports=free, replicas_per_worker=replicas)
         return [environment | {"PYTHONPATH": python_path(CASES)} for environment in made]
 
-    pool = WorkerPool(environments, start=forking.worker)
+    pool = (RestingPool if strategy == "ring" else WorkerPool)(environments, start=forking.worker)
     pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
     return pool
 
@@ -140,3 +142,55 @@ def test_another_number_of_workers_begins_with_the_mean(pools: dict[int, WorkerP
     for seen in after:
         same(seen["began"], mean, within=1e-7)
         assert seen["ended"] == after[0]["ended"]
+
+
+def test_the_recipe_trains_and_shows_the_mean(forking: Forks, tmp_path: Path) -> None:
+    recipe = str(Path(__file__).parents[2] / "strategies" / "far_apart" / "train.py")
+    options = ["--epochs", "3", "--output", str(tmp_path)]
+    with forking.start("tfdist", "run", "--strategy", "multi-worker", "-n", "2", recipe, *options) as process:
+        output = process.communicate(DEADLINE_SECONDS)[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
+    reached = re.findall(r"test accuracy +([\d.]+)", output)
+    assert len(set(reached)) == 1, "all workers show one model"
+    assert float(reached[0]) > 0.5
+    assert (tmp_path / "model.keras").is_file()
+    losses = (tmp_path / "losses.csv").read_text().splitlines()
+    assert len(losses) == 4
+
+
+def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> None:
+    """Each worker is one place of data parallelism, as the simulation's models are."""
+    with start(forking, 2, "ring", replicas=2) as pool:
+        found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=False)
+    for seen in found:
+        same(seen["weights"], seen["simulated"])
+        assert seen["history"] == found[0]["history"]
+
+
+def test_callbacks_see_the_mean_and_decide_at_meetings(pools: dict[int, WorkerPool]) -> None:
+    one, other = call(pools[2], "manners")
+    assert one["shown"] == other["shown"]
+    assert len(one["shown"]) == 6, "a wish to stop after the fifth batch waits for the meeting after the sixth"
+    for step in (3, 6):  # after a meeting
+        assert one["own"][step - 1] == other["own"][step - 1] == one["shown"][step - 1]
+    for step in (4, 5):  # the mean that is known
+        assert one["shown"][step - 1] == one["shown"][2]
+        assert one["own"][step - 1] != other["own"][step - 1]
+    assert (one["ended"], one["evaluated"]) == (other["ended"], other["evaluated"])
+
+
+def test_weights_that_a_callback_sets_hold(pools: dict[int, WorkerPool]) -> None:
+    for _, zero, trained, _ in call(pools[2], "weights_of_a_callback"):
+        assert not any(zero)
+        assert not any(trained)
+
+
+def test_what_cannot_meet_seldom_is_refused(pools: dict[int, WorkerPool]) -> None:
+    for seen in call(pools[2], "refusals"):
+        assert seen == {
+            "eager": ["UnsupportedError", "run_eagerly"],
+            "on batch": ["UnsupportedError", "synchronization"],
+            "sharded": ["ConfigError", "synchronization"],
+            "mirrored": ["ConfigError", "synchronization"],
+            "codec": ["ConfigError", "wire"],
+        }

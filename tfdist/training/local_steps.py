@@ -221,8 +221,14 @@ class LocalSteps:
         self.show()
         self._own, self._shown = None, []
         self._made_equal_at = self._step
+        self._remember()
         if self._count is not None:
             outside(self._meeting.begin)
+
+    def _remember(self) -> None:
+        """Keep the weights, on which all workers agree now, unless meetings do."""
+        if not self._meeting.remembers:
+            self._last = worker_weights.read(self._shown_variables())
 
     def require_means(self, rules: Rules) -> None:
         """Raise if a state of the model is no mean over workers."""
@@ -275,7 +281,7 @@ class LocalSteps:
             for event in events:
                 outside(functools.partial(self._meeting.perform, event))
         if self._schedule.is_equal(step):
-            self._last = worker_weights.read(self._shown_variables())
+            self._remember()
 
     # The mean
 
@@ -287,7 +293,8 @@ class LocalSteps:
         with self._workers.waiting("the mean of the workers' weights"):
             mean = outside(self._meeting.mean)
         self._own = self._swap(mean)
-        self._shown = self._last = worker_weights.read(self._shown_variables())
+        self._shown = worker_weights.read(self._shown_variables())
+        self._remember()
 
     def hide(self) -> None:
         """Go on with this worker's own weights; with what callbacks have put in place of the mean, if they have."""

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import tfdist.strategies
+from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.shares import Shares
 from tfdist.compression import ErrorFeedback, TopK
@@ -286,3 +287,80 @@ def resumed(text: str, folder: str, after: list[int], **options: Any) -> list[An
     for steps in after:
         assert backed_up(text, f"{folder}/resumed", steps, **options)["ended"] is None
     return [never, backed_up(text, f"{folder}/resumed", None, **options)["ended"]]
+
+
+class _Looks(keras.callbacks.Callback):
+    """Notes after each batch what the model shows and what this worker has; worker 1 wants to stop after the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[list[float]] = []
+        self.own: list[list[float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.shown.append(flat(self.model.get_weights()))
+        self.own.append(flat([one.numpy() for one in self.model.weights]))
+        if batch == 4 and RANK == 1:
+            self.model.stop_training = True
+
+
+def manners() -> dict[str, Any]:
+    """Return what callbacks see between meetings, and how often they were called before all have stopped."""
+    with strategy("local-sgd:every=3").scope():
+        model = network("sgd")
+    looks = _Looks()
+    model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[looks])
+    evaluated = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    return {"shown": looks.shown, "own": looks.own, "ended": flat(model.get_weights()), "evaluated": evaluated}
+
+
+def weights_of_a_callback() -> list[list[float]]:
+    """Return the weights that a callback sets at the end of an epoch, and those that training begins with then."""
+    with strategy("local-sgd:every=3").scope():
+        model = network("sgd")
+    seen: list[list[float]] = []
+
+    def set_zero(epoch: int, logs: Any) -> None:
+        model.set_weights([np.zeros_like(one) for one in model.get_weights()])
+        seen.append(flat(model.get_weights()))
+
+    def note(batch: int, logs: Any) -> None:
+        if batch == 0:
+            seen.append(flat([one.numpy() for one in model.weights]))
+
+    looks = keras.callbacks.LambdaCallback(on_epoch_end=set_zero, on_train_batch_end=note)
+    model.fit(X, 0 * Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[looks])
+    return seen
+
+
+def refusals() -> dict[str, list[str]]:
+    """Return what is refused, with the names in the errors."""
+
+    def eager() -> None:
+        with strategy("local-sgd:every=3").scope():
+            model = network("sgd", run_eagerly=True)
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+
+    def on_batch() -> None:
+        with strategy("local-sgd:every=3").scope():
+            model = network("sgd")
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+
+    asked: dict[str, Callable[[], Any]] = {
+        "eager": eager,
+        "on batch": on_batch,
+        "sharded": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(
+            synchronization="local-sgd:every=3", shard_optimizer=1
+        ),
+        "mirrored": lambda: tfdist.strategies.create("mirrored", synchronization="local-sgd:every=3"),
+        "codec": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(
+            synchronization=tfdist.strategies.DiLoCo(every=3, wire="powersgd")
+        ),
+    }
+    found = {}
+    for name, ask in asked.items():
+        try:
+            ask()
+        except errors.TfdistError as error:
+            found[name] = [type(error).__name__, str(error.name)]
+    return found

@@ -32,6 +32,9 @@ class Meeting:
     One with a memory makes `keras.Variable`s once, and declares them with their rules.
     """
 
+    #: whether `known` returns what workers agreed on
+    remembers = False
+
     def __init__(self, schedule: Synchronization, group: Group, model: keras.Model) -> None:
         self._group = group
         self._model = model

@@ -16,6 +16,8 @@ from tfdist.gradients.outer.schedules import ElasticAveraging, Event, Gossip
 class Springs(Meeting):
     """The meetings of `ElasticAveraging`; every worker has the center, and all change it alike."""
 
+    remembers = True
+
     def __init__(self, schedule: ElasticAveraging, group: Group, model: keras.Model) -> None:
         super().__init__(schedule, group, model)
         self._alpha = schedule.alpha

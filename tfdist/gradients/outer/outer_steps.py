@@ -82,6 +82,8 @@ class _Fragment:
 class OuterSteps(Meeting):
     """The meetings of `DiLoCo`."""
 
+    remembers = True
+
     def __init__(self, schedule: DiLoCo, group: Group, model: keras.Model) -> None:
         super().__init__(schedule, group, model)
         self._schedule = schedule

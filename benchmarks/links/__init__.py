@@ -1,0 +1,1 @@
+"""Slow links: training that meets in every step, beside training that meets seldom."""

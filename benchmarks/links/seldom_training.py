@@ -1,0 +1,147 @@
+"""Trainings on digits in worker processes: how they reduce is their arm; bytes and rates are the interface's."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.bench.workers import slow_network
+from tfdist.compression import PowerSGD
+from tfdist.optimizers import DistributedOptimizer
+from tfdist.strategies import DiLoCo, MultiWorkerMirroredStrategy
+from tfdist.testing.digits import load_digits
+
+__all__ = ["Trained", "prepare", "train"]
+
+_RATE, _MOMENTUM = 0.02, 0.9
+_WINDOW_SECONDS = 1.0
+_strategies: dict[str, MultiWorkerMirroredStrategy] = {}
+
+
+class Trained(NamedTuple):
+    """One training of an arm.
+
+    Attributes:
+        seconds: of training alone until each check of the accuracy, without the first steps, which trace.
+        accuracy: on the test images at each check, of the mean of the weights.
+        bytes: that this worker has sent from check to check while it trained, without what a check costs.
+        peak: the most bytes that it sent in a second of training.
+    """
+
+    seconds: list[float]
+    accuracy: list[float]
+    bytes: list[int]
+    peak: float
+
+
+def prepare(every: int, fragments: int, delay: int) -> None:
+    """Make the strategies, before TensorFlow starts."""
+    schedule = DiLoCo(every=every, fragments=fragments, delay=delay, wire="int4")
+    _strategies["seldom"] = MultiWorkerMirroredStrategy(synchronization=schedule)
+    _strategies["every step"] = MultiWorkerMirroredStrategy()
+
+
+def train(arm: str, seed: int, width: int, batch_size: int, steps: int, checks: int, by_class: bool) -> Trained:
+    """Train a new model, and return what was seen."""
+    optimizers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+        "powersgd": lambda: DistributedOptimizer(_sgd(), compression=PowerSGD(rank=2)),
+        "auto": lambda: DistributedOptimizer(_sgd(), compression="auto"),
+    }
+    digits = load_digits()
+    x_train, x_test = (images.reshape(len(images), -1) for images in (digits.train_images, digits.test_images))
+    y_train, y_test = digits.train_labels, digits.test_labels
+    strategy = _strategies["seldom" if arm == "seldom" else "every step"]
+    with strategy.scope():
+        keras.utils.set_random_seed(seed)
+        hidden = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+        model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizers.get(arm, _sgd)(), loss, metrics=["accuracy"])
+    draw = np.random.default_rng(seed)
+    rows = _rows(draw, y_train, batch_size * steps * (checks + 1), batch_size, strategy.workers.count, by_class)
+    data = tf.data.Dataset.from_tensor_slices((x_train[rows], y_train[rows])).batch(batch_size, drop_remainder=True)
+    test = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(len(y_test)).cache()
+    curve = _Curve(steps)
+    model.fit(data, steps_per_epoch=steps, epochs=checks + 1, validation_data=test, verbose=0, callbacks=[curve])
+    return curve.trained()
+
+
+def _sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(_RATE, momentum=_MOMENTUM)
+
+
+def _rows(draw: Any, labels: Any, count: int, batch_size: int, workers: int, by_class: bool) -> Any:
+    """The rows of all batches; by class, each worker's part of a batch has classes of its own."""
+    if not by_class:
+        return np.concatenate([draw.permutation(len(labels)) for _ in range(-(-count // len(labels)))])[:count]
+    part = batch_size // workers
+    mine = [np.flatnonzero(labels % workers == worker) for worker in range(workers)]
+    batches = [draw.choice(mine[worker], part) for _ in range(count // batch_size) for worker in range(workers)]
+    return np.concatenate(batches)
+
+
+class _Curve(keras.callbacks.Callback):
+    """Notes seconds and bytes of training, and the accuracy, of each epoch but the first, which traces."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+        self._seconds: list[float] = []
+        self._accuracy: list[float] = []
+        self._bytes: list[int] = []
+        self._began = self._spent = 0.0
+        self._sent: Any = None
+        self._meter: _Meter | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if epoch:
+            self._began, self._sent = time.perf_counter(), slow_network.sent()
+            self._meter = self._meter or _Meter()
+            self._meter.counts = True
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if batch == self._steps - 1 and self._meter is not None:
+            self._meter.counts = False
+            sent = slow_network.since(self._sent)
+            self._bytes.append(0 if sent is None else sent.bytes)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self._meter is not None:
+            self._spent += time.perf_counter() - self._began
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if epoch:
+            self._seconds.append(self._spent)
+            self._accuracy.append(float((logs or {})["val_accuracy"]))
+
+    def trained(self) -> Trained:
+        assert self._meter is not None
+        return Trained(self._seconds, self._accuracy, self._bytes, self._meter.end())
+
+
+class _Meter:
+    """Reads what the interface has sent, and keeps the most of a window in which training went on."""
+
+    def __init__(self) -> None:
+        self.counts = False
+        self._most = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        before, then = slow_network.sent(), time.perf_counter()
+        while not self._ended.wait(_WINDOW_SECONDS):
+            sent, now = slow_network.since(before), time.perf_counter()
+            if self.counts and sent is not None:
+                self._most = max(self._most, sent.bytes / (now - then))
+            before, then = slow_network.sent(), now
+
+    def end(self) -> float:
+        self._ended.set()
+        self._thread.join()
+        return self._most
