@@ -29,11 +29,9 @@ class SeldomBench(Suite):
     auto         the same, by what compression="auto" chooses
     seldom       DiLoCo: outer steps, whose deltas have five bits for each number
 
-    A perceptron of three hidden layers trains with SGD and momentum. Bytes are those that a worker's interface sends
-    during steps; the peak is the most of them in a second. Accuracy is that of the mean of the weights, on test images.
-    Seconds are of training, with the exchange that shows the mean, and without the first steps, which trace.
-
-    The link is made of network namespaces, so it needs root. Workers share the machine's processors.
+    Bytes are those that a worker's interface sends during steps; the peak is the most of them in a second. Accuracy is
+    that of the mean of the weights, on test images. Seconds are of training, with the exchange that shows the mean,
+    and without the first steps, which trace. The link is made of network namespaces, so it needs root.
     """
 
     workers: int = option(2, "Processes, each behind a link.", minimum=2)

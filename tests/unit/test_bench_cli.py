@@ -20,7 +20,7 @@ def test_a_benchmark_that_has_moved_says_where_it_is(name: str) -> None:
 
 
 def test_what_has_moved_is_there() -> None:
-    assert sorted(MOVED) == sorted(COMMANDS)
+    assert set(MOVED) <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("columns", MOST_LINES)
