@@ -151,6 +151,20 @@ def shown_bytes(number: int) -> str:
     return f"{number // _BYTE_UNITS[unit]}{unit}"
 
 
+def mismatch(
+    subject: str, value: object, required: str, *, name: str = "", kind: type[ConfigError] = ConfigError
+) -> ConfigError:
+    """The error of a value that is something else than ``required``, a sentence's end; ``name``: default, the subject.
+
+    Example:
+        >>> raise mismatch("label", ["a", "b"], "the name of one feature.")
+        Traceback (most recent call last):
+        tfdist.errors.ConfigError: label is ['a', 'b']; it must be the name of one feature.
+    """
+    received = shown(value)
+    return kind(f"{subject} is {received}; it must be {required}", name=name or subject, received=received)
+
+
 def _outside(number: float, minimum: float | None, maximum: float | None) -> bool:
     return (minimum is not None and number < minimum) or (maximum is not None and number > maximum)
 

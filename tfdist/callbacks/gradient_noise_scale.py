@@ -97,12 +97,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(data, (tuple, tf.data.Dataset)) or (isinstance(data, tuple) and len(data) not in (2, 3)):
-            raise ConfigTypeError(
-                f"data is {validation.shown(data)}; it must be a tuple of arrays, (inputs, targets) or "
-                "(inputs, targets, weights), or a tf.data.Dataset of batches.",
-                name="data",
-                received=validation.shown(data),
-            )
+            required = "a tuple of arrays, (inputs, targets[, weights]), or a tf.data.Dataset of batches."
+            raise validation.mismatch("data", data, required, kind=ConfigTypeError)
         self.batch_size = validation.integer("batch_size", batch_size, minimum=2)
         self.every = validation.integer("every", every, minimum=1)
         self.parts = None if parts is None else validation.integer("parts", parts, minimum=2)

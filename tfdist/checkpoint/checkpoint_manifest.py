@@ -117,11 +117,7 @@ def canonical(value: Any) -> bytes:
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of ``state`` as it will be read back."""
     if not isinstance(state, Mapping):
-        raise ConfigTypeError(
-            f"state is {validation.shown(state)}; it must be a mapping of names to JSON values.",
-            name="state",
-            received=validation.shown(state),
-        )
+        raise validation.mismatch("state", state, "a mapping of names to JSON values.", kind=ConfigTypeError)
     try:
         copied = _plain("state", state)
     except RecursionError:

@@ -45,11 +45,7 @@ _Kind = tuple[str, tuple[int, ...]]
 def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
     """What can be written of each array: itself if it is contiguous and in this machine's order, else a copy."""
     if not isinstance(arrays, Mapping):
-        raise ConfigTypeError(
-            f"arrays are {validation.shown(arrays)}; they must be a mapping of names to arrays.",
-            name="arrays",
-            received=validation.shown(arrays),
-        )
+        raise validation.mismatch("arrays", arrays, "a mapping of names to arrays.", kind=ConfigTypeError)
     found = {}
     for name, value in arrays.items():
         _need_name(name)
@@ -175,11 +171,7 @@ def _place(name: str, dtype: np.dtype[Any]) -> tuple[int, str]:
 
 def _need_name(name: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigTypeError(
-            f"the name of an array is {validation.shown(name)}; it must be a text.",
-            name="arrays",
-            received=validation.shown(name),
-        )
+        raise validation.mismatch("the name of an array", name, "a text.", name="arrays", kind=ConfigTypeError)
     if name == "__metadata__" or any("\ud800" <= sign <= "\udfff" for sign in name):
         raise ConfigError(
             f"the name of an array is {name!r}, which a safetensors file cannot hold. Choose another.",

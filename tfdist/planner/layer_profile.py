@@ -215,7 +215,7 @@ class Profile:
             given["alone"] = cls.from_json(json.dumps(given["alone"]), name=f"{name}: alone")
         layers = given.get("layers")
         if not isinstance(layers, list):
-            raise _mismatch(f"{name}: layers", layers, "a list", ConfigError)
+            raise validation.mismatch(f"{name}: layers", layers, f"a list. {_WRITE}")
         made = [_made(LayerProfile, one, f"{name}: layers[{place}]") for place, one in enumerate(layers)]
         try:
             return _made(cls, {**given, "layers": tuple(made)}, name)
@@ -270,7 +270,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
 def _made(kind: type[Any], given: Any, name: str) -> Any:
     """Make a value of a class from a document's values, which must have the types of its fields."""
     if not isinstance(given, Mapping):
-        raise _mismatch(name, given, "an object")
+        raise validation.mismatch(name, given, f"an object. {_WRITE}", kind=ConfigTypeError)
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in given:
         if key not in fields:
@@ -294,20 +294,18 @@ def _value(value: Any, kind: Any, name: str) -> Any:
     }
     if kind in checks:
         return checks[kind](name, value)
+    required = ""
     if kind is str and not isinstance(value, str):
-        raise _mismatch(name, value, "a text")
+        required = "a text"
     if kind in (tuple[int, ...], tuple[float, ...]):
-        if not isinstance(value, list):
-            raise _mismatch(name, value, "a list of numbers")
-        return tuple(checks[kind.__args__[0]](name, one) for one in value)
+        if isinstance(value, list):
+            return tuple(checks[kind.__args__[0]](name, one) for one in value)
+        required = "a list of numbers"
     if kind == dict[str, str] and not (isinstance(value, dict) and all(isinstance(v, str) for v in value.values())):
-        raise _mismatch(name, value, "an object of texts")
+        required = "an object of texts"
+    if required:
+        raise validation.mismatch(name, value, f"{required}. {_WRITE}", kind=ConfigTypeError)
     return value
-
-
-def _mismatch(name: str, value: Any, wanted: str, kind: type[ConfigError] = ConfigTypeError) -> ConfigError:
-    shown = validation.shown(value)
-    return kind(f"{name} is {shown}; it must be {wanted}. {_WRITE}", name=name, received=shown)
 
 
 def _on_line(sizes: Sequence[int], seconds: Sequence[float], batch: float) -> float:

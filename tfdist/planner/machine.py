@@ -19,8 +19,11 @@ def observed() -> Iterator[dict[str, str]]:
 
 def describe() -> dict[str, str]:
     """Describe the processor, cores, versions, time, and load average."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": _processor(),
+        "processor": named[0] if named else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         "tensorflow": _version("tensorflow"),
@@ -28,15 +31,6 @@ def describe() -> dict[str, str]:
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "load average": f"{os.getloadavg()[0]:.1f}",
     }
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    for line in information.read_text(encoding="utf-8").splitlines() if information.is_file() else ():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
 
 
 def _version(package: str) -> str:

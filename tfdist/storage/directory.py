@@ -165,11 +165,7 @@ def storage(
 
 def _text(directory: Any) -> str:
     if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
-        raise ConfigTypeError(
-            f"directory is {validation.shown(directory)}; it must be a path or a URL, as str or Path.",
-            name="directory",
-            received=validation.shown(directory),
-        )
+        raise validation.mismatch("directory", directory, "a path or a URL, as str or Path.", kind=ConfigTypeError)
     text = validation.text("directory", os.fspath(directory))
     if "\0" in text:
         raise ConfigError(

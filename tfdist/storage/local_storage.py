@@ -73,11 +73,12 @@ class LocalStorage:
         return f"LocalStorage({str(self.local)!r})"
 
     def names(self) -> list[str]:
-        try:
-            with explained(self.local, "read"), os.scandir(self.local) as entries:
-                return sorted(entry.name for entry in entries if is_plain(entry.name) and _is_file(entry))
-        except FileNotFoundError:
-            return []
+        found = []
+        with suppress(FileNotFoundError), explained(self.local, "read"), os.scandir(self.local) as entries:
+            for entry in filter(lambda entry: is_plain(entry.name), entries):
+                with suppress(OSError):  # a loop of links
+                    found += [entry.name] if entry.is_file() else []
+        return sorted(found)
 
     def size(self, name: str) -> int:
         with self._open(name) as descriptor:
@@ -376,13 +377,6 @@ def _acquired(guard: filelock.BaseFileLock, seconds: float) -> bool:
     except filelock.Timeout:
         return False
     return True
-
-
-def _is_file(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_file()
-    except OSError:  # a loop of links
-        return False
 
 
 def mapped(descriptor: int, size: int) -> NDArray[np.uint8]:

@@ -35,9 +35,12 @@ def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
     first = failed[0]
     who = f"worker {first.worker}: " if len(replies) > 1 else ""
     if first.status == "silent":
-        return Verdict(status="hang", detail=f"{who}{first.message}\n{_main_stack(first.detail)}".strip())
+        _, _, stack = first.detail.rpartition("(most recent call first):")
+        main = "\n".join(stack.strip().splitlines()[:_STACK_LINES])
+        return Verdict(status="hang", detail=f"{who}{first.message}\n{main}".strip())
     if first.status == "exited":
-        return Verdict(status="crash", detail=f"{who}{first.message}\n{_last_lines(first.detail)}".strip())
+        end = "\n".join(first.detail.strip().splitlines()[-_STACK_LINES:])
+        return Verdict(status="crash", detail=f"{who}{first.message}\n{end}".strip())
     refused = entry.may_refuse and not _REFUSALS.isdisjoint(first.types)
     others = "; another worker does not answer" if failed[-1].status == "silent" else ""
     return Verdict(
@@ -49,19 +52,14 @@ def failure(entry: Feature, replies: Sequence[Reply]) -> Verdict | None:
 
 def equality(entry: Feature, outcomes: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> Verdict:
     """The verdict on a call that returned on every worker: each outcome must equal the reference."""
-    if name := _not_finite(reference):
-        return Verdict(status="error", error="NaN on one device", detail=f"{name} is not finite: it proves nothing")
+    for name, value in reference.items():
+        if _VARIABLES.search(name) and not np.isfinite(value).all():
+            return Verdict(status="error", error="NaN on one device", detail=f"{name} is not finite: it proves nothing")
     differences = [compare(outcome, reference) for outcome in outcomes]
     worker, worst = max(enumerate(differences), key=lambda pair: pair[1].size)
     who = f"worker {worker}: " if len(outcomes) > 1 and worst.where else ""
     green = worst.size <= entry.tolerance
     return Verdict(status="green" if green else "wrong", difference=worst.size, detail=who + worst.where)
-
-
-def _not_finite(reference: Mapping[str, Any]) -> str:
-    """The first weight or optimizer variable that is not finite: everything would equal it."""
-    names = (n for n, value in reference.items() if _VARIABLES.search(n) and not np.isfinite(value).all())
-    return next(names, "")
 
 
 def without_reference(verdict: Verdict) -> Verdict:
@@ -73,18 +71,9 @@ def _by_time(reply: Reply) -> tuple[bool, float]:
     return reply.status == "silent", reply.seconds
 
 
-def _last_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_STACK_LINES:])
-
-
 def _frames(text: str) -> str:
     """The innermost calls of a traceback, without their source."""
     return "\n".join([line.strip() for line in text.splitlines() if line.startswith("  File ")][-_STACK_LINES:])
-
-
-def _main_stack(text: str) -> str:
-    _, _, stack = text.rpartition("(most recent call first):")
-    return "\n".join(stack.strip().splitlines()[:_STACK_LINES])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,13 @@ class TrainState:
             self._hold = tf_arrays.holder([tf_strategies.primary(one.value) for one in variables.values()])
         arrays: Arrays = dict(zip(self._names, self._hold(), strict=True))
         arrays.update({f"{_RANDOM}/{name}": state for name, state in random_states.capture().items()})
-        found = [(_class_of(callback), _state_of(callback)) for callback in self._others]
+        found = []
+        for callback in self._others:
+            has_own = callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+            state = callback.get_state() if has_own else keras_callbacks.state(callback)
+            found += [] if state is None else [(_class_of(callback), state)]
         callbacks = []
-        for place, (name, state) in enumerate(pair for pair in found if pair[1] is not None):
+        for place, (name, state) in enumerate(found):
             try:
                 callbacks.append({"class": name, "state": encode(state, arrays, f"{_CALLBACK}/{place}")})
             except ConfigTypeError as error:
@@ -121,13 +125,6 @@ class TrainState:
 
 def _class_of(callback: keras.callbacks.Callback) -> str:
     return f"{type(callback).__module__}.{type(callback).__qualname__}"
-
-
-def _state_of(callback: keras.callbacks.Callback) -> Any:
-    getter = getattr(callback, "get_state", None)
-    if callable(getter) and callable(getattr(callback, "set_state", None)):
-        return getter()
-    return keras_callbacks.state(callback)
 
 
 def _with_prefix(arrays: Mapping[str, Any], kind: str) -> list[str]:

@@ -93,7 +93,11 @@ class _Examination:
             return Examined(tuple(self._places), 0, True, True, False, is_indexed)
         if content.size != shard.bytes:
             self._add(None, None, f"it has {content.size} bytes; the manifest says {shard.bytes}")
-        self._starts = self._expected(content.size)
+        if self._manifest.layout != FIXED:
+            self._starts = None if self._index is None else self._index.offsets[:-1]
+        else:  # in a file that was cut, up to the first record that is missing
+            width = shard.smallest + OVERHEAD_BYTES
+            self._starts = np.arange(min(shard.examples, content.size // width + 1), dtype=np.int64) * width
         wrong_in_index = self._read(content, look)
         good = np.concatenate([np.zeros(0, np.int64), *self._good])
         sound = len(good) if self._starts is None else self._compare(good, content.size)
@@ -120,13 +124,6 @@ class _Examination:
         except CorruptDataError as error:
             self._places.append(Place(self._shard.index.file, None, None, str(error).rstrip(".")))
         return self._index is not None
-
-    def _expected(self, size: int) -> NDArray[np.int64] | None:
-        """Where records must begin; in a file that was cut, up to the first that is missing."""
-        if self._manifest.layout != FIXED:
-            return None if self._index is None else self._index.offsets[:-1]
-        width = self._shard.smallest + OVERHEAD_BYTES
-        return np.arange(min(self._shard.examples, size // width + 1), dtype=np.int64) * width
 
     def _read(self, content: Content, look: Contents | None) -> list[int]:
         """Read the file; return the examples for which index and file differ."""

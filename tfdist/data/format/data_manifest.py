@@ -183,11 +183,7 @@ def _read(data: bytes) -> Manifest:
     layout = validation.one_of("layout", found["layout"], LAYOUTS)
     label = found["label"]
     if label is not None and (not isinstance(label, str) or label not in schema):
-        raise ConfigError(
-            f"label is {validation.shown(label)}; it must be one of {', '.join(schema)}.",
-            name="label",
-            received=validation.shown(label),
-        )
+        raise validation.mismatch("label", label, f"one of {', '.join(schema)}.")
     if not isinstance(found["shards"], list):
         raise ConfigError("shards must be a list.")
     has_ends = version != _VERSION_WITHOUT_ENDS
@@ -249,11 +245,7 @@ def _ends(place: int, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2:
-        raise ConfigError(
-            f"ends of shard {place} are {validation.shown(value)}; they must be two checksums.",
-            name=f"ends of shard {place}",
-            received=validation.shown(value),
-        )
+        raise validation.mismatch(f"ends of shard {place}", value, "two checksums.")
     first, last = (validation.integer(f"ends of shard {place}", end, minimum=0, maximum=2**32 - 1) for end in value)
     return first, last
 

@@ -252,18 +252,13 @@ def _next(content: Content, position: int, budget: _Budget) -> Found:
         problem = f"a record of {length} bytes; an example has at most {LARGEST_PAYLOAD}"
     budget.left -= length
     end = position + length + OVERHEAD_BYTES
-    if end == size or _is_header(content, end):
+    is_next = end == size
+    if size - end >= OVERHEAD_BYTES:
+        data = content.has(end, HEADER_BYTES)
+        is_next = len(headers(data[end - content.begin :][:HEADER_BYTES], size - end)) > 0
+    if is_next:
         return Found(position, length + OVERHEAD_BYTES, None, problem)
     return _gap(content, position, problem, budget)  # bytes are missing or were put in: its end is elsewhere
-
-
-def _is_header(content: Content, position: int) -> bool:
-    room = content.size - position
-    if room < OVERHEAD_BYTES:
-        return False
-    data = content.has(position, HEADER_BYTES)
-    place = position - content.begin
-    return bool(len(headers(data[place : place + HEADER_BYTES], room)))
 
 
 def _gap(content: Content, position: int, problem: str, budget: _Budget) -> Found:

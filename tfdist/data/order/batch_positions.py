@@ -162,12 +162,8 @@ class Identity:
     def position(self, state: Any) -> Position:
         fields = {"version", "epoch", "consumed", "examples", "seed", "order", "digest"}
         if not isinstance(state, dict) or set(state) != fields:
-            raise ConfigError(
-                f"state is {validation.shown(state)}; it must be what `state()` of a tfdist dataset returned, with "
-                f"{', '.join(sorted(fields))}.",
-                name="state",
-                received=validation.shown(state),
-            )
+            listed = ", ".join(sorted(fields))
+            raise validation.mismatch("state", state, f"the result of `state()` of a tfdist dataset, with {listed}.")
         if state["version"] != STATE_VERSION:
             raise ConfigError(
                 f"state has version {state['version']!r}; this tfdist reads version {STATE_VERSION}.",

@@ -154,14 +154,21 @@ class Pipeline:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
-        if self._search is not None:
-            found, sound = user_functions.either(self._made, self._made_without, (ids, seeds, early))
+        if (search := self._search) is not None:
+
+            def without(ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
+                ids, seeds, can = search(ids, seeds)
+                found, sound = self._made_by(self._asked, ids, seeds, [])
+                return found, sound * can
+
+            found, sound = user_functions.either(self._made, without, (ids, seeds, early))
         else:
             found, sound = self._made(ids, seeds, early)
         weight = examples["weight"] * sound
         if share is None and self.tail != "keep":
-            found = tf.nest.map_structure(lambda value: _sized(value, self.global_batch_size), found)
-            weight.set_shape([self.global_batch_size])
+            for value in [weight, *tf.nest.flatten(found)]:
+                if isinstance(value, tf.Tensor):
+                    value.set_shape([self.global_batch_size, *value.shape[1:]])
         data = self._finish(found, weight if self._weighs else None)
         if share is None:
             return data
@@ -171,12 +178,6 @@ class Pipeline:
     def _made(self, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]) -> tuple[Features, tf.Tensor]:
         """The features of a batch, and float32 1 for each example that is sound."""
         return self._made_by(self._reader, ids, seeds, early)
-
-    def _made_without(self, ids: tf.Tensor, seeds: tf.Tensor, _: Any) -> tuple[Features, tf.Tensor]:
-        assert self._search is not None
-        ids, seeds, can = self._search(ids, seeds)
-        found, sound = self._made_by(self._asked, ids, seeds, [])
-        return found, sound * can
 
     def _made_by(
         self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]
@@ -210,12 +211,6 @@ def _cut(data: Any, slices: tf.Tensor, count: int) -> tuple[Any, ...]:
         (slices[place, 0], tf.nest.map_structure(lambda v, p=place: v[slices[p, 1] : slices[p, 2]], data))
         for place in range(count)
     )
-
-
-def _sized(value: Any, rows: int) -> Any:
-    if isinstance(value, tf.Tensor):
-        value.set_shape([rows, *value.shape[1:]])
-    return value
 
 
 def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:

@@ -69,18 +69,14 @@ class Roles:
 
 def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
     if isinstance(label, (list, tuple, set, Mapping)):
-        raise ConfigError(
-            f"label is {validation.shown(label)}; it must be the name of one feature. Let decode return several labels "
-            "as one, a dict by the names of the model's outputs: {**example, 'label': {'a': ..., 'b': ...}}.",
-            name="label",
-            received=validation.shown(label),
+        raise validation.mismatch(
+            "label",
+            label,
+            "the name of one feature. Let decode return several labels as one, a dict by the names of the model's "
+            "outputs: {**example, 'label': {'a': ..., 'b': ...}}.",
         )
     if isinstance(inputs, bytes) or not isinstance(inputs, (str, Sequence, set, frozenset)):
-        raise ConfigTypeError(
-            f"inputs is {validation.shown(inputs)}; it must be a feature's name, or a list of names.",
-            name="inputs",
-            received=validation.shown(inputs),
-        )
+        raise validation.mismatch("inputs", inputs, "a feature's name, or a list of names.", kind=ConfigTypeError)
     names = [validation.text("inputs", name) for name in ([inputs] if isinstance(inputs, str) else inputs)]
     found = Roles(
         None if label is None else validation.text("label", label),
@@ -186,11 +182,7 @@ def read(
     validation.one_of("verify", verify, ("first", "always", "never"))
     for name, function in (("decode", decode), ("augment", augment)):
         if function is not None and not callable(function):
-            raise ConfigTypeError(
-                f"{name} is {validation.shown(function)}; it must be a function, or None.",
-                name=name,
-                received=validation.shown(function),
-            )
+            raise validation.mismatch(name, function, "a function, or None.", kind=ConfigTypeError)
     examples = open_directory(
         directory,
         storage_options=storage_options,

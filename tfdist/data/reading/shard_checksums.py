@@ -119,7 +119,11 @@ class Binding:
         if not self._fits(shard, spans):
             found = [self._other(shard, span, stored) for span, stored in zip(spans, shard.ends, strict=True)]
         is_other = any(crc is not None for crc in found)
-        whose = self._of_ends(found) if is_other else self._twin(number)
+        whose = None if is_other else self._twin(number)
+        for one in self._manifest.shards if is_other else ():
+            ends = zip(found, one.ends or (), strict=False)
+            if whose is None and any(crc is not None and crc == end for crc, end in ends):
+                whose = one  # it begins or ends with these checksums
         if not is_other and whose is None:
             return
         said = f"the examples of {whose.file}" if whose else "sound examples, which are not those that it must hold"
@@ -160,13 +164,6 @@ class Binding:
             return None
         crc = record_framing.masked_crc(payload)
         return crc if crc == int.from_bytes(footer, "little") else None
-
-    def _of_ends(self, found: Sequence[int | None]) -> Shard | None:
-        """The shard that begins or ends with these checksums."""
-        for shard in self._manifest.shards:
-            if shard.ends and any(crc is not None and crc == end for crc, end in zip(found, shard.ends, strict=True)):
-                return shard
-        return None
 
     def _twin(self, number: int) -> Shard | None:
         """The shard whose file this one is, of those that begin and end alike; it reads the whole file for them."""

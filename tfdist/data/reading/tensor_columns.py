@@ -38,19 +38,18 @@ def shape_of(feature: Feature) -> list[int | None]:
 
 def parsed(schema: Schema, payloads: tf.Tensor) -> dict[str, Any]:
     """The features of whole payloads, string ``[n]``; a list of any length is ragged."""
-    specs: dict[str, Any] = {name: _parse_spec(name, feature) for name, feature in schema.items()}
+    specs: dict[str, Any] = {}
+    for name, feature in schema.items():
+        kept = {"float": tf.float32, "int64": tf.int64}.get(feature.encoding, tf.string)
+        if feature.size is None and feature.encoding != "raw":
+            specs[name] = tf.io.RaggedFeature(kept, value_key=name, row_splits_dtype=tf.int64)
+        else:
+            specs[name] = tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), kept)
     found = tf.io.parse_example(payloads, specs)
     return {
         name: from_raw(feature, found[name]) if feature.encoding == "raw" else _cast(feature, found[name])
         for name, feature in schema.items()
     }
-
-
-def _parse_spec(name: str, feature: Feature) -> Any:
-    stored = {"float": tf.float32, "int64": tf.int64}.get(feature.encoding, tf.string)
-    if feature.size is None and feature.encoding != "raw":
-        return tf.io.RaggedFeature(stored, value_key=name, row_splits_dtype=tf.int64)
-    return tf.io.FixedLenFeature([] if feature.encoding == "raw" else list(feature.shape), stored)
 
 
 def _cast(feature: Feature, values: Any) -> Any:

@@ -29,11 +29,20 @@ _one_by_one = tf.autograph.experimental.do_not_convert
 
 def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
     """The features that a function makes of each example of a batch; its result is checked before anything is read."""
-    specs = [tf.nest.map_structure(_spec_of_one, given) for given in (found, *more)]
+
+    def spec_of_one(value: Any) -> Any:
+        is_list = isinstance(value, tf.RaggedTensor)
+        return tf.TensorSpec([None] if is_list else value.shape[1:], value.dtype)
+
+    def signature_of(out: Any) -> Any:
+        is_list = out.shape.rank == 1 and out.shape[0] is None
+        return tf.RaggedTensorSpec([None], out.dtype) if is_list else tf.TensorSpec(out.shape, out.dtype)
+
+    specs = [tf.nest.map_structure(spec_of_one, given) for given in (found, *more)]
     graph: Any = tf.function(function)
     returned = graph.get_concrete_function(*specs).structured_outputs
     _need_features(name, returned)
-    signature = tf.nest.map_structure(_signature, returned)
+    signature = tf.nest.map_structure(signature_of, returned)
     return tf.map_fn(lambda row: graph(*row), (found, *more), fn_output_signature=signature)
 
 
@@ -60,27 +69,13 @@ def _refuse(name: str, feature: str, leaf: Any) -> NoReturn:
     if leaf is None:
         what, way = "None", "Leave it out of the dict, or give it a value in every example."
     elif isinstance(leaf, (tf.RaggedTensor, tf.RaggedTensorSpec)):
-        what, way = (
-            "a RaggedTensor",
-            "Pad it with to_tensor(); a list of any length is a plain tensor of one dimension.",
-        )
+        what = "a RaggedTensor"
+        way = "Pad it with to_tensor(); a list of any length is a plain tensor of one dimension."
     elif isinstance(leaf, (tf.SparseTensor, tf.SparseTensorSpec)):
         what, way = "a SparseTensor", "Make it dense: tf.sparse.to_dense(...)."
     else:
         what, way = f"{validation.shown(leaf)} ({type(leaf).__name__})", "Return a tensor, or what tf.constant takes."
     raise ConfigError(f"{name} returned {what} for the feature {feature!r}; it must be a dense tensor. {way}")
-
-
-def _spec_of_one(value: Any) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        return tf.TensorSpec([None], value.dtype)
-    return tf.TensorSpec(value.shape[1:], value.dtype)
-
-
-def _signature(out: Any) -> Any:
-    if out.shape.rank == 1 and out.shape[0] is None:  # a list of any length
-        return tf.RaggedTensorSpec([None], out.dtype)
-    return tf.TensorSpec(out.shape, out.dtype)
 
 
 def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -123,11 +123,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         array = np.array(None)
     if array.dtype.kind in "SUO" or array.ndim == 0:
         if not isinstance(values, (list, tuple)):
-            raise ConfigError(
-                f"feature {name!r} is {validation.shown(values)}; it must be an array, examples first.",
-                name=name,
-                received=validation.shown(values),
-            )
+            raise validation.mismatch(f"feature {name!r}", values, "an array, examples first.", name=name)
         nested = _nested(values)
         if nested is not None:
             return nested
@@ -148,12 +144,8 @@ def _count(arrays: Mapping[str, NDArray[Any]]) -> int:
     lengths: dict[str, int] = {}
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise ConfigError(
-                f"feature {name!r} is one value, {validation.shown(array.item())}; it must be an array with one value "
-                "per example.",
-                name=name,
-                received=validation.shown(array.item()),
-            )
+            required = "an array with one value per example."
+            raise validation.mismatch(f"feature {name!r}", array.item(), required, name=name)
         lengths[name] = len(array)
     if len(set(lengths.values())) > 1:
         first, one = next(iter(lengths.items()))

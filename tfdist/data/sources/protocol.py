@@ -129,18 +129,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nulls, Mapping):
-            raise ConfigTypeError(
-                f"nulls is {validation.shown(self.nulls)}; it must map columns to the values that replace null: "
-                '{"age": -1}.',
-                name="nulls",
-                received=validation.shown(self.nulls),
+            raise validation.mismatch(
+                "nulls", self.nulls, 'a mapping of columns to what replaces null: {"age": -1}.', kind=ConfigTypeError
             )
         if isinstance(self.null_masks, str) or not isinstance(self.null_masks, Sequence):
-            raise ConfigTypeError(
-                f"null_masks is {validation.shown(self.null_masks)}; it must be a list of columns.",
-                name="null_masks",
-                received=validation.shown(self.null_masks),
-            )
+            raise validation.mismatch("null_masks", self.null_masks, "a list of columns.", kind=ConfigTypeError)
         for name in (*self.nulls, *self.null_masks):
             validation.text("a column's name", name)
         if self.delimiter is not None:

@@ -105,8 +105,13 @@ def cast(
         result = array.astype(target)
         if kind == "f":
             return result, _rounded(array, result, feature, of_python=of_python)
+        if target.kind == "f" and kind == "b":
+            return result, None
         if target.kind == "f":
-            return result, None if kind == "b" else _inexact(array, result)
+            # what turning a float beyond the integers' range back gives depends on the processor
+            low, high = _range(array.dtype)
+            inside = np.isfinite(result) & (result >= float(low)) & (result < float(high + 1))
+            return result, ~inside | (np.where(inside, result, 0).astype(array.dtype) != array)
         low, high = _range(target)
         return result, (array < low) | (array > high) if kind != "b" else None
 
@@ -149,17 +154,6 @@ def _rounded(
     if of_python and feature.dtype == "float32" and changed.any():
         changed[changed] = ~fits_float32(array[changed])
     return changed
-
-
-def _inexact(array: NDArray[Any], result: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where integers and the floats made of them differ.
-
-    A float beyond the integers' range is left out: what turning it back gives depends on the processor.
-    """
-    low, high = _range(array.dtype)
-    inside = np.isfinite(result) & (result >= float(low)) & (result < float(high + 1))
-    back = np.where(inside, result, 0).astype(array.dtype)
-    return ~inside | (back != array)
 
 
 def _stacked(values: Any) -> NDArray[Any] | None:

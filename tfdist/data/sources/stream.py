@@ -153,10 +153,9 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     try:
         return iter(made)
     except TypeError:
-        raise ConfigTypeError(
-            f"the function returned {validation.shown(made)}; it must return an iterator of examples.",
-            name="examples",
-            received=validation.shown(made),
+        required = "an iterator of examples."
+        raise validation.mismatch(
+            "the result of the function", made, required, name="examples", kind=ConfigTypeError
         ) from None
 
 
@@ -183,12 +182,10 @@ def _failing(error: Exception) -> Iterator[Any]:
 def _schema(examples: Sequence[Any]) -> Schema:
     first = examples[0]
     if isinstance(first, (str, bytes)):
-        raise ConfigTypeError(
-            f"the first example is {validation.shown(first)}; it must be a mapping of names to values. (Iterating over "
-            "a table gives the names of its columns: pass the table itself.)",
-            name="examples",
-            received=validation.shown(first),
+        required = (
+            "a mapping of names to values. (Iterating over a table gives the names of its columns: pass the table.)"
         )
+        raise validation.mismatch("the first example", first, required, name="examples", kind=ConfigTypeError)
     if is_table(first):
         raise ConfigTypeError(
             f"the first example is a {type(first).__module__}.{type(first).__name__}, which has many; pass one table "

@@ -129,12 +129,8 @@ def _differences(ours: Step, theirs: Step, turned: Values, who: str, tolerance: 
         for replica, value in enumerate(copies):
             of_kind = largest[_group(name)]
             size, told = _size(value, reference, of_kind, tolerance)
-            if (
-                size > tolerance
-                and kind in ROUNDING
-                and name in turned
-                and _is_rounding(value, reference, turned[name][0], of_kind)
-            ):
+            may_be_rounding = size > tolerance and kind in ROUNDING and name in turned
+            if may_be_rounding and _is_rounding(value, reference, turned[name][0], of_kind):
                 continue
             place = [who, f"replica {replica}" if len(copies) > 1 else ""]
             where = ", ".join([*filter(None, place), told])

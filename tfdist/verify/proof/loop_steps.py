@@ -126,7 +126,11 @@ class LoopSteps:
         self._updates = updates
         run = self._run
         if not run.epochs:
-            found.require_strategy(self._kind)
+            if self._kind == STRATEGY and not isinstance(found.strategy, KerasTraining):
+                raise NotComparedError(
+                    "the script's own loop trains without a strategy of tfdist; create the model and the optimizer "
+                    "under `with tfdist.strategies.from_environment().scope():`, and call its step by strategy.run."
+                )
             self._files.write(Step(number=0, values=self._before))
             run.leave_out("predictions: the steps of a loop of the script's own do not say what is an input")
         run.epochs.append(0)
@@ -162,28 +166,22 @@ class _Found:
     def now(cls) -> "_Found":
         kinds = (keras.Model, keras.optimizers.Optimizer, keras.Metric, KerasTraining)
         every: dict[type, list[Any]] = {kind: [] for kind in kinds}
+        # what an object of a kind has when its creation, during which variables are made, has ended
+        last = {keras.Model: "built", keras.optimizers.Optimizer: "iterations", keras.Metric: "variables"}
         for one in gc.get_objects():
             kind = next((kind for kind in kinds if issubclass(type(one), kind)), None)
-            if kind is not None and _is_made(one):
+            if kind is not None and all(hasattr(one, name) for of, name in last.items() if isinstance(one, of)):
                 every[kind].append(one)
         return cls(*every.values())
 
     @property
     def may_be_read(self) -> bool:
-        """Whether each worker reads variables by itself, at any time: nothing of them lies elsewhere."""
+        """Each worker can read all variables by itself, at any time."""
         if not isinstance(self.strategy, KerasTraining):
             return True
         entries = [strategy_table.get(name) for name in strategy_table.names()]
         kinds = [one for one in entries if one.class_name == type(self.strategy).__name__]
         return self.strategy.sharding is None and all(one.is_replicated for one in kinds)
-
-    def require_strategy(self, kind: str) -> None:
-        """Check that there is a strategy of tfdist, where the script runs under one."""
-        if kind == STRATEGY and not isinstance(self.strategy, KerasTraining):
-            raise NotComparedError(
-                "the script's own loop trains without a strategy of tfdist; create the model and the optimizer under "
-                "`with tfdist.strategies.from_environment().scope():`, and call its step by strategy.run."
-            )
 
     def updates(self) -> dict[int, int]:
         return {id(one): int(np.asarray(one.iterations)) for one in self.optimizers}
@@ -201,12 +199,6 @@ class _Found:
         for kind, group in (("weight", weights), ("state", states), ("slot", slots), ("log", counted)):
             found.update(state_names.named(kind, list(group.values()), paths))
         return found
-
-
-def _is_made(one: Any) -> bool:
-    """An object has come to the end of its creation, during which variables are made."""
-    needed = {keras.optimizers.Optimizer: "iterations", keras.Model: "built", keras.Metric: "variables"}
-    return all(hasattr(one, name) for kind, name in needed.items() if isinstance(one, kind))
 
 
 def _inside(optimizer: Any) -> Iterator[Any]:
