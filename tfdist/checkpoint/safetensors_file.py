@@ -135,9 +135,8 @@ def _kinds(data: NDArray[np.uint8]) -> tuple[dict[str, _Kind], int]:
         raise CorruptDataError(str(error)) from None
     if not is_spelled:  # places are not read but computed: what differs in anything is refused
         raise CorruptDataError("its header is not spelled as it was written.")
-    return {name: kinds[name] for name in sorted(kinds, key=lambda name: _place(name, _DTYPES[kinds[name][0]]))}, len(
-        head
-    )
+    ordered = sorted(kinds, key=lambda name: _place(name, _DTYPES[kinds[name][0]]))
+    return {name: kinds[name] for name in ordered}, len(head)
 
 
 def _kind(name: str, value: Any) -> _Kind:

@@ -14,10 +14,10 @@ WIDTH = 6
 CLASSES = 3
 
 
-def row(name: str, summary: str, function: Function) -> None:
-    """Register a function as the row of this name: for rows that differ in arguments alone."""
+def row(name: str, summary: str, function: Function, **options: Any) -> None:
+    """Register a function as the row of this name: for rows that differ only in arguments; options of `feature`."""
     function.__name__, function.__doc__ = name, summary
-    feature()(function)
+    feature(**options)(function)
 
 
 def regression(rows: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -64,11 +64,7 @@ def of_kind(kind: Any, **options: Any) -> Any:
 
 
 def compiled(
-    ctx: Context,
-    make: Callable[[], Any] = dense,
-    optimizer: Callable[[], Any] = sgd,
-    loss: Any = "mse",
-    **options: Any,
+    ctx: Context, make: Callable[[], Any] = dense, optimizer: Callable[[], Any] = sgd, loss: Any = "mse", **options: Any
 ) -> Any:
     """A model and an optimizer, made and compiled in the scope."""
     with ctx.scope():
@@ -117,7 +113,4 @@ def trained(
 
 
 def state(ctx: Context, model: Any) -> dict[str, np.ndarray]:
-    return {
-        **variables(ctx, model.weights, "weights"),
-        **variables(ctx, model.optimizer.variables, "optimizer"),
-    }
+    return {**variables(ctx, model.weights, "weights"), **variables(ctx, model.optimizer.variables, "optimizer")}

@@ -86,14 +86,6 @@ class _Places:
         return mine if mine is not None and mine[0] != self.backup[0] else self.held(needed)
 
 
-def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound | None]) -> Found | None:
-    """What one worker has, on every worker; None if a part of it is not sound; all must call it."""
-    sound = newest_of(None) if workers.index == giver else None
-    if not int(workers.gather([sound is not None])[giver, 0]):
-        return None
-    return _handed_out(None if sound is None else _found(*sound), workers, giver)
-
-
 def _newer(one: _Sound | None, other: _Sound | None) -> _Sound | None:
     """The newer of two; of equally new ones the first."""
     if one is None or other is None:
@@ -123,9 +115,14 @@ def _found(source: str, checkpoint: Checkpoint) -> Found:
     return Found(state=dict(checkpoint.state), arrays=dict(checkpoint.arrays), shards=shards, source=source)
 
 
-def _handed_out(found: Found | None, workers: Workers, giver: int) -> Found:
+def _given(giver: int, workers: Workers, newest_of: Callable[[_Needed], _Sound | None]) -> Found | None:
+    """The state of one worker, on every worker; None if a part of it is not sound; all must call it."""
+    sound = newest_of(None) if workers.index == giver else None
+    if not int(workers.gather([sound is not None])[giver, 0]):
+        return None
     arrays, note = dict[str, NDArray[Any]](), []
-    if found is not None:
+    if sound is not None:
+        found = _found(*sound)
         arrays = {f"{_ARRAYS}{name}": array for name, array in found.arrays.items()}
         arrays |= {f"{_SHARDS}{name}": array for name, array in found.shards.items()}
         note = [found.state, found.source]

@@ -78,7 +78,7 @@ def place_of(backup_dir: str) -> str:
 
 
 def mark(backup_dir: str) -> dict[str, Any]:
-    """The training of a state that is saved now, as JSON."""
+    """The training of a state that is saved now, as JSON; a state with the same mark is certainly of this training."""
     place = place_of(backup_dir)
     return {"place": place, "before": _over[place]}
 
@@ -86,11 +86,6 @@ def mark(backup_dir: str) -> dict[str, Any]:
 def is_over(backup_dir: str) -> None:
     """Note that a training has ended, and that its backup is removed."""
     _over[place_of(backup_dir)] += 1
-
-
-def is_same(backup_dir: str, state: Mapping[str, Any]) -> bool:
-    """A state is, for certain, of the training that begins now."""
-    return bool(state.get("training") == mark(backup_dir))
 
 
 def require_same(backup_dir: str, found: Mapping[str, Any] | None) -> None:

@@ -103,7 +103,7 @@ class BackupSession(keras.callbacks.Callback):
             (disk.url, disk),
             self._workers,
             needed=self._shards.needed,
-            is_ours=functools.partial(run_identity.is_same, disk.url),
+            is_ours=lambda state: bool(state.get("training") == run_identity.mark(disk.url)),
         )
         if self._found is not None:
             if (version := self._found.state.get("version")) != VERSION:

@@ -234,10 +234,7 @@ class Cuts:
 
 
 def key(
-    name: str,
-    shape: tuple[int, ...],
-    bounds: tuple[tuple[int, int], ...],
-    elements: tuple[int, int] | None = None,
+    name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, int], ...], elements: tuple[int, int] | None = None
 ) -> str:
     """The name of a part, as in ``cut/4,6/0:4,3:6@6:12/slot``."""
     edges = ",".join(f"{begin}:{end}" for begin, end in bounds)

@@ -132,10 +132,9 @@ class Search:
         try:
             with tf.device("/cpu:0"):
                 columns = {name: tf.constant(values) for name, values in read.items()}
-                found = (
-                    tensor_columns.parsed(self._examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
-                )
-                row = {name: value[0] for name, value in found.items()}
+                if PAYLOAD in columns:
+                    columns = tensor_columns.parsed(self._examples.schema, columns[PAYLOAD])
+                row = {name: value[0] for name, value in columns.items()}
                 if self._decode is not None:
                     doing = "decode"
                     row = self._decode(row)

@@ -64,7 +64,7 @@ def open_images(folder: str, schema: Schema | None = None, names: Sequence[str] 
         features = {**schema, "label": replace(schema["label"], names=said)}
     if features["image"].dtype == TEXT:  # pictures they are, whether the schema says so or not
         features["image"] = replace(features["image"], is_image=True)
-    return Images(folder, Schema(features), found, labels, said)
+    return Images(Schema(features), found, labels, said)
 
 
 def _numbers(classes: Sequence[source_files.Entry], said: Sequence[str], folder: str) -> dict[str, int]:
@@ -91,22 +91,16 @@ class Images:
     seekable = True
 
     def __init__(
-        self,
-        folder: str,
-        schema: Schema,
-        found: Sequence[source_files.Entry],
-        labels: Sequence[int],
-        names: Sequence[str],
+        self, schema: Schema, found: Sequence[source_files.Entry], labels: Sequence[int], names: Sequence[str]
     ) -> None:
-        self.schema, self._folder = schema, folder
+        self.schema = schema
         self._paths, self._labels = [entry.path for entry in found], np.asarray(labels, np.int64)
         self.count: int | None = len(found)
         self.sizes: NDArray[np.int64] | None = np.asarray([entry.size for entry in found], np.int64)
         digest = hashlib.blake2b(digest_size=16)
         for label, entry in zip(labels, found, strict=True):
-            digest.update(
-                f"{names[label]}/{entry.name}\0{entry.size}\0{entry.stamp}\n".encode(errors="surrogateescape")
-            )
+            row = f"{names[label]}/{entry.name}\0{entry.size}\0{entry.stamp}\n"
+            digest.update(row.encode(errors="surrogateescape"))
         self.identity: dict[str, Any] = {"kind": "images", "count": len(found), "digest": digest.hexdigest()}
         self.identifies = all(entry.stamp for entry in found)
 

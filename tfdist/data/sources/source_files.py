@@ -142,10 +142,7 @@ def identity(kind: str, paths: Iterable[str]) -> dict[str, Any]:
     """JSON that changes when one of the files is written anew."""
     rows = [entry(path) for path in paths]
     names = [row.name.encode(errors="backslashreplace").decode() for row in rows]  # also those that are no UTF-8
-    return {
-        "kind": kind,
-        "files": [[name, row.size, row.stamp] for name, row in zip(names, rows, strict=True)],
-    }
+    return {"kind": kind, "files": [[name, row.size, row.stamp] for name, row in zip(names, rows, strict=True)]}
 
 
 def are_stamped(identity: dict[str, Any]) -> bool:

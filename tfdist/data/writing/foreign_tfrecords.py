@@ -53,12 +53,8 @@ class Asked:
     follow_symlinks: bool = False
 
     def storage(self, directory: str | os.PathLike[str]) -> Storage:
-        return storage(
-            directory,
-            storage_options=self.storage_options,
-            cache=self.cache,
-            follow_symlinks=self.follow_symlinks,
-        )
+        follows = self.follow_symlinks
+        return storage(directory, storage_options=self.storage_options, cache=self.cache, follow_symlinks=follows)
 
 
 @dataclass(frozen=True)

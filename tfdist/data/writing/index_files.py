@@ -64,14 +64,9 @@ def store_index_of(place: Storage, shard: str, rows: Index, before: IndexFile | 
 
 
 def described(
-    place: Storage,
-    shard: str,
-    schema: Schema,
-    layout: str,
-    *,
-    strict: bool = False,
+    place: Storage, shard: str, schema: Schema, layout: str, *, strict: bool = False
 ) -> tuple[Shard, Index | None]:
-    """What a manifest says of an existing shard, without its index; and the index."""
+    """The manifest's entry of an existing shard without its index, and the index."""
     content = Content(place, shard)
     contents = Contents(schema, layout, strict=strict)
     gathered, count, lengths = Gathered(schema, layout), 0, {0}

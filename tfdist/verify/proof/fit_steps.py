@@ -6,7 +6,7 @@ The process ends in the call of `fit`; callbacks that write files and validation
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import fit_input, model_values
 from tfdist.verify.proof.state_files import REVERSED, STRATEGY, Run, StateFiles, Step
 
-__all__ = ["NotComparedError", "on_one_device", "under_strategy"]
+__all__ = ["NotComparedError", "note_layers", "on_one_device", "under_strategy"]
 
 # Keras' callbacks that write files or to the screen; of tfdist's all do
 _WRITING = (
@@ -160,15 +160,7 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
     """Yield the arguments of a `fit` that writes nothing; Keras' layers draw no random numbers meanwhile."""
     layers = keras_model.layers(model)
     with keras_layers.without_noise(layers) as quiet:
-        if quiet:
-            names = ", ".join(layer.name for layer in quiet)
-            run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
-        run.is_short = keras_model.computes_in_16_bits(model)
-        for layer in layers:
-            if keras_layers.draws(layer) and layer not in quiet:
-                run.random.append(layer.name)
-            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable:
-                run.normalising.append(layer.name)
+        note_layers(run, model, quiet)
         given = dict(arguments)
         if given["validation_data"] is not None or given["validation_split"]:
             run.leave_out("validation")
@@ -176,6 +168,18 @@ def _prepared(model: keras.Model, arguments: dict[str, Any], run: Run) -> Iterat
         if dropped:
             run.leave_out(f"callbacks that write: {', '.join(dropped)}")
         yield given | {"callbacks": kept, "validation_freq": _NEVER, "verbose": 0}
+
+
+def note_layers(run: Run, model: keras.Model, quiet: Sequence[Any]) -> None:
+    """Note the layers that may compute other numbers here than under the strategy; ``quiet``: those silenced."""
+    layers = keras_model.layers(model)
+    if quiet:
+        names = ", ".join(layer.name for layer in quiet)
+        run.leave_out(f"random numbers of {names}: each replica draws its own, so nothing is dropped or added here")
+    run.random += [one.name for one in layers if keras_layers.draws(one) and one not in quiet]
+    run.is_short = run.is_short or keras_model.computes_in_16_bits(model)
+    of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+    run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.training.strategy_mixin import KerasTraining
 from tfdist.verify.proof import model_values
-from tfdist.verify.proof.fit_steps import NotComparedError
+from tfdist.verify.proof.fit_steps import NotComparedError, note_layers
 from tfdist.verify.proof.state_files import STRATEGY, Run, StateFiles, Step, storable
 
 __all__ = ["LoopSteps"]
@@ -96,26 +96,14 @@ class LoopSteps:
         for model in found.models:
             if id(model) not in self._silenced:
                 self._silenced[id(model)] = model
-                self._silence(model)
+                quiet = self._stack.enter_context(keras_layers.without_noise(keras_model.layers(model)))
+                note_layers(self._run, model, quiet)
         if self._run.epochs:
             return
         named = found.named()
         model_values.assign(named, self._initial)
         self._before = model_values.read(named, found.strategy)
         self._updates = found.updates()
-
-    def _silence(self, model: keras.Model) -> None:
-        layers = keras_model.layers(model)
-        quiet = self._stack.enter_context(keras_layers.without_noise(layers))
-        if quiet:
-            told = ", ".join(layer.name for layer in quiet)
-            self._run.leave_out(
-                f"random numbers of {told}: each replica draws its own, so nothing is dropped or added here"
-            )
-        self._run.random += [one.name for one in layers if keras_layers.draws(one) and one not in quiet]
-        self._run.is_short = self._run.is_short or keras_model.computes_in_16_bits(model)
-        of_replicas = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
-        self._run.normalising += [one.name for one in of_replicas if not one.synchronized and one.trainable]
 
     def _look(self, given: Any, result: Any) -> None:
         """After what may have been a step: record it, if an optimizer has counted an update."""
