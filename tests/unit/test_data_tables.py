@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import tfdist
 from tests.refusals import refused
 from tfdist.cli.main import main
-from tfdist.data.format.schema import Feature, Schema, asked, fits_float32
+from tfdist.data.format.schema import Feature, Schema, fits_float32, with_rounding
 from tfdist.data.sources import Options, open_source
 from tfdist.errors import ConfigError, ConfigTypeError
 
@@ -34,12 +34,12 @@ def told(source: Any) -> dict[str, tuple[Any, ...]]:
 
 def csv(tmp_path: Path, text: str, name: str = "a.csv", schema: Any = None, **options: Any) -> Any:
     (tmp_path / name).write_text(text)
-    return open_source(tmp_path / name, schema=asked(schema), options=Options(**options))
+    return open_source(tmp_path / name, schema=with_rounding(schema), options=Options(**options))
 
 
 def parquet(tmp_path: Path, columns: dict[str, Any], schema: Any = None, **options: Any) -> Any:
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=2)
-    return open_source(tmp_path / "a.parquet", schema=asked(schema), options=Options(**options))
+    return open_source(tmp_path / "a.parquet", schema=with_rounding(schema), options=Options(**options))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_digits_behind_the_first_rows_are_not_lost_either(tmp_path: Path) -> Non
     told = {"path": tmp_path / "a.csv", "mentions": ["Example 150000", "float32"]}
     with refused(ConfigError, name="x", received=1700000000.125, **told):
         list(csv(tmp_path, text).blocks(0, None))
-    rounded = open_source(tmp_path / "a.csv", schema=asked({"x": Feature("float32")}))
+    rounded = open_source(tmp_path / "a.csv", schema=with_rounding({"x": Feature("float32")}))
     assert column(rounded, "x", 150_000) == [1700000000.0]
     (tmp_path / "b.csv").write_text("x,y\n1.25,a\n0.123456789,b\n")
     (tmp_path / "a.csv").write_text("x,y\n1.25,a\n")

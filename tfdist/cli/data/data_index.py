@@ -10,7 +10,7 @@ from tfdist import data
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.data.data_options import follow_option, schema_of, schema_option, storage_option
-from tfdist.data.writing.foreign_tfrecords import told
+from tfdist.data.writing.foreign_tfrecords import shown_features
 
 
 @click.command(
@@ -45,5 +45,5 @@ def command(directory: str, schema_file: Path | None, exists: str | None, **opti
         manifest = data.index(directory, schema=schema, exists=exists or "raise", **options)
     click.echo(
         f"{directory} has {manifest.examples} examples in {len(manifest.shards)} shards, layout {manifest.layout}: "
-        f"{told(manifest)}"
+        f"{shown_features(manifest)}"
     )

@@ -239,7 +239,7 @@ class Schema(Mapping[str, Feature]):
         return cls({name: Feature.from_json(name, feature) for name, feature in value.items()})
 
 
-def asked(schema: Any) -> Schema | None:
+def with_rounding(schema: Any) -> Schema | None:
     """A schema that a user wrote; values that do not fit into its floats are rounded."""
     if schema is None:
         return None

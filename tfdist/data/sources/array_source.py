@@ -19,7 +19,7 @@ from tfdist import validation
 from tfdist.data.format.schema import TEXT, Feature, Schema, feature_of
 from tfdist.data.sources import compressed_files, source_files
 from tfdist.data.sources.protocol import Block, bytes_per_example, examples_per_block, weight
-from tfdist.data.sources.stored_columns import column, is_masked, named, told
+from tfdist.data.sources.stored_columns import column, inferred_feature, is_masked, named
 from tfdist.errors import ConfigError, CorruptDataError, TfdistError
 
 _DIGEST_BYTES = 8 << 20  # of an array; of a larger one as many, in pieces spread over it
@@ -174,7 +174,7 @@ def _feature(name: str, array: NDArray[Any], given: Any) -> Feature:
     if array.ndim > 1:
         return feature_of(name, array[0])
     first = feature_of(name, array[0])
-    first = first if first.dtype == TEXT else told(name, array)
+    first = first if first.dtype == TEXT else inferred_feature(name, array)
     if first.shape == ():
         return first
     shapes = {np.shape(value) for value in array}

@@ -330,7 +330,7 @@ def widened(schemas: Sequence[Schema]) -> Schema:
     return Schema({name: widest([each[name] for each in schemas if name in each]) for name in schemas[0]})
 
 
-def told(name: str, values: Iterable[Any]) -> Feature:
+def inferred_feature(name: str, values: Iterable[Any]) -> Feature:
     """The feature that values are; `column` refuses those that do not fit."""
     distinct: dict[Any, Feature] = {}
     for value in values:

@@ -17,7 +17,7 @@ from tfdist.data.sources.protocol import (
     examples_per_block,
     weight,
 )
-from tfdist.data.sources.stored_columns import block, named, told
+from tfdist.data.sources.stored_columns import block, inferred_feature, named
 from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError, fields_of
 
 _NOTHING = object()
@@ -195,6 +195,6 @@ def _schema(examples: Sequence[Any]) -> Schema:
         )
     rows = [named(first), *map(_parts, examples[1:])]
     try:
-        return Schema({name: told(name, (row[name] for row in rows if name in row)) for name in rows[0]})
+        return Schema({name: inferred_feature(name, (row[name] for row in rows if name in row)) for name in rows[0]})
     except ConfigError as error:
         raise type(error)(f"Example 0: {error}", **fields_of(error)) from error

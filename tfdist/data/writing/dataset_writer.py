@@ -13,7 +13,7 @@ from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.example import Template
 from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
-from tfdist.data.format.schema import FIXED, Schema, asked, layout_of
+from tfdist.data.format.schema import FIXED, Schema, layout_of, with_rounding
 from tfdist.data.sources import Options, open_source, source_files, splits_of
 from tfdist.data.sources.picture_checks import checked
 from tfdist.data.sources.protocol import Source
@@ -109,7 +109,7 @@ def write(
     looks = _looks(check_images, convert_images)
     place = storage(directory, storage_options=storage_options)
     options = Options(nulls or {}, null_masks, delimiter)
-    schema = asked(schema)
+    schema = with_rounding(schema)
     if (kept := _kept(place, exists)) is not None:
         return kept
 

@@ -120,7 +120,7 @@ def need_names(place: Storage) -> None:
                     )
 
 
-def told(manifest: Manifest) -> str:
+def shown_features(manifest: Manifest) -> str:
     """The features of a manifest in a line for people."""
     words = []
     for name, feature in manifest.schema.items():
@@ -227,7 +227,7 @@ def _opened(found: _Files, wanted: dict[str, Any] | None, asked: Asked) -> Stora
     _log.warning(
         "%s: %d examples in %d TFRecord files. Their records have: %s. `tfdist data index --schema` says otherwise; "
         "the index is in %s.",
-        *(found.url, manifest.examples, len(found.entries), told(manifest), notes.local),
+        *(found.url, manifest.examples, len(found.entries), shown_features(manifest), notes.local),
     )
     return place
 

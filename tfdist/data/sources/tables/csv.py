@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.format.schema import TEXT, Feature, Schema, asked, fits_float32
+from tfdist.data.format.schema import TEXT, Feature, Schema, fits_float32, with_rounding
 from tfdist.data.sources import compressed_files, source_files
 from tfdist.data.sources.protocol import BLOCK_BYTES, NONE, Options
 from tfdist.data.sources.tables import arrow_table, arrow_types, arrow_units
@@ -90,7 +90,7 @@ def open_csv(path: str, schema: Schema | None = None, options: Options = NONE) -
         identity["delimiter"] = options.delimiter
     rows = functools.partial(_read, path, table.schema, list(table.paths), options.delimiter)
     # decimal digits are read as float64, and what float32 loses of them was looked at
-    rounding = replace(table, schema=asked(table.schema) or table.schema)
+    rounding = replace(table, schema=with_rounding(table.schema) or table.schema)
     return arrow_table.Table(
         rounding, lambda start, stop: (0, rows()), columns, identity, identifies=is_stamped, schema=table.schema
     )
