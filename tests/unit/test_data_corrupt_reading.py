@@ -13,7 +13,7 @@ import pytest
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, flip_stored, parts, write
 from tests.refusals import absent, refused
-from tfdist.data.reading.examples import Examples
+from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.errors import CorruptDataError
 

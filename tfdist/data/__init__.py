@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.check.verifying import Report, verify
     from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
-    from tfdist.data.reading.examples import Examples
-    from tfdist.data.reading.examples import open_directory as open  # noqa: A004
+    from tfdist.data.reading.checked_examples import Examples
+    from tfdist.data.reading.checked_examples import open_directory as open  # noqa: A004
     from tfdist.data.reading.inspecting import Bar, Info, info
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read

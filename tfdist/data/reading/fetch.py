@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tfdist.data.format import record_framing as records
 from tfdist.data.format.schema import EXTENT, FIXED, indexed_values, texts_of
 from tfdist.data.reading import numpy_reader
-from tfdist.data.reading.examples import Examples
-from tfdist.data.reading.shard_checksums import Binding, payload_of
+from tfdist.data.reading.checked_examples import Binding, Examples, payload_of
 from tfdist.errors import CorruptDataError, TfdistError
 from tfdist.storage.directory import Storage
 

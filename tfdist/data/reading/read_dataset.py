@@ -15,8 +15,8 @@ from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
 from tfdist.data.reading import tensor_columns, user_functions
+from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
 from tfdist.data.reading.user_functions import mapped
 from tfdist.errors import ConfigError, TfdistError

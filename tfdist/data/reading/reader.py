@@ -11,8 +11,8 @@ from tfdist import native, validation
 from tfdist.data.format.schema import TEXT
 from tfdist.data.order import batch_positions, class_shares, epoch_orders
 from tfdist.data.reading import read_dataset as pipelines
+from tfdist.data.reading.checked_examples import Examples, open_directory
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.examples import Examples, open_directory
 from tfdist.data.reading.fetch import Fetcher, source_of
 from tfdist.data.reading.read_dataset import Reading, position_of
 from tfdist.errors import ConfigError, ConfigTypeError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tfdist.data.format import example
 from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
-from tfdist.data.reading.examples import Examples
+from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher
 
 # what `tf.io.decode_raw` does not know, and what has the same bytes
