@@ -153,9 +153,10 @@ def _iterator(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     try:
         return iter(made)
     except TypeError:
-        required = "an iterator of examples."
-        raise validation.mismatch(
-            "the result of the function", made, required, name="examples", kind=ConfigTypeError
+        raise ConfigTypeError(
+            f"the function returned {validation.shown(made)}; it must return an iterator of examples.",
+            name="examples",
+            received=validation.shown(made),
         ) from None
 
 
