@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.data.reading.examples import open_directory
+from tfdist.data.reading.checked_examples import open_directory
 from tfdist.data.reading.reader import read
 from tfdist.errors import ConfigError, ConfigTypeError
 
