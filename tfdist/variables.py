@@ -89,17 +89,19 @@ def _integer(
     )
 
 
-def parsed_shares(name: str, text: str) -> tuple[int, ...]:
-    """The weights of replicas' shares.
+def parsed_shares(name: str, text: str) -> tuple[int, ...] | Literal["measured"]:
+    """The weights of replicas' shares, or that they are measured.
 
     Example:
         >>> parsed_shares("--shares", "3,1")
         (3, 1)
     """
+    if text.strip() == "measured":
+        return "measured"
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise ConfigError(
-            f"{name} is {text!r}; it must be a positive whole number for each replica, such as 3,1.",
+            f"{name} is {text!r}; it must be a positive whole number for each replica, such as 3,1, or measured.",
             name=name,
             received=text,
         )
@@ -130,7 +132,7 @@ REPLICAS_PER_WORKER = _integer(
 )
 SHARES = Variable(
     "TFDIST_SHARES",
-    "parts of a batch that replicas take, such as `3,1`, where the code gives the strategy none",
+    "parts of a batch that replicas take, such as `3,1`, or `measured`, where the code gives the strategy none",
     parsed_shares,
     None,
     set_by="user or run",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from tests.integration.agents import says
@@ -17,6 +18,7 @@ from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports, strategy_table
+from tfdist.cluster.shares import Shares
 from tfdist.testing.pool import Reply, WorkerPool, worker_environments
 from tfdist.variables import COLLECTIVES, MESH
 
@@ -68,6 +70,32 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
     for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
         assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
     return [reply.value for reply in answers]
+
+
+@under_two
+@pytest.mark.parametrize(("kind", "at_once"), [("arrays", 1), ("dataset", 2), ("reading", 1)])
+def test_shares_follow_the_speed_of_workers_with_the_numbers_of_one_device(
+    pool: WorkerPool, kind: str, at_once: int
+) -> None:
+    seen = call(pool, "shares_follow", cases="balance_cases", kind=kind, at_once=at_once)
+    assert seen[0]["changes"] == seen[1]["changes"]
+    assert 1 <= len(seen[0]["changes"]) <= 5
+    first, last = (np.array(rows) for _, rows in (seen[0]["changes"][0], seen[0]["changes"][-1]))
+    assert first[0] > first[1], "the rows of the slow worker become fewer"
+    assert abs(last[0] / last.sum() - 0.8) <= 1 / 16, "four rows of five, to within one example"
+    for one in seen:
+        assert one["gap"] < 1e-5, "every example counts once in every epoch"
+        assert one["traces"] <= 4, "for the build, the trial and the step, and none for the sizes"
+        assert one["restored"] == list(Shares(tuple(last.tolist())).weights)
+
+
+@under_one
+def test_shares_stay_where_fewer_rows_would_not_help(pool: WorkerPool) -> None:
+    (told, changes, shares), (why, *rest) = call(pool, "shares_stay", cases="balance_cases")[0]
+    assert (len(told), changes, shares) == (1, [], [1, 1])
+    assert "worker 1" in told[0]
+    assert (len(why), rest) == (1, [[], [1, 1]])
+    assert "synchronized=True" in why[0]
 
 
 def test_numbers_are_looked_at_as_on_one_device(pool: WorkerPool) -> None:

@@ -8,8 +8,9 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.callbacks.backup_and_restore import BackupAndRestore
     from tfdist.callbacks.gradient_noise_scale import GradientNoiseScale
     from tfdist.callbacks.monitor_callback import Monitor
+    from tfdist.training.balance.balance_shares import BalanceShares
     from tfdist.training.loss_scale import LossScaleLogger
 
-__all__ = ["BackupAndRestore", "GradientNoiseScale", "LossScaleLogger", "Monitor"]
+__all__ = ["BackupAndRestore", "BalanceShares", "GradientNoiseScale", "LossScaleLogger", "Monitor"]
 
 __getattr__, __dir__ = exported(__name__, __file__)

@@ -63,7 +63,7 @@ class MirroredStrategy(KerasTraining, tf.distribute.MirroredStrategy):
         collectives: str | None = None,
         bucket_bytes: int = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
-        shares: Sequence[int] | None = None,
+        shares: Sequence[int] | str | None = None,
     ) -> None:
         backend = _backend(collectives)
         self.loss_reduction = loss_reduction

@@ -100,7 +100,7 @@ class ModelParallelStrategy(mesh_jobs.MeshStrategy):
         collectives: str | None = None,
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         loss_reduction: str = "detect",
-        shares: Sequence[int] | None = None,
+        shares: Sequence[int] | str | None = None,
     ) -> None:
         cluster = clusters.from_environment() if cluster is None else cluster
         self._mesh = _mesh(mesh, layout_map)

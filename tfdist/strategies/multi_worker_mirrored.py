@@ -71,7 +71,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
         shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
-            as fast; see `shares`. None: equal parts.
+            as fast; see `shares`. "measured": the first `fit` measures workers at its start. None: equal parts.
 
     Raises:
         ConfigError: there are more replicas than devices, the cluster's addresses are unknown, or ``collectives`` is
@@ -99,7 +99,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         shard_optimizer: int | None = None,
         synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
-        shares: Sequence[int] | None = None,
+        shares: Sequence[int] | str | None = None,
     ) -> None:
         backend = validation.one_of(
             "collectives", collectives or variables.COLLECTIVES.read(os.environ) or COLLECTIVES[0], COLLECTIVES

@@ -114,7 +114,7 @@ class PipelineStrategy(mesh_jobs.MeshStrategy):
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         shard_optimizer: int | None = None,
         loss_reduction: str = "detect",
-        shares: Sequence[int] | None = None,
+        shares: Sequence[int] | str | None = None,
     ) -> None:
         stage_placement.require_slots_alone(shard_optimizer)
         cluster = clusters.from_environment() if cluster is None else cluster

@@ -53,7 +53,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         loss_reduction: how losses that your code reduces itself (in a `train_step`, a `compute_loss` or a loss function
             that returns one number) depend on examples: "mean" or "sum"; "detect" tries it on a few rows.
         shares: the weight of each replica's part of a batch, such as ``(3, 1)`` where the first worker is three times
-            as fast; see `shares`. None: equal parts.
+            as fast; see `shares`. "measured": the first `fit` measures workers at its start. None: equal parts.
 
     Raises:
         MissingDependencyError: Horovod is not installed (``tfdist build horovod``).
@@ -83,7 +83,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
         bucket_bytes: int | str = buckets.DEFAULT_BYTES,
         synchronization: Synchronization | str | None = None,
         loss_reduction: str = "detect",
-        shares: Sequence[int] | None = None,
+        shares: Sequence[int] | str | None = None,
     ) -> None:
         self.loss_reduction = loss_reduction
         cluster = clusters.from_environment() if cluster is None else cluster

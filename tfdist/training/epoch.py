@@ -174,6 +174,12 @@ class Epoch:
         self._count(count)
         return count
 
+    def renew(self, make: Callable[[], Any], *, seconds: float) -> None:
+        """Take the batches that are left from another iterator; nothing where the epoch has not begun, or has ended."""
+        if self._begin is None and not self._has_ended:
+            former, self._elements = self._elements, make()
+            tf_data.end([former], seconds=seconds)
+
     def end(self, *, seconds: float) -> bool:
         """Release the input and prefetched batches; True if that has ended within so many seconds."""
         self._has_ended = True
@@ -211,9 +217,9 @@ class SharedData:
     They compare the first and the last batch; where the number of batches is unknown, every batch.
     """
 
-    def __init__(self, workers: Workers, batches: int | None, *, endless: bool, shares: Shares) -> None:
+    def __init__(self, workers: Workers, batches: int | None, *, endless: bool, shares: Callable[[], Shares]) -> None:
         self._workers = workers
-        self._shares = int.from_bytes(hashlib.sha256(repr(shares.weights).encode()).digest()[:7], "little")
+        self._shares = shares
         self._batches = batches
         self._known = batches is not None or endless
         self._compared = (0, batches - 1 if batches else 0)
@@ -228,7 +234,9 @@ class SharedData:
             mark = 0 if element is None else int(element.fingerprint)
             rows = 0 if element is None else int(element.rows)
             batches = -1 if self._batches is None else self._batches
-            seen = self._workers.gather([element is not None, mark, rows, batches, self._shares])
+            digest = hashlib.sha256(repr(self._shares().weights).encode()).digest()
+            shares = int.from_bytes(digest[:7], "little")
+            seen = self._workers.gather([element is not None, mark, rows, batches, shares])
             _require_alike(seen.tolist(), position)
         return None if element is None else (element, element.rows)
 

@@ -19,6 +19,7 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.errors import UnsupportedError
+from tfdist.training.balance.moving_edges import Edges
 from tfdist.training.call_ends import END_SECONDS
 from tfdist.training.epoch import Alone, Element, Epoch, Layout, OwnData, SharedData
 from tfdist.training.replica import batch_rows
@@ -54,13 +55,14 @@ class CountedDataset(Protocol):
     def steps(self) -> int:
         """Batches in the iteration that begins next."""
 
-    def share(self, first: int, count: int, parts: int | Shares) -> tf.data.Dataset:
+    def share(self, first: int, count: int, parts: int | Shares | Callable[[], Shares]) -> tf.data.Dataset:
         """The part of every global batch that a worker's replicas take.
 
         Args:
             first: the worker's first part.
             count: how many parts it takes.
-            parts: how many there are, one per replica, or their shares.
+            parts: how many there are, one per replica; or their shares; or a function that returns these when an
+                iterator begins, which goes on behind the batches that were handed out in this iteration.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
@@ -107,6 +109,7 @@ class Input:
         gives_places: bool = False,
         whole: Sequence[str] = (),
         tee: "Tee | None" = None,
+        moves: bool = False,
     ) -> None:
         self._gives_places = gives_places
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -134,10 +137,12 @@ class Input:
             raise _no_whole_inputs(policy, whole)
         if own and policy == _Policy.FILE:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
+        self._edges: Edges | None = None
         self.workers = workers
         self._expect = expect
         self.batches = _own_batches(batches, workers) if own else batches
         self._endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self._is_read = False  # all batches of the reading's iteration
         self._readings = [source for source in tf_data.sources(dataset) if isinstance(source, CountedDataset)]
         self._reading = dataset if isinstance(dataset, CountedDataset) else None
         if self._reading is not None:
@@ -148,13 +153,17 @@ class Input:
                     name="whole_inputs",
                     received=tuple(whole),
                 )
-            own_parts = self._reading.share(share.first, share.count, share.shares)
+            own_parts = self._reading.share(share.first, share.count, lambda: self.share.shares)
             elements, self.layout = _mapped(own_parts, lambda mark, rows, slices: Element(slices, rows, mark))
             self.element_spec = _whole(self.layout.spec[0][1], self._reading.rows)
         else:
             self.element_spec = tf_data.without_nones(dataset.element_spec)
-            elements, self.layout = _slices(dataset, self.source, share, workers, whole)
-        self._dataset = (elements if tee is None else tee(elements, self)).prefetch(2)
+            moves = moves and not own
+            self._edges = Edges(share.shares) if moves else None
+            elements, self.layout = _slices(dataset, self.source, share, workers, whole, self._edges)
+        elements = elements if tee is None else tee(elements, self)
+        # what is cut by the present shares is not read ahead
+        self._dataset = elements.prefetch(2) if self._edges is None else elements
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Epoch:
@@ -172,6 +181,15 @@ class Input:
         self._epochs.add(epoch)
         return epoch
 
+    def recut(self, share: Share) -> None:
+        """Cut the batches from the next one on by other shares, also those of an epoch that is under way."""
+        self.share = share
+        if self._edges is not None:
+            self._edges.assign(share.shares)
+        elif self._reading is not None and not self._is_read:  # else the next epoch asks for the shares
+            for epoch in self._epochs:
+                epoch.renew(lambda: tf_data.iterator(self._dataset, self._failure), seconds=END_SECONDS)
+
     def end(self) -> None:
         """End the epochs, so no thread makes batches ahead afterwards."""
         ended = [epoch.end(seconds=END_SECONDS) for epoch in self._epochs]
@@ -186,15 +204,17 @@ class Input:
         if self.workers.count == 1:
             return Alone()
         if self.source is Source.SHARED:
-            return SharedData(self.workers, self.batches, endless=self._endless, shares=self.share.shares)
+            return SharedData(self.workers, self.batches, endless=self._endless, shares=lambda: self.share.shares)
         return OwnData(self.workers, self.layout)
 
     def _begin(self) -> None:
         if self._reading is not None:
             self._reading.begin()
+            self._is_read = False
 
     def _took(self) -> None:
-        if self._reading is not None and self._reading.handed_out():
+        self._is_read = self._reading is not None and self._reading.handed_out()
+        if self._reading is not None and self._is_read:
             self._expect(self._reading.steps)  # an epoch that was resumed in its middle has fewer than the next
 
     def _failure(self, text: str) -> Exception | None:
@@ -288,6 +308,7 @@ def _slices(
     share: Share,
     workers: Workers,
     whole: Sequence[str],
+    edges: Edges | None,
 ) -> tuple[tf.data.Dataset, Layout]:
     def read(data: Any) -> Any:
         return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)
@@ -295,7 +316,7 @@ def _slices(
     def cut(data: Any, share: Share) -> Element:
         if len(share.shares.weights) > 1:
             batch_rows.require_alike(data)
-        slices = batch_rows.parts_of(data, share)
+        slices = batch_rows.parts_of(data, share, None if edges is None else edges.read())
         return Element(tuple(slices), batch_rows.rows_of(data), tf.constant(0, tf.int64))
 
     def alone(*given: Any) -> Element:
@@ -321,6 +342,9 @@ def _slices(
 
     if source is Source.OWN:
         return _mapped(dataset.enumerate().flat_map(_as_it_is(own)), lambda element: element)
+    if edges is not None:  # each batch is cut when it is asked for
+        mapped, layout = _mapped(dataset.enumerate().prefetch(2), shared)
+        return tf_data.in_program_order(mapped), layout
     options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
     if workers.count == 1:
         return _mapped(dataset, alone, **options)

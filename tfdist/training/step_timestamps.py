@@ -18,9 +18,23 @@ from tfdist.native.stamp_ops import stamp_ops
 _rows: graph_stamps.Rows | None = None
 
 
+_is_asked = False
+
+
+def ask() -> None:
+    """Have the steps that are traced from now on stamped, also where nothing records them."""
+    global _is_asked
+    _is_asked = True
+
+
 def can_stamp() -> bool:
-    """True in a trace of a process that records steps."""
-    return not tf.executing_eagerly() and recorder() is not None and graph_stamps.can_stamp()
+    """True in a trace of a process that records steps, or whose stamps are asked for."""
+    return not tf.executing_eagerly() and (_is_asked or recorder() is not None) and graph_stamps.can_stamp()
+
+
+def taken() -> tuple[int, Any]:
+    """The stamps of this process' steps, see `graph_stamps.Rows.read`; none before the first step is traced."""
+    return (0, ()) if _rows is None else _rows.read()
 
 
 def is_first_replica() -> bool:
@@ -63,7 +77,6 @@ def _rows_of_this_process() -> graph_stamps.Rows:
     global _rows
     if _rows is None:
         _rows = new_rows()
-        observer = recorder()
-        assert observer is not None
-        observer.take_stamps_from(_rows.read)
+        if (observer := recorder()) is not None:
+            observer.take_stamps_from(_rows.read)
     return _rows

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ class KerasTraining:
         return self.share.shares.weights
 
     @shares.setter
-    def shares(self, value: Sequence[int]) -> None:
+    def shares(self, value: Sequence[int] | str) -> None:
         if not self._takes_shares:
             raise no_shares(value)
         shares = Shares.of(value, replicas=self._position[1] * self._slices)
@@ -180,6 +181,9 @@ class KerasTraining:
         worker_callbacks.quiet(caller, self._workers)
         batches = keras_model.batches_of(epoch_iterator)
         self._require_rows(keras_model.batch_size_of(epoch_iterator), training=keras_model.is_fitting(caller))
+        moves = self.measures_shares or any(
+            getattr(one, "moves_shares", False) for one in keras_model.given_callbacks(caller)
+        )
         distributed = Input(
             dataset,
             batches=batches,
@@ -189,7 +193,10 @@ class KerasTraining:
             gives_places=self._predicts_from_input and keras_model.is_predicting(caller),
             whole=self.whole_inputs,
             tee=self.tee,
+            moves=moves and self._workers.count > 1,
         )
+        if moves:
+            vars(self).setdefault("_moving", weakref.WeakSet()).add(distributed)
         call_ends.at_end(caller, distributed.end)
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
@@ -223,6 +230,8 @@ class KerasTraining:
         if getattr(compiling, "optimizer", None) is not None:
             replica_optimizers.require_scope(compiling.optimizer, self)
 
+    #: whether the first `fit` measures how many rows each worker computes in the same time
+    measures_shares = False
     #: whether replicas may have unequal parts of a batch
     _takes_shares = True
     #: whether the predict function of its models takes `epoch.Place`s in the place of batches
@@ -255,10 +264,17 @@ class KerasTraining:
     def ready(self, model: Any) -> None:
         """Look at a model that is about to train, test or predict."""
 
-    def _begin_shares(self, given: Sequence[int] | None) -> None:
+    def move_shares(self, shares: Shares) -> None:
+        """Cut the batches of the `fit` that runs by other shares from the next one on; all workers call it alike."""
+        self.shares = shares.weights
+        for one in vars(self).get("_moving", ()):
+            one.recut(self.share)
+
+    def _begin_shares(self, given: Sequence[int] | str | None) -> None:
         """Take the shares that the strategy is made with, or those of the job (`tfdist run --shares`)."""
         given = SHARES.read(os.environ) if given is None else given
-        if given is not None:
+        self.measures_shares = given == "measured"
+        if given is not None and not self.measures_shares:
             self.shares = given
 
     def _require_rows(self, batch_size: int | None, *, training: bool) -> None:

@@ -16,6 +16,7 @@ from tfdist.gradients.sharding import sharded_slots
 from tfdist.gradients.sharding import slot_saving as sharded_saving
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import callback_analysis, local_steps, loss_scale
+from tfdist.training.balance import balance_shares
 
 # Callbacks that write files or to the screen. The chief restores a backup, too, and sends the state to the others.
 _CHIEF_ONLY = (
@@ -37,6 +38,7 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         return
     if training:
         loss_scale.show(model, running)
+        _measure_shares(model, running)
     if training and step_clock().reporter is not None:
         running.callbacks.append(_Ends())
     if training and (local := local_steps.of(model)) is not None:
@@ -60,6 +62,16 @@ def adapt(model: keras.Model, workers: Workers, training: bool) -> None:
         agree = _Agree(workers, running.callbacks, is_sharded=is_sharded)
         agree.set_model(model)
         running.callbacks.append(agree)
+
+
+def _measure_shares(model: keras.Model, running: keras.callbacks.CallbackList) -> None:
+    """Measure shares in the first `fit` under a strategy that asks for it."""
+    strategy = model.distribute_strategy
+    if strategy.measures_shares:
+        strategy.measures_shares = False
+        measuring = balance_shares.MeasuredShares()
+        measuring.set_model(model)
+        running.callbacks.insert(0, measuring)
 
 
 def _require_together(callbacks: list[keras.callbacks.Callback]) -> None:

@@ -108,6 +108,15 @@ def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) 
     return _Raising(dataset, find)
 
 
+def in_program_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, of which an element is made when it is asked for, and none before."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_warm_start = False
+    return dataset.with_options(options)
+
+
 @contextlib.contextmanager
 def raising(find: Callable[[str], Exception | None]) -> Iterator[None]:
     """Raise what a function finds behind an error of TensorFlow, instead of that."""

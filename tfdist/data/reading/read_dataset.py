@@ -79,22 +79,30 @@ class Pipeline:
         """The batches of an epoch of which ``start`` examples have been consumed."""
         return batch_positions.Batches(self.order.examples, self.global_batch_size, self.tail, start)
 
-    def epochs(self, position: Position, share: Share | None) -> tf.data.Dataset:
-        """A dataset of the epoch at ``position``, which is looked up when the first batch is asked for.
+    def epochs(self, position: Position, share: Callable[[], Share] | None) -> tf.data.Dataset:
+        """A dataset of the rest of the epoch at ``position``; both are looked up when the first batch is asked for.
 
         Whole batches set the position when the last one is handed out; a reader of shares sets it itself.
         """
-        chunks = BatchChunks(self.order, self.seed, self.batches, share or WHOLE, examples=self._reader.examples)
+        known: list[tuple[Share, BatchChunks]] = []  # iterators of former shares may still read ahead
+
+        def chunks_now() -> tuple[int, BatchChunks]:
+            mine = WHOLE if share is None else share()
+            if not known or known[-1][0] != mine:
+                made = BatchChunks(self.order, self.seed, self.batches, mine, examples=self._reader.examples)
+                known.append((mine, made))
+            return len(known) - 1, known[-1][1]
 
         def begin() -> np.ndarray[Any, Any]:
             self.examples.binding.require_manifest()
             if share is None:
                 position.begin(counted=False)
-            epoch, start = position.epoch, position.start
+            epoch, start = position.epoch, self.batches(position.start).consumed(position.batches)
+            kind, chunks = chunks_now()
             text = repr((self.identity, epoch, start, self.global_batch_size, self.tail))
             mark = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-            same = epoch, start, self.batches(start).steps, mark
-            return np.array([(number, *same) for number in range(chunks.count(start))], np.int64).reshape(-1, 5)
+            same = epoch, start, self.batches(start).steps, mark, kind
+            return np.array([(number, *same) for number in range(chunks.count(start))], np.int64).reshape(-1, 6)
 
         def end() -> np.bool_:
             position.is_last = True
@@ -102,21 +110,22 @@ class Pipeline:
 
         @_as_it_is
         def stretches_of_epoch(_: tf.Tensor) -> tf.data.Dataset:
-            (rows,) = _shaped([tf.numpy_function(self.failures.noted(begin), [], tf.int64)], [[None, 5]])
+            (rows,) = _shaped([tf.numpy_function(self.failures.noted(begin), [], tf.int64)], [[None, 6]])
             return tf.data.Dataset.from_tensor_slices(rows)
 
         @_as_it_is
         def early(row: tf.Tensor) -> Any:
-            number, epoch, start, steps, mark = tf.unstack(row)
-            found = self._early(chunks, epoch, start, number)
+            number, epoch, start, steps, mark, kind = tf.unstack(row)
+            found = self._early(known, epoch, start, number, kind)
             batches = tf.shape(found["step"])
             return {**found, "steps": tf.fill(batches, steps), "mark": tf.fill(batches, mark)}
 
         @_as_it_is
         def late(found: dict[str, Any]) -> Any:
-            data = self._late(found, share)
+            data = self._late(found, count)
             return data if share is not None else (tf.equal(found["step"], found["steps"] - 1), data)
 
+        count = None if share is None else share().count
         parallel = max(2, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
         # Functions inside a flat_map are prepared anew in every epoch, in hundredths of a second: there is none.
         batches = tf.data.Dataset.range(1).flat_map(stretches_of_epoch)
@@ -127,11 +136,18 @@ class Pipeline:
         # behind the prefetching, so that it happens when the last batch is asked for
         return batches.map(_as_it_is(lambda is_last, data: _after(is_last, end, data)))
 
-    def _early(self, chunks: BatchChunks, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor) -> dict[str, Any]:
+    def _early(
+        self,
+        known: Sequence[tuple[Share, BatchChunks]],
+        epoch: tf.Tensor,
+        start: tf.Tensor,
+        number: tf.Tensor,
+        kind: tf.Tensor,
+    ) -> dict[str, Any]:
         """What is prepared of several batches at once, batches first."""
 
-        def prepared(epoch: Any, start: Any, number: Any) -> list[Any]:
-            found = chunks(epoch=int(epoch), start=int(start), number=int(number))
+        def prepared(epoch: Any, start: Any, number: Any, kind: Any) -> list[Any]:
+            found = known[int(kind)][1](epoch=int(epoch), start=int(start), number=int(number))
             numbers = [found.steps, found.rows, found.slices, found.ids, found.weights]
             seeds = [epoch_orders.seeds_of(found.ids, seed=self.seed, epoch=int(epoch))] if self._augment else []
             return [*numbers, *seeds, *tensor_columns.arrays_of(self._reader, found.ids)]
@@ -142,7 +158,7 @@ class Pipeline:
         specs: list[tensor_columns.Spec] = [(tf.int64, [None]), (tf.int64, [None]), (tf.int32, [None, None, 3])]
         specs += [(dtype, [None, None, *shape]) for dtype, shape in per_example]
         prepare = self.failures.noted(prepared)
-        values = tf.numpy_function(prepare, [epoch, start, number], [dtype for dtype, _ in specs], stateful=False)
+        values = tf.numpy_function(prepare, [epoch, start, number, kind], [dtype for dtype, _ in specs], stateful=False)
         step, rows, slices, ids, weights, *rest = _shaped(values, [shape for _, shape in specs])
         examples: dict[str, Any] = {"ids": ids, "weight": weights}
         if self._augment:
@@ -150,7 +166,7 @@ class Pipeline:
         examples["columns"] = tuple(rest)
         return {"step": step, "rows": rows, "slices": slices, "examples": examples}
 
-    def _late(self, batch: dict[str, Any], share: Share | None) -> Any:
+    def _late(self, batch: dict[str, Any], count: int | None) -> Any:
         examples = batch["examples"]
         ids, early = examples["ids"], examples["columns"]
         seeds = examples.get("seeds", tf.zeros([tf.size(ids), 2], tf.int32))
@@ -165,15 +181,15 @@ class Pipeline:
         else:
             found, sound = self._made(ids, seeds, early)
         weight = examples["weight"] * sound
-        if share is None and self.tail != "keep":
+        if count is None and self.tail != "keep":
             for value in [weight, *tf.nest.flatten(found)]:
                 if isinstance(value, tf.Tensor):
                     value.set_shape([self.global_batch_size, *value.shape[1:]])
         data = self._finish(found, weight if self._weighs else None)
-        if share is None:
+        if count is None:
             return data
         mark = tf.where(tf.equal(batch["step"], 0), batch["mark"], tf.zeros_like(batch["mark"]))
-        return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["slices"], share.count)
+        return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["slices"], count)
 
     def _made(self, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]) -> tuple[Features, tf.Tensor]:
         """The features of a batch, and float32 1 for each example that is sound."""
@@ -343,19 +359,24 @@ class Reading(tf_data.Failing):
         """
         self._position.lead_to(position_of(self._pipeline, state))
 
-    def share(self, first: int, count: int, parts: int | Shares) -> tf.data.Dataset:
+    def share(self, first: int, count: int, parts: int | Shares | Callable[[], Shares]) -> tf.data.Dataset:
         """Return the part of every global batch that a worker's replicas take.
 
         Args:
             first: the worker's first part.
             count: how many parts it takes.
-            parts: how many there are, one per replica, or their `tfdist.cluster.shares.Shares`.
+            parts: how many there are, one per replica; or their `tfdist.cluster.shares.Shares`; or a function that
+                returns these when an iterator begins. A new iterator goes on behind the batches that are counted.
         Returns:
             A dataset of (fingerprint int64 of the first batch else 0, examples of the batch int32, for each part its
             number of examples and its data). A part without examples has one row and the number 0.
         """
-        shares = Shares.equal(parts) if isinstance(parts, int) else parts
-        return _without_tuning(self._pipeline.epochs(self._position, Share(first, count, shares)))
+
+        def share() -> Share:
+            shares = Shares.equal(parts) if isinstance(parts, int) else parts
+            return Share(first, count, shares() if callable(shares) else shares)
+
+        return _without_tuning(self._pipeline.epochs(self._position, share))
 
     def begin(self) -> None:
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""

@@ -95,7 +95,7 @@ class LaunchConfig:
         variable=REPLICAS_PER_WORKER.name,
     )
     shares: str | None = option(
-        None, "Rows of a batch: 3,1 is 3 of 4 for worker 0.", kind=str, metavar="W,W", variable=SHARES.name
+        None, "Parts of a batch, as 3,1; or measured.", kind=str, metavar="W,W", variable=SHARES.name
     )
     gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
     grace_seconds: float = option(10.0, metavar="S", minimum=0, maximum=DAY_SECONDS)
@@ -167,7 +167,7 @@ class LaunchConfig:
     def _require_shares(self) -> None:
         if self.shares is None:
             return
-        parsed_shares("shares (--shares)", self.shares)
+        parsed = parsed_shares("shares (--shares)", self.shares)
         if self.parameter_servers:
             raise ConfigError(
                 f"shares (--shares) is {self.shares} with {self.parameter_servers} parameter servers; a chief hands "
@@ -175,7 +175,7 @@ class LaunchConfig:
                 name="shares (--shares)",
                 received=self.shares,
             )
-        if self.range != (self.workers, self.workers):
+        if parsed != "measured" and self.range != (self.workers, self.workers):
             raise ConfigError(
                 f"shares (--shares) is {self.shares}, and the number of workers may change (--min-workers, "
                 "--max-workers); a weight belongs to each. Leave one of the two out.",

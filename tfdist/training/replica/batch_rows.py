@@ -215,16 +215,17 @@ def uneven_bounds(rows: tf.Tensor, edges: Any) -> tf.Tensor:
     return tf.where(rows < replicas, found, lifted)
 
 
-def parts_of(data: Any, share: Share) -> list[tuple[tf.Tensor, Any]]:
+def parts_of(data: Any, share: Share, edges: tf.Tensor | None = None) -> list[tuple[tf.Tensor, Any]]:
     """The parts of a batch that a process takes, each with its number of rows.
 
     A part without rows is given as one row, a copy of a neighbour's, with the number 0. A batch in one part is not cut,
-    so there its inputs may have unlike numbers of rows.
+    so there its inputs may have unlike numbers of rows. ``edges`` are those of shares that move.
     """
     rows = rows_of(data)
     if len(share.shares.weights) == 1:
         return [(rows, data)]
-    bounds = bounds_of(data, share)
+    own = slice(share.first, share.first + share.count + 1)
+    bounds = bounds_of(data, share) if edges is None else uneven_bounds(rows, edges)[own]
     begins, ends = bounds[:-1], bounds[1:]
     firsts = tf.minimum(begins, tf.maximum(rows - 1, 0))
     slices = zip(tf.split(firsts, share.count), tf.split(tf.maximum(ends, firsts + 1), share.count), strict=True)

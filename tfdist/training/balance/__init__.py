@@ -1,0 +1,1 @@
+"""Shares that follow the speed of workers: what is measured, decided and changed."""

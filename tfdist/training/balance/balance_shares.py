@@ -1,0 +1,250 @@
+"""Shares that follow the measured speed of workers while a model trains."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist import validation
+from tfdist.cluster.shares import Shares
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.errors import ConfigError
+from tfdist.monitor.observer import StepObserver
+from tfdist.monitor.phases import Kind, Phase
+from tfdist.monitor.process_clock import step_clock
+from tfdist.monitor.recording.rows import STAMPS, Column
+from tfdist.training import step_timestamps
+from tfdist.training.balance.share_decisions import LOOK_BACK, MOST_ROWS, Window, decide, rows_of
+
+__all__ = ["BalanceShares"]
+
+_BEGIN, _GRADIENTS, _END = (int(one) - STAMPS[0] for one in (Column.GRAPH_BEGIN, Column.GRADIENTS, Column.GRAPH_END))
+
+
+class BalanceShares(keras.callbacks.Callback):
+    """Gives each worker as many rows of every batch as it computes in the time of the others.
+
+    Every ``every`` batches, workers compare how long they have computed: from the begin of a step to the last gradient
+    of their own, without waiting for each other. Rows then move from slow workers to fast ones, until the longest
+    computing time would fall by less than 5 %. All workers decide alike. The batch size stays, a step is not traced
+    again, and each example comes once per epoch.
+
+    Guaranteed: the numbers of one device, up to the rounding of sums, whatever the shares. A worker that waits for its
+    input keeps its rows, and a warning names it. Where computing cannot be told from waiting, one warning says why,
+    and shares stay: on GPUs, with BatchNormalization(synchronized=True), with sharded weights, in pipelines, and for
+    the replicas of a single process. On one worker it does nothing.
+
+    Args:
+        every: batches between two comparisons; more calm the measurement.
+        max_change: the largest part of the batch that moves in one change, above 0 and at most 1.
+        memory: the most rows of a batch that fit into a worker's memory: one number for all, or one for each worker.
+            None: any.
+
+    Attributes:
+        changes: pairs of a number of batches and the rows of each worker from there on.
+
+    Raises:
+        ConfigError: a number out of its range; in `fit`, ``memory`` for another number of workers, or too little for
+            the batch.
+
+    Example:
+        >>> model.fit(x, y, batch_size=64, callbacks=[BalanceShares()])        # doctest: +SKIP
+
+    Source: S. Tyagi and P. Sharma, "Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching",
+    2020. There a controller is proportional to the error; here speeds are known, and a change is limited instead.
+    """
+
+    #: a `fit` that is given this callback makes an input of which the shares can change
+    moves_shares = True
+
+    def __init__(self, *, every: int = 20, max_change: float = 0.2, memory: int | Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.every = validation.integer("every", every, minimum=1)
+        self.max_change = validation.number("max_change", max_change, above=0, maximum=1)
+        self.memory = memory if memory is None or isinstance(memory, int) else tuple(memory)
+        for rows in () if self.memory is None else np.atleast_1d(self.memory).tolist():
+            validation.integer("memory", rows, minimum=1)
+        self.changes: list[tuple[int, tuple[int, ...]]] = []
+        self._batches = 0
+        self._windows: list[Window] = []
+        self._rows: tuple[int, ...] | None = None
+        self._told: set[str] = set()
+        self._waits = _InputWaits()
+        self._seen = 0
+        self._since = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look at the strategy, and begin to measure."""
+        self._rows, self._windows, self._since = None, [], 0
+        strategy = self.model.distribute_strategy
+        workers = getattr(strategy, "workers", None)
+        if workers is None or workers.count == 1:
+            if workers is not None and len(getattr(strategy, "shares", ())) > 1:
+                self._tell(f"{type(strategy).__name__} has its replicas in one process, which measures one of them")
+            return
+        if (reason := _why_not(self.model, strategy)) is not None:
+            self._tell(reason)
+            return
+        fit = keras_epochs.running_fit(self.model)
+        batch = None if fit is None else fit.batch_size
+        self._most = self._caps(workers.count, batch)
+        each = strategy.share.count
+        self._is_known = batch is not None and batch <= MOST_ROWS
+        self._batch = min(batch or MOST_ROWS, MOST_ROWS)
+        self._rows = rows_of(strategy.shares[::each], self._batch, self._most)
+        self._strategy, self._workers = strategy, workers
+        step_timestamps.ask()
+        self._seen, _ = step_timestamps.taken()
+        step_clock().attach(self._waits)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Compare what workers have measured, when it is due."""
+        self._batches += self._in_a_call
+        self._since += self._in_a_call
+        if self._rows is not None and self._since >= self.every:
+            self._since = 0
+            self._compare(self._rows)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Measure no longer."""
+        step_clock().detach(self._waits)
+
+    def get_state(self) -> dict[str, Any]:
+        """The shares and the windows that they follow from, which `BackupAndRestore` keeps."""
+        windows = [[list(one.rows), list(one.computing), list(one.input)] for one in self._windows]
+        return {"batches": self._batches, "rows": list(self._rows or ()), "windows": windows}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Resume with the shares of a state, where there are as many workers."""
+        self._batches = int(state["batches"])
+        if self._rows is None or len(self._rows) != len(state["rows"]):
+            return
+        self._windows = [Window(*(tuple(part) for part in one)) for one in state["windows"]]
+        self._move(rows_of(state["rows"], self._batch, self._most))  # the batch may be another
+
+    @property
+    def _in_a_call(self) -> int:
+        return int(self.model.steps_per_execution)
+
+    def _compare(self, rows: tuple[int, ...]) -> None:
+        computing, waiting = self._measured()
+        seen = self._workers.gather([round(1e9 * computing), round(1e9 * waiting)])
+        self._windows.append(Window(rows, tuple(seen[:, 0] / 1e9), tuple(seen[:, 1] / 1e9)))
+        del self._windows[:-LOOK_BACK]
+        if not seen[:, 0].all():
+            who = int(np.flatnonzero(seen[:, 0] == 0)[0])
+            self._tell(f"steps of worker {who} have no time stamps; they were traced before, or computed on a GPU")
+        found = decide(self._windows, rows, max_change=self.max_change, most_rows=self._most)
+        if found.slow_input is not None:
+            self._tell(
+                f"worker {found.slow_input} waits for its input, which fewer rows would not make faster; look at its "
+                "input and its disk"
+            )
+        if found.rows != rows:
+            self._move(found.rows)
+            self.changes.append((self._batches, found.rows))
+            if self._workers.is_chief:
+                parts = [f"{mine} rows" if self._is_known else f"{mine / self._batch:.0%}" for mine in found.rows]
+                times = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self._windows[-1].computing)
+                step_clock().warn(
+                    f"from batch {self._batches} on workers have {', '.join(parts)} of each; before, for the shares "
+                    f"{':'.join(map(str, rows))}, they computed {times} ms."
+                )
+
+    def _move(self, rows: tuple[int, ...]) -> None:
+        each = self._strategy.share.count
+        weights = tuple(mine for mine in rows for _ in range(each))
+        self._rows = rows
+        if Shares(weights).weights != self._strategy.shares:
+            self._strategy.move_shares(Shares(weights))
+
+    def _measured(self) -> tuple[float, float]:
+        """Median seconds of computing and of waiting for input since the last look; 0 for what was not seen."""
+        count, ring = step_timestamps.taken()
+        fresh = min(count - self._seen, len(ring))
+        self._seen = count
+        waits = self._waits.taken()
+        if not fresh:
+            return 0.0, 0.0
+        stamps = np.asarray(ring)[np.arange(count - fresh, count) % len(ring)]
+        stamps = stamps[(stamps[:, _BEGIN] > 0) & (stamps[:, _GRADIENTS] > stamps[:, _BEGIN])]
+        if not len(stamps):
+            return 0.0, 0.0
+        computing = float(np.median(stamps[:, _GRADIENTS] - stamps[:, _BEGIN]))
+        if self._in_a_call > 1 and len(stamps) > 1:  # the graph of several steps takes its batches by itself
+            stamps = stamps[np.argsort(stamps[:, _BEGIN])]
+            return computing, max(0.0, float(np.median(stamps[1:, _BEGIN] - stamps[:-1, _END])))
+        return computing, statistics.median(waits) / 1e9 if waits else 0.0
+
+    def _caps(self, workers: int, batch: int | None) -> tuple[int, ...] | None:
+        if self.memory is None:
+            return None
+        caps = (self.memory,) * workers if isinstance(self.memory, int) else self.memory
+        if len(caps) != workers:
+            raise ConfigError(
+                f"memory is {caps}, {len(caps)} numbers, and there are {workers} workers. Give one for each, or one "
+                "number for all.",
+                name="memory",
+                received=caps,
+            )
+        if batch is not None and sum(caps) < batch:
+            raise ConfigError(
+                f"memory is {caps}, which add up to {sum(caps)} rows, and a batch has {batch}. Take a smaller batch.",
+                name="memory",
+                received=caps,
+            )
+        return caps if batch is None or batch <= MOST_ROWS else tuple(one * MOST_ROWS // batch for one in caps)
+
+    def _tell(self, why: str) -> None:
+        """Warn once, on the chief, that shares stay as they are."""
+        if why not in self._told and getattr(self.model.distribute_strategy, "is_chief", True):
+            step_clock().warn(f"BalanceShares leaves shares as they are: {why}.")
+        self._told.add(why)
+
+
+class MeasuredShares(BalanceShares):
+    """Measures shares once, at the start of training, and then leaves them: ``shares="measured"`` of a strategy."""
+
+    def __init__(self) -> None:
+        super().__init__(every=10, max_change=1.0)
+
+    def _compare(self, rows: tuple[int, ...]) -> None:
+        super()._compare(rows)
+        is_last = len(self._windows) == LOOK_BACK or len(self.changes) == LOOK_BACK
+        if self._rows is not None and is_last and self._rows == rows:
+            self._rows = None
+            step_clock().detach(self._waits)
+
+
+class _InputWaits(StepObserver):
+    """How long each step of training has waited for its batch."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, Kind] = {}
+        self._waits: list[int] = []
+
+    def on_begin(self, step: int, kind: Kind, now: int) -> None:
+        self._kinds[step] = kind
+
+    def on_step(self, step: int, spent: Mapping[Phase, int], now: int) -> None:
+        if self._kinds.pop(step, None) is Kind.TRAIN:
+            self._waits.append(spent.get(Phase.INPUT, 0))
+
+    def taken(self) -> list[int]:
+        found, self._waits = self._waits, []
+        return found
+
+
+def _why_not(model: keras.Model, strategy: Any) -> str | None:
+    """Why computing cannot be told from waiting, or None."""
+    if strategy.share.process_count != strategy.workers.count or getattr(strategy, "cuts_weights", False):
+        return f"the workers of {type(strategy).__name__} wait for each other in the middle of a step"
+    if getattr(strategy, "apart", None) is not None:
+        return "workers meet seldom, so no step waits for another worker"
+    waiting = [one.name for one in keras_model.layers(model) if getattr(one, "synchronized", False)]
+    if waiting:
+        return f"the layer {waiting[0]!r} waits for other workers in the middle of a step (synchronized=True)"
+    return None

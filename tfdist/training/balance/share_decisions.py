@@ -1,0 +1,120 @@
+"""When and how shares change: pure functions of what workers have measured, the same on every worker.
+
+A worker computes r rows in t seconds, so its speed is r / t. In balance each has rows in proportion to its speed, and
+all compute for the same time. Loads no TensorFlow.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: shares change where the longest computing time falls by more than this part of it
+DEAD_BAND = 0.05
+#: a worker's input is slow where it waits for it for this part of its time, and is later than others by that
+INPUT_BOUND = 0.2
+#: the last windows that count: their mean is calmer than one, and a change of speed is seen soon
+LOOK_BACK = 3
+#: rows of a batch are told apart up to this many; `Shares` has a limit of its own
+MOST_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Window:
+    """What workers have measured in some steps with the same shares.
+
+    Attributes:
+        rows: of each worker, of a batch.
+        computing: median seconds from the begin of a step to the worker's last gradient.
+        input: median seconds for which a step has waited for its batch.
+    """
+
+    rows: tuple[int, ...]
+    computing: tuple[float, ...]
+    input: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rows of each worker from now on; the worker whose input is slow, which fewer rows would not cure."""
+
+    rows: tuple[int, ...]
+    slow_input: int | None = None
+
+
+def decide(
+    history: Sequence[Window], rows: tuple[int, ...], *, max_change: float, most_rows: Sequence[int] | None = None
+) -> Decision:
+    """The rows that follow from the last windows, as far as they are of the present rows.
+
+    Args:
+        history: the windows so far, the newest last.
+        rows: of each worker now; their sum, the batch, stays.
+        max_change: the largest part of the batch that moves between workers in one change.
+        most_rows: the most that fit into the memory of each worker.
+
+    Example:
+        >>> decide([Window((8, 8), (0.1, 0.4), (0.0, 0.0))], (8, 8), max_change=0.5)
+        Decision(rows=(13, 3), slow_input=None)
+    """
+    since = list(itertools.takewhile(lambda window: window.rows == rows, reversed(history[-LOOK_BACK:])))
+    if not since or not all(seconds > 0 for window in since for seconds in window.computing):
+        return Decision(rows)
+    count = range(len(rows))
+    computing = [sum(window.computing[worker] for window in since) / len(since) for worker in count]
+    waiting = [sum(window.input[worker] for window in since) / len(since) for worker in count]
+    own = [computing[worker] + waiting[worker] for worker in count]
+    slowest = max(count, key=own.__getitem__)
+    longer = own[slowest] - (sum(own) - own[slowest]) / max(1, len(own) - 1)
+    if waiting[slowest] > max(INPUT_BOUND * own[slowest], longer / 2):
+        return Decision(rows, slow_input=slowest if len(since) == LOOK_BACK else None)
+    speeds = [mine / seconds for mine, seconds in zip(rows, computing, strict=True)]
+    most = tuple(most_rows or (sum(rows),) * len(rows))
+    wanted = apportioned(sum(rows), speeds, most)
+    after = max(mine / speed for mine, speed in zip(wanted, speeds, strict=True))
+    if after > (1 - DEAD_BAND) * max(computing):
+        return Decision(rows)
+    return Decision(_limited(rows, wanted, max_change))
+
+
+def apportioned(total: int, weights: Sequence[float], most: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers in proportion to weights, each at least 1 and at most as given, which add up to the total.
+
+    Each row goes to where the longest time is then the shortest, as if rows were handed out one after the other.
+
+    Example:
+        >>> apportioned(10, [4.0, 1.0], (7, 10))
+        (7, 3)
+    """
+    places = range(len(weights))
+    scale = max(0, total - len(weights)) / sum(weights)
+    found = [min(most[place], max(1, int(scale * weights[place]))) for place in places]
+    while sum(found) < total:
+        free = [place for place in places if found[place] < most[place]] or list(places)
+        found[min(free, key=lambda place: (found[place] + 1) / weights[place])] += 1
+    while sum(found) > total:
+        taken = max((place for place in places if found[place] > 1), key=lambda place: found[place] / weights[place])
+        found[taken] -= 1
+    return tuple(found)
+
+
+def _limited(rows: tuple[int, ...], wanted: tuple[int, ...], max_change: float) -> tuple[int, ...]:
+    """Rows on the way to those that are wanted, of which at most this part of the batch has moved."""
+    moved = sum(abs(new - old) for old, new in zip(rows, wanted, strict=True)) / 2
+    allowed = max(1.0, max_change * sum(rows))
+    if moved <= allowed:
+        return wanted
+    steps = [(new - old) * allowed / moved for old, new in zip(rows, wanted, strict=True)]
+    found = [old + int(step) for old, step in zip(rows, steps, strict=True)]
+    rest = sum(rows) - sum(found)  # whole rows that rounding towards the old ones has left over
+    for place in sorted(range(len(rows)), key=lambda place: int(steps[place]) - steps[place])[: max(rest, 0)]:
+        found[place] += 1
+    for place in sorted(range(len(rows)), key=lambda place: steps[place] - int(steps[place]))[: max(-rest, 0)]:
+        found[place] -= 1
+    return tuple(found)
+
+
+def rows_of(weights: Sequence[int], batch: int, most: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The rows of each worker of a batch that weights give; a large batch is counted in units of several rows."""
+    total = min(batch, MOST_ROWS)
+    caps = tuple(max(1, one * total // batch) for one in most) if most else (total,) * len(weights)
+    return apportioned(total, weights, caps)
