@@ -1,5 +1,6 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,19 @@ def test_a_server_killed_at_any_event_ends_with_the_same_bits(algorithm: Any, tm
         for name, array in whole.state.slots.items():
             assert np.array_equal(array, found.state.slots[name]), (kill_at, name)
         assert [one.used for one in found.records] == [3, 3]
+
+
+def test_a_client_whose_training_breaks_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    broken = (np.full_like(X, np.nan), Y)
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        found = run(FedAvg(), data={"whole": (X, Y), "broken": broken}, rounds=1)
+        alone = run(FedAvg(), data={"whole": (X, Y)}, rounds=1)
+    said = [one.getMessage() for one in caplog.records if one.name.startswith("tfdist")]
+    assert ["broken" in one for one in said] == [True]
+    assert found.rounds[0].used == 1
+    assert distance(weights_of(found.model), weights_of(alone.model)) == 0
+    with refused(DeadlineError, mentions=("broken failed", "NaN")):
+        run(FedAvg(), data={"broken": broken}, rounds=1)
 
 
 def test_too_few_updates_end_the_run() -> None:

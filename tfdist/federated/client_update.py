@@ -49,6 +49,11 @@ class Update:
                 )
 
 
+def is_finite(update: Update) -> bool:
+    """Whether no number of an update is NaN or infinite."""
+    return all(bool(np.isfinite(array).all()) for array in update.arrays.values())
+
+
 def require_alike(update: Update, like: Arrays) -> None:
     """Refuse an update whose names or shapes are not those of the round."""
     if update.arrays.keys() != like.keys():

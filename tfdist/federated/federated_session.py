@@ -4,14 +4,15 @@ A driver brings events, and updates with those that count, and does the actions 
 event is written to a journal before it has an effect, so that a killed server goes on where it was.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.errors import ConfigError
-from tfdist.federated.aggregation import Aggregation
+from tfdist.federated.aggregation import Aggregation, Mean
 from tfdist.federated.app import App, training_seed
-from tfdist.federated.client_update import Arrays, Update, require_alike
+from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
@@ -20,6 +21,7 @@ from tfdist.federated.rounds.round_messages import Action, Event
 from tfdist.federated.rounds.round_rules import RoundRules
 from tfdist.federated.session_files import SessionFiles
 
+_log = logging.getLogger(__name__)
 Evaluation = Callable[[Arrays], dict[str, float]]
 
 
@@ -115,7 +117,16 @@ class FederatedSession:
         return self.handle(messages.Restarted()) if self._is_resumed else self.machine.start()
 
     def handle(self, event: Event, update: Update | None = None) -> list[Action]:
-        """Take an event, with the update that belongs to `Trained`; return what remains for the driver to do."""
+        """Take an event, with the update that belongs to `Trained`; return what remains for the driver to do.
+
+        A mean of NaN is NaN, so a client whose update is not finite has failed, unless the rule is a robust one.
+        """
+        is_mean = isinstance(self.app.aggregator, Mean)
+        if isinstance(event, messages.Trained) and update is not None and is_mean and not is_finite(update):
+            reason = "its update has NaN or infinite numbers"
+            if not self.machine.refusal(event):
+                _log.warning("round %d: client %s is left out: %s.", event.round + 1, event.client, reason)
+            event, update = messages.ClientFailed(event.round, event.attempt, event.client, reason), None
         return self._taken(event, update, None if update is None else update.arrays)
 
     def _taken(self, event: Event, update: Update | None, arrays: Arrays | None) -> list[Action]:

@@ -45,6 +45,7 @@ class LocalTrainer:
         self.algorithm = algorithm
         self.keeps_state = algorithm.has_controls or bool(self.local.personal)
         self._run: Any = None
+        self._sent = dict[str, tuple[NDArray[Any], Any]]()  # the weights of a round, as tensors
         self._test: Any = None
 
     @property
@@ -85,10 +86,10 @@ class LocalTrainer:
             found = self.model.evaluate(*data.nest, batch_size=EVALUATION_BATCH, verbose=0, return_dict=True)
             return data.examples, {name: float(value) for name, value in found.items()}
         self._build(data)
+        arguments = (_tensors(data), np.arange(data.examples, dtype=np.int32)[np.newaxis])
         if self._test is None:
-            self._test = tf.function(self._evaluation, reduce_retracing=True)
-        order = np.arange(data.examples, dtype=np.int32)[np.newaxis]
-        return data.examples, _numbers(self._test(_tensors(data), order))
+            self._test = _traced(self._evaluation, (), arguments)
+        return data.examples, _numbers(self._test(*arguments))
 
     # --- one graph for a training -------------------------------------------------------------------------------------
     def _has_graph(self) -> bool:
@@ -106,23 +107,25 @@ class LocalTrainer:
         self, weights: Arrays, corrections: Arrays, data: LocalArrays, orders: NDArray[np.int32], seed: int
     ) -> tuple[dict[str, NDArray[Any]], dict[str, float], int]:
         self._build(data)
-        if self._run is None:
-            self._run = tf.function(self._training, reduce_retracing=True)
         local = self.local
-        given = {name: weights[name] for name in local.shared}
+        given = self._tensors_of({name: weights[name] for name in local.shared})
         kept = {name: weights.get(name, local.initial[name]) for name in local.personal}
         types = {name: variable.dtype for name, variable in local.corrections.items()}
-        changes, logs = self._run(
-            given,
-            kept,
-            {name: corrections[name].astype(dtype.as_numpy_dtype) for name, dtype in types.items()},
-            local.seed_states(seed),
-            _tensors(data),
-            orders,
-        )
+        corrected = {name: corrections[name].astype(dtype.as_numpy_dtype) for name, dtype in types.items()}
+        fixed = (given, kept, corrected, local.seed_states(seed))
+        if self._run is None:
+            self._run = _traced(self._training, fixed, (_tensors(data), orders))
+        changes, logs = self._run(*fixed, _tensors(data), orders)
         size = self.algorithm.batch_size or data.examples
         steps = len(orders) * -(-data.examples // size)
         return {name: change.numpy() for name, change in changes.items()}, _numbers(logs), steps
+
+    def _tensors_of(self, arrays: Arrays) -> dict[str, Any]:
+        """The arrays as tensors; those of the same round are converted once for all clients."""
+        for name, array in arrays.items():
+            if name not in self._sent or self._sent[name][0] is not array:
+                self._sent[name] = (array, tf.convert_to_tensor(array))
+        return {name: self._sent[name][1] for name in arrays}
 
     @tf.autograph.experimental.do_not_convert
     def _training(self, weights: Any, kept: Any, corrections: Any, seeds: Any, data: Any, orders: Any) -> Any:
@@ -195,6 +198,22 @@ def _difference(variable: Any, before: Any) -> Any:
     after = tf.convert_to_tensor(variable.value)
     wide = tf.float64 if after.dtype == tf.float64 else tf.float32
     return tf.cast(after, wide) - tf.cast(before, wide)
+
+
+def _traced(function: Callable[..., Any], fixed: Any, varying: Any) -> Any:
+    """The function as a graph, traced once for clients with any numbers of examples."""
+
+    def spec(array: Any, *, is_fixed: bool) -> tf.TensorSpec:
+        # an order has a row for each epoch, and all else a row for each example
+        shape = array.shape if is_fixed else [None, None] if array is varying[-1] else [None, *array.shape[1:]]
+        return tf.TensorSpec(shape, array.dtype)
+
+    traced = tf.function(function, reduce_retracing=True)
+    traced.get_concrete_function(
+        *keras.tree.map_structure(lambda one: spec(one, is_fixed=True), fixed),
+        *keras.tree.map_structure(lambda one: spec(one, is_fixed=False), varying),
+    )
+    return traced
 
 
 def _tensors(data: LocalArrays) -> Any:

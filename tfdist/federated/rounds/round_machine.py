@@ -64,6 +64,7 @@ class RoundMachine:
         self._waiting = dict[str, None]()  # asked in this phase, and not answered
         self._trained = dict[str, int]()
         self._evaluated = dict[str, tuple[int, dict[str, float]]]()
+        self._failure = ""  # what a client of this attempt said last
 
     @property
     def is_over(self) -> bool:
@@ -117,6 +118,7 @@ class RoundMachine:
         return self._lost(event.client)
 
     def _failed_client(self, event: messages.ClientFailed) -> list[Action]:
+        self._failure = f"; {event.client} failed: {event.reason}"
         return self._lost(event.client)
 
     def _lost(self, client: str) -> list[Action]:
@@ -145,7 +147,7 @@ class RoundMachine:
         count = self.rules.target + self.rules.spare
         found = chosen(self._available, count, self.rules.seed, "train", self.round, self.attempt)
         self._selected = dict.fromkeys(found)
-        self._trained, self._evaluated = {}, {}
+        self._trained, self._evaluated, self._failure = {}, {}, ""
         self.phase = Phase.CONFIGURE
         return [
             messages.Configure(self.round, self.attempt, found),
@@ -187,7 +189,7 @@ class RoundMachine:
         return messages.Aggregate(self.round, self.attempt, used)
 
     def _discard(self, reason: str) -> list[Action]:
-        reason = f"{reason}; at least {self.rules.minimum} must"
+        reason = f"{reason}; at least {self.rules.minimum} must{self._failure}"
         cancelled: list[Action] = [messages.Cancel(self.round, self.attempt, one) for one in self._waiting]
         done = [*cancelled, messages.Discard(self.round, self.attempt, reason)]
         self._waiting, self._trained = {}, {}
@@ -276,6 +278,7 @@ class RoundMachine:
             "available": sorted(self._available),
             "selected": list(self._selected),
             "waiting": list(self._waiting),
+            "failure": self._failure,
             "trained": dict(self._trained),
             "evaluated": {name: [examples, metrics] for name, (examples, metrics) in self._evaluated.items()},
         }
@@ -287,7 +290,7 @@ class RoundMachine:
         machine.round, machine.attempt, machine.phase = state["round"], state["attempt"], Phase(state["phase"])
         machine._available = set(state["available"])
         machine._selected, machine._waiting = dict.fromkeys(state["selected"]), dict.fromkeys(state["waiting"])
-        machine._trained = dict(state["trained"])
+        machine._trained, machine._failure = dict(state["trained"]), state["failure"]
         machine._evaluated = {name: (examples, dict(found)) for name, (examples, found) in state["evaluated"].items()}
         return machine
 
