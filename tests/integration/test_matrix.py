@@ -51,6 +51,9 @@ def test_rows_where_numbers_matter_are_trained_with_other_numbers_of_replicas() 
         assert any(one.workers > 1 for one in chosen), f"{row.name} is never divided into processes"
     for one in matrix.NUMBERS:
         assert sum(row.applies(one) for row in matrix.numbered()) > 3, one.name
+    for row in matrix.numbered(matrix.FURTHER):
+        assert all(row.applies(one) for one in column.select(row.columns)), row.name
+        assert not set(row.columns) & set(matrix.NUMBERED[row.name]), f"{row.name} is trained there already"
 
 
 @pytest.mark.timeout(matrix.DEADLINE_SECONDS)
