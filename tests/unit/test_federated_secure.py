@@ -223,6 +223,9 @@ def test_a_key_of_low_order_is_refused() -> None:
     signature = keys["c001"].sign(masking_plan.advert_statement(one.plan, "c001", body))
     with refused(ProtocolError, name="c001"):
         one.server.receive("c001", Phase.ADVERTISE, body + signature)
+    adverts = {name: one.clients[name].advertise() for name in ("c000", "c002")}
+    with refused(ProtocolError, name="c001"):
+        one.clients["c000"].share({**adverts, "c001": body + signature})
 
 
 def test_the_server_refuses_what_comes_late_twice_or_in_another_shape() -> None:

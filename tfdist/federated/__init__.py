@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
         TrimmedMean,
     )
     from tfdist.federated.round_history import RoundRecord
+    from tfdist.federated.secure_sums import SecureSums
     from tfdist.federated.simulation import Simulation, simulate
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "RobustRule",
     "RoundRecord",
     "Scaffold",
+    "SecureSums",
     "Simulation",
     "TrimmedMean",
     "Update",

@@ -10,6 +10,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.federated.aggregation import Aggregator, Mean
 from tfdist.federated.algorithms.algorithm import Algorithm, Participation
 from tfdist.federated.rounds.round_rules import RoundRules
+from tfdist.federated.secure_sums import SecureSums
 
 if TYPE_CHECKING:
     import keras
@@ -33,6 +34,7 @@ class App:
         participation: which clients take part in a round, and how long it waits for them.
         aggregator: makes one update of many; the weighted mean by default.
         personal_layers: names of layers that each client keeps for itself.
+        secure: settings of secure aggregation, for a run over real processes; None without it.
 
     Raises:
         ConfigTypeError: make_model is no function, or algorithm is none.
@@ -58,6 +60,7 @@ class App:
     participation: Participation = field(default_factory=Participation)
     aggregator: Aggregator = field(default_factory=Mean)
     personal_layers: Sequence[str] = ()
+    secure: SecureSums | None = None
 
     def __post_init__(self) -> None:
         for name, needed in (("make_model", "__call__"), ("algorithm", "update"), ("aggregator", "start")):

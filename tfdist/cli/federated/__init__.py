@@ -4,6 +4,9 @@ from tfdist.cli.common.command import lazy_group
 
 COMMANDS = {
     "simulate": "Train in one process, with as many clients as you like.",
+    "keys": "Make the keys of a server and its clients.",
+    "server": "Drive the rounds of a run; clients connect to it.",
+    "client": "Train on this machine's data for a server.",
 }
 
 command = lazy_group(__name__, COMMANDS, "Train a model over clients that keep their data.")

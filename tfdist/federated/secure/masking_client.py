@@ -28,7 +28,6 @@ from tfdist.federated.secure import masking_plan, shamir
 from tfdist.federated.secure.mask_stream import (
     KEY_BYTES,
     Words,
-    agreed_secret,
     apply_masks,
     derived_key,
     public_key,
@@ -52,9 +51,10 @@ class Phase(IntEnum):
     REFUSED = 6
 
 
-def pair_key(private: bytes, public: bytes, plan: MaskingPlan, *names: str) -> bytes:
-    """The key of the mask that two clients share."""
-    return derived_key(agreed_secret(private, public), masking_plan.statement(plan.digest, "mask", *sorted(names)))
+def pair_key(private: bytes, public: bytes, plan: MaskingPlan, own: str, peer: str) -> bytes:
+    """The key of the mask that two clients share, from the private key of one and the peer's public one."""
+    secret = masking_plan.agreed(peer, private, public)
+    return derived_key(secret, masking_plan.statement(plan.digest, "mask", *sorted((own, peer))))
 
 
 def self_key(seed: bytes, plan: MaskingPlan, name: str) -> bytes:
@@ -221,7 +221,7 @@ class MaskingClient:
     def _cipher(self, sender: str, receiver: str) -> ChaCha20Poly1305:
         """The cipher of one direction: with another pair of names it has another key."""
         peer = receiver if sender == self.name else sender
-        secret = agreed_secret(self._box_secret, self._adverts[peer][:KEY_BYTES])
+        secret = masking_plan.agreed(peer, self._box_secret, self._adverts[peer][:KEY_BYTES])
         return ChaCha20Poly1305(derived_key(secret, masking_plan.statement(self.plan.digest, "box", sender, receiver)))
 
     def _opened(self, peer: str, box: object) -> bytes:

@@ -138,12 +138,21 @@ def checked_advert(plan: MaskingPlan, roster: Mapping[str, bytes], client: str, 
         raise ProtocolError(f"client {client} is not part of this sum.", name=client)
     found = checked_bytes(client, advert, ADVERT_BYTES)
     check_signature(roster, client, found[3 * KEY_BYTES :], advert_statement(plan, client, found))
-    try:
-        for start in (0, KEY_BYTES):
-            agreed_secret(_ANY_PRIVATE, found[start : start + KEY_BYTES])
-    except ValueError:  # a point of low order, with which every secret is zero
-        raise ProtocolError(f"a public key of client {client} is no key.", name=client) from None
     return found
+
+
+def check_points(client: str, advert: bytes) -> None:
+    """Refuse public keys of low order, with which every secret is zero."""
+    for start in (0, KEY_BYTES):
+        agreed(client, _ANY_PRIVATE, advert[start : start + KEY_BYTES])
+
+
+def agreed(client: str, private: bytes, public: bytes) -> bytes:
+    """The secret that this client's public key and a private one agree on."""
+    try:
+        return agreed_secret(private, public)
+    except ValueError:
+        raise ProtocolError(f"a public key of client {client} is no key.", name=client) from None
 
 
 def checked_bytes(client: str, value: object, length: int) -> bytes:

@@ -38,6 +38,37 @@ class MaskingServer:
         self._survivors: tuple[str, ...] = ()
         self._lost: tuple[str, ...] = ()
         self._sum = empty_sum(plan)
+        self.sent: dict[str, dict[str, Any]] = {}  # the questions of this phase
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the plan and the roster, for `restore`; of numbers, texts, bytes and arrays."""
+        return {
+            "phase": int(self.phase),
+            "awaited": sorted(self.awaited),
+            "answers": self._answers,
+            "adverts": self._adverts,
+            "sharers": list(self._sharers),
+            "survivors": list(self._survivors),
+            "lost": list(self._lost),
+            "sum": self._sum,
+            "sent": self.sent,
+        }
+
+    @classmethod
+    def restore(cls, plan: MaskingPlan, roster: Mapping[str, bytes], state: Mapping[str, Any]) -> "MaskingServer":
+        """The server that `state` describes."""
+        server = cls(plan, roster)
+        server.phase, server.awaited = Phase(state["phase"]), frozenset(state["awaited"])
+        server._answers, server._adverts, server.sent = dict(state["answers"]), dict(state["adverts"]), state["sent"]
+        server._sharers, server._survivors = tuple(state["sharers"]), tuple(state["survivors"])
+        server._lost, server._sum = tuple(state["lost"]), np.array(state["sum"])
+        server._set_graph()
+        return server
+
+    @property
+    def answered(self) -> frozenset[str]:
+        """The clients whose answers of this phase have been taken."""
+        return frozenset(self._answers)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -79,7 +110,7 @@ class MaskingServer:
             Phase.REVEAL: self._end_of_reveals,
         }[self.phase](present)
         self.phase = Phase(self.phase + 1)
-        self._answers = {}
+        self._answers, self.sent = {}, send
         self.awaited = frozenset(send)
         return send
 
@@ -91,7 +122,9 @@ class MaskingServer:
 
     def _checked(self, client: str, answer: object) -> Any:
         if self.phase == Phase.ADVERTISE:
-            return masking_plan.checked_advert(self.plan, self._roster, client, answer)
+            advert = masking_plan.checked_advert(self.plan, self._roster, client, answer)
+            masking_plan.check_points(client, advert)
+            return advert
         if self.phase == Phase.SHARE:
             boxes = self._checked_map(client, answer, set(self._graph[client]) - {client})
             return {
@@ -127,9 +160,12 @@ class MaskingServer:
 
     def _end_of_adverts(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         self._adverts = {name: self._answers[name] for name in present}
-        self._keys = masking_plan.keys_digest(self.plan, self._adverts)
-        self._graph = neighbours_of(present, self.plan.degree.neighbours, self._keys)
+        self._set_graph()
         return {name: {"adverts": dict(self._adverts)} for name in present}
+
+    def _set_graph(self) -> None:
+        self._keys = masking_plan.keys_digest(self.plan, self._adverts)
+        self._graph = neighbours_of(sorted(self._adverts), self.plan.degree.neighbours, self._keys)
 
     def _end_of_shares(self, present: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         self._sharers = present

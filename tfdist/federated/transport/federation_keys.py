@@ -105,12 +105,6 @@ def make_client_key(folder: Path, name: str) -> ClientKey:
 
 def make_federation(folder: Path, clients: Mapping[str, bytes]) -> Federation:
     """Make the server's key if there is none, and add these clients to the list."""
-    path = folder / SERVER_FILE
-    if path.exists():
-        server = read_server_key(path)
-    else:
-        server = new_server_key()
-        _write(path, {"certificate": server.certificate, "private": server.private}, secret=True)
     known = dict(read_federation(folder / LIST_FILE).clients) if (folder / LIST_FILE).exists() else {}
     for name, public in clients.items():
         _checked_name(name)
@@ -122,6 +116,12 @@ def make_federation(folder: Path, clients: Mapping[str, bytes]) -> Federation:
                 path=folder / LIST_FILE,
             )
         known[name] = _checked_public(name, public)
+    path = folder / SERVER_FILE
+    if path.exists():
+        server = read_server_key(path)
+    else:
+        server = new_server_key()
+        _write(path, {"certificate": server.certificate, "private": server.private}, secret=True)
     listed = {name: known[name].hex() for name in sorted(known)}
     _write(folder / LIST_FILE, {"server": server.fingerprint, "clients": listed}, secret=False)
     return Federation(server.fingerprint, known)

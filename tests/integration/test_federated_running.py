@@ -1,0 +1,278 @@
+"""Federated runs over a transport: as the simulation to the bit, and through kills, losses and secure sums."""
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from tests.refusals import refused
+from tfdist.errors import ConfigError, DeadlineError, DisagreementError
+from tfdist.federated import App, FedAvg, Participation, Scaffold, WholeRule, simulate
+from tfdist.federated.clients.client_states import ClientStates
+from tfdist.federated.clients.local_training import LocalTrainer
+from tfdist.federated.running.federation_client import FederationClient
+from tfdist.federated.running.federation_run import Common, common
+from tfdist.federated.running.federation_server import FederationServer, session_of
+from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
+from tfdist.federated.secure_sums import SecureSums
+from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
+from tfdist.federated.transport.federation_keys import Federation
+
+NAMES = ("berlin", "paris", "rome", "vienna")
+RANDOM = np.random.default_rng(7)
+X = RANDOM.normal(size=(40, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.float32)
+DATA = {
+    name: (X[start : start + 4 + start], Y[start : start + 4 + start])
+    for name, start in zip(NAMES, range(4), strict=True)
+}
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b"-")) for name in NAMES}
+LIST = Federation("00" * 32, {name: key.public_key().public_bytes_raw() for name, key in KEYS.items()})
+SUMS = SecureSums(clip=0.5, value_bits=20)
+
+
+def make_model() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+@functools.cache
+def trainer_of(algorithm: Any) -> LocalTrainer:
+    """One model and one graph for all runs with this algorithm."""
+    return LocalTrainer(make_model, algorithm, ())
+
+
+class Killed(Exception):  # noqa: N818
+    """The server is killed here."""
+
+
+class Federate:
+    """A run whose messages cross no socket, but are packed and read as frames; it can be killed at any event."""
+
+    def __init__(
+        self, folder: Path, algorithm: Any = None, sums: SecureSums | None = None, rounds: int = 2, **options: Any
+    ) -> None:
+        self.folder, self.sums = folder, sums
+        self.app = App(make_model, DATA, algorithm or FedAvg(epochs=2, batch_size=4, most_examples=7), **options)
+        self.trainer = trainer_of(self.app.algorithm)
+        self.lines: list[str] = []
+        self.same: Common = common(self.app, self.trainer, LIST, rounds=rounds, seed=4, sums=sums)
+        self.clients = {name: self.client(name) for name in NAMES}
+        self.events = deque[Event]()
+        self.kill_at = self.taken = self.now = 0
+        self.change: Callable[[str, dict[str, Any]], Any] = lambda _, answer: answer
+
+    def client(self, name: str) -> FederationClient:
+        folder = self.folder / "of-clients"
+        secure = None
+        if self.sums is not None and self.same.code is not None:
+            parts = (self.sums, self.same.code, self.same.layout, name, KEYS[name], LIST.clients)
+            secure = SecureMember(*parts, folder / name)
+        return FederationClient(
+            self.app, self.trainer, name, ClientStates(folder), secure=secure, told=self.lines.append
+        )
+
+    # --- a hub ---
+    def send(self, client: str, message: dict[str, Any]) -> None:
+        if message["kind"] == "ask" and client in self.clients:
+            answer = self.change(client, self.clients[client].answer(copied(message)))
+            self.events.append(answer if not isinstance(answer, dict) else Said(client, copied(answer)))
+
+    def take(self, timeout_seconds: float | None) -> Event | None:
+        self.taken += 1
+        if self.taken == self.kill_at:
+            raise Killed
+        if self.events:
+            return self.events.popleft()
+        assert timeout_seconds is not None, "the server waits for ever"
+        self.now += timeout_seconds + 1
+        return None
+
+    # --- the run ---
+    def run(self, *, resume: bool = False) -> list[NDArray[Any]]:
+        place = self.folder / "server"
+        secure = None
+        if self.sums is not None and self.same.code is not None:
+            secure = SecureRounds(self.sums, self.same.code, self.same.layout, LIST.clients, place)
+        session = session_of(
+            self.app, self.same.rules, self.trainer, clients=4, folder=place, resume=resume, secure=secure is not None
+        )
+        self.events = deque(Came(name) for name in NAMES)
+        self.session = session
+        server = FederationServer(
+            self.app,
+            session,
+            self,  # type: ignore[arg-type]
+            NAMES,
+            run="a run",
+            secure=secure,
+            told=self.lines.append,
+            clock=lambda: self.now,
+        )
+        server.run()
+        return [np.array(session.state.weights[name]) for name in sorted(session.state.weights)]
+
+    def run_killed_at(self, event: int) -> list[NDArray[Any]]:
+        self.kill_at = event
+        with pytest.raises(Killed):
+            self.run()
+        return self.run(resume=True)
+
+
+def copied(message: dict[str, Any]) -> dict[str, Any]:
+    """What arrives of a message."""
+    data = b"".join(pack(message))
+    lengths = read_head(data[: HEAD.size], largest=len(data))
+    return unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+
+
+def simulated(algorithm: Any = None, **options: Any) -> list[NDArray[Any]]:
+    app = App(make_model, DATA, algorithm or FedAvg(epochs=2, batch_size=4, most_examples=7), **options)
+    return list(simulate(app, rounds=2, seed=4).model.get_weights())
+
+
+def distance(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", [None, Scaffold(epochs=2, batch_size=4)], ids=["FedAvg", "Scaffold"])
+def test_a_run_is_the_simulation_bit_for_bit(tmp_path: Path, algorithm: Any) -> None:
+    options = {"participation": Participation(fraction=0.75, evaluate_on="clients")}
+    found = Federate(tmp_path, algorithm, **options).run()
+    assert distance(found, simulated(algorithm, **options)) == 0
+
+
+def test_a_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
+    whole = Federate(tmp_path / "whole")
+    expected = whole.run()
+    for event in range(1, whole.taken + 1):
+        found = Federate(tmp_path / str(event)).run_killed_at(event)
+        assert distance(found, expected) == 0, f"killed at event {event}"
+
+
+def test_secure_sums_differ_by_their_rounding_alone(tmp_path: Path) -> None:
+    found = Federate(tmp_path, sums=SUMS).run()
+    step = SUMS.clip / 2**19
+    assert 0 < distance(found, simulated()) < 4 * step
+
+
+def test_a_secure_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
+    """Sums are exact, so the attempt in which a round succeeds changes nothing."""
+    whole = Federate(tmp_path / "whole", sums=SUMS, rounds=1)
+    expected = whole.run()
+    for event in range(1, whole.taken + 1):
+        found = Federate(tmp_path / str(event), sums=SUMS, rounds=1).run_killed_at(event)
+        assert distance(found, expected) == 0, f"killed at event {event}"
+
+
+@pytest.mark.parametrize("what", ["keys", "shares", "train", "confirm", "reveal"])
+def test_a_client_that_is_lost_in_a_secure_round_is_left_out(tmp_path: Path, what: str) -> None:
+    """From this question on, vienna is gone."""
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5))
+
+    def change(client: str, answer: dict[str, Any]) -> Any:
+        return Gone(client, "cut") if client == "vienna" and answer["what"] == what else answer
+
+    one.change = change
+    one.run()
+    used = 4 if what in ("confirm", "reveal") else 3
+    assert [record.used for record in one.session.records] == [used, 3], one.lines
+
+
+def test_a_client_that_lies_is_left_out(tmp_path: Path) -> None:
+    """Each answer of rome is wrong in another way; the others' training goes on."""
+    for change in (
+        lambda answer: {**answer, "examples": 0},
+        lambda answer: {**answer, "examples": "7"},
+        lambda answer: {**answer, "examples": 10**400},
+        lambda answer: {**answer, "metrics": {"loss": 10**400}},
+        lambda answer: {**answer, "arrays": {}},
+        lambda answer: {**answer, "arrays": [1]},
+        lambda answer: {**answer, "arrays": {name: array[..., :0] for name, array in answer["arrays"].items()}},
+        lambda answer: {**answer, "arrays": {name: array.astype(int) for name, array in answer["arrays"].items()}},
+        lambda answer: {**answer, "metrics": {"loss": "low"}},
+        lambda answer: {"kind": "failed", "what": "train", "round": answer["round"], "attempt": answer["attempt"]},
+    ):
+        one = Federate(tmp_path / str(id(change)))
+        one.change = lambda client, answer, change=change: change(answer) if client == "rome" else answer  # type: ignore[misc]
+        one.run()
+        assert [record.used for record in one.session.records] == [3, 3]
+        assert any("rome" in line for line in one.lines)
+
+
+def test_a_client_that_starts_again_in_a_secure_round_holds_nobody_up(tmp_path: Path) -> None:
+    """It has lost its masks, and says so: the others finish the sum, and no deadline passes."""
+    one = Federate(tmp_path, sums=SecureSums(clip=0.5, value_bits=20, threshold=0.5), rounds=1)
+
+    def change(client: str, answer: dict[str, Any]) -> dict[str, Any]:
+        if client == "vienna" and answer["what"] == "train":
+            one.clients["vienna"] = one.client("vienna")
+        return answer
+
+    one.change = change
+    one.run()
+    assert one.now == 0
+    assert [record.used for record in one.session.records] == [4]
+
+
+def test_too_few_clients_for_a_secure_sum_end_the_run(tmp_path: Path) -> None:
+    one = Federate(tmp_path, sums=SUMS)
+    one.change = lambda client, answer: Gone(client, "cut") if answer["what"] == "confirm" else answer
+    with refused(DeadlineError):
+        one.run()
+    assert not one.session.records
+
+
+def test_a_second_sum_of_a_round_is_refused_by_clients(tmp_path: Path) -> None:
+    one = Federate(tmp_path, sums=SUMS)
+    one.run()
+    keys = {"kind": "ask", "run": "a run", "round": 1, "attempt": 9, "what": "keys", "clients": list(NAMES)}
+    for client in (one.clients["rome"], one.client("rome")):  # also one that was started again
+        assert client.answer({**keys, "session": b"another session!"})["kind"] == "failed"
+        assert client.answer({**keys, "session": b"another session?", "round": 2})["kind"] == "answer"
+
+
+def test_a_client_takes_part_in_one_run_only(tmp_path: Path) -> None:
+    class Link:
+        def __init__(self) -> None:
+            self.asked = [{"kind": "ask", "run": run, "round": 0, "attempt": 0, "what": "?"} for run in ("a", "b")]
+
+        def take(self) -> dict[str, Any]:
+            return self.asked.pop(0)
+
+        def send(self, message: dict[str, Any]) -> None:
+            assert message["kind"] == "failed"
+
+    with refused(DisagreementError, name="rome", received="b"):
+        Federate(tmp_path).clients["rome"].run(Link())  # type: ignore[arg-type]
+
+
+class First(WholeRule):
+    def aggregate(self, updates: Any, weights: Any) -> Any:
+        return updates[0].arrays
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "name"),
+    [
+        (FedAvg(), {}, "most_examples"),
+        (FedAvg(most_examples=7), {"aggregator": First()}, "aggregator"),
+        (FedAvg(most_examples=10_000), {}, "value_bits"),
+        (FedAvg(most_examples=7), {"participation": Participation(fraction=0.5)}, "clients"),
+    ],
+)
+def test_what_no_secure_sum_can_have_is_refused_before_the_first_round(
+    tmp_path: Path, algorithm: Any, options: Any, name: str
+) -> None:
+    with refused(ConfigError, name=name):
+        Federate(tmp_path, algorithm, SUMS, **options)

@@ -1,0 +1,91 @@
+"""`tfdist federated server`: drive the rounds of a run over real clients, and show them."""
+
+import time
+from pathlib import Path
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.progress import unwinding
+from tfdist.cli.federated.federation_options import require_cryptography, secure_option, sums_of
+
+
+@click.command(
+    "server",
+    cls=Command,
+    groups={
+        "What runs": ("rounds", "seed", "secure"),
+        "Who takes part": ("listen", "keys"),
+        "Where it goes": ("output", "resume"),
+    },
+    examples={
+        "tfdist federated keys keys --client berlin --client paris": "first",
+        "tfdist federated server --rounds 50 app.py": "on this machine",
+        "tfdist federated server --listen 0.0.0.0:7443 app.py": "for clients on others",
+        "tfdist federated server --listen 0.0.0.0:7443 --resume app.py": "after a kill",
+    },
+    epilog="Exit code: 0 when all rounds are done, 1 when they cannot be, 2 when the request makes no sense.",
+    page="federated-running",
+)
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders.")
+@secure_option
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Where clients come.")
+@click.option(
+    "--keys",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("keys"),
+    show_default=True,
+    metavar="FOLDER",
+    help="With server.key and federation.json.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs", "federated"),
+    show_default=True,
+    metavar="FOLDER",
+    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
+def command(
+    file: Path, rounds: int, seed: int, secure: bool, listen: str, keys: Path, output: Path, resume: bool
+) -> None:
+    """Drive the rounds of APP.PY's `app`; clients connect, train on their own data, and send what changed.
+
+    A round begins once all clients are there, or at the deadline. Killed at any moment, the server goes on with
+    --resume, and gives the weights of a run that was never killed. The clients stay, and connect again.
+    """
+    require_cryptography()
+    import keras
+
+    from tfdist.cluster.cluster_values import split_address
+    from tfdist.federated.app_file import load_app
+    from tfdist.federated.round_history import PICTURE, ROUNDS, draw, read_rounds, shown
+    from tfdist.federated.running.federation_run import serve
+    from tfdist.federated.transport import federation_keys
+
+    host, port = split_address("--listen", listen)
+    keras.utils.set_random_seed(seed)
+    app = load_app(file)
+    with unwinding():
+        serve(
+            app,
+            federation_keys.read_server_key(keys / federation_keys.SERVER_FILE),
+            federation_keys.read_federation(keys / federation_keys.LIST_FILE),
+            host=host,
+            port=port,
+            rounds=rounds,
+            folder=output,
+            seed=seed,
+            resume=resume,
+            sums=sums_of(app, secure),
+            told=lambda line: click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True),
+            on_round=lambda record: click.echo(shown(record)),
+        )
+    try:
+        draw(read_rounds(output / ROUNDS), output / PICTURE)
+    except ImportError as error:
+        click.echo(f"no picture: {error}", err=True)
+    click.echo(f"wrote {output}: {ROUNDS}, model.keras")

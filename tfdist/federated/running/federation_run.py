@@ -1,0 +1,164 @@
+"""What server and client make of an application, the list of clients and the options: the same on both sides."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import ConfigError
+from tfdist.federated.app import App
+from tfdist.federated.clients.client_states import ClientStates
+from tfdist.federated.clients.local_training import LocalTrainer
+from tfdist.federated.round_history import RoundRecord
+from tfdist.federated.rounds.round_rules import RoundRules
+from tfdist.federated.running.federation_client import FederationClient
+from tfdist.federated.running.federation_server import FederationServer, session_of
+from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
+from tfdist.federated.secure.fixed_point import FixedPoint
+from tfdist.federated.secure_sums import SecureSums, VectorLayout, code_of, largest_weight, plan_of
+from tfdist.federated.transport.client_hub import ClientHub
+from tfdist.federated.transport.federation_keys import ClientKey, Federation, ServerKey
+from tfdist.federated.transport.server_link import ServerLink
+
+RUN_FILE = "run_id"
+_ROOM = 16 << 20  # bytes of a message beside weights
+
+
+@dataclass(frozen=True)
+class Common:
+    """What both sides agree on without a word.
+
+    Attributes:
+        clients: the names of all.
+        rules: of the rounds.
+        layout: of an update as a vector.
+        sums: the settings of secure aggregation; None without it.
+        code: of values as integers; None without secure aggregation.
+        largest: bytes of a message.
+    """
+
+    clients: tuple[str, ...]
+    rules: RoundRules
+    layout: VectorLayout
+    sums: SecureSums | None
+    code: FixedPoint | None
+    largest: int
+
+
+def common(
+    app: App, trainer: LocalTrainer, federation: Federation, *, rounds: int, seed: int, sums: SecureSums | None
+) -> Common:
+    """Everything that is checked before the first round."""
+    clients = _names(app, federation)
+    rules = app.rules(rounds=rounds, clients=len(clients), seed=seed)
+    state = app.algorithm.begin(trainer.local.weights())
+    arrays = {**state.weights, **(state.slots if app.algorithm.has_controls else {})}
+    most = min(rules.target + rules.spare, len(clients))
+    code = None
+    if sums is not None:
+        weight = largest_weight(app.algorithm, app.aggregator)
+        code = code_of(sums, largest_weight=weight, clients=most)
+        plan_of(sums, clients[:most], session=b"", length=1)
+    size = sum(array.nbytes for array in arrays.values())
+    return Common(clients, rules, VectorLayout.of(arrays), sums, code, 3 * size + _ROOM)
+
+
+def serve(
+    app: App,
+    key: ServerKey,
+    federation: Federation,
+    *,
+    host: str,
+    port: int,
+    rounds: int,
+    folder: Path,
+    seed: int = 0,
+    resume: bool = False,
+    sums: SecureSums | None = None,
+    told: Callable[[str], None] = lambda _: None,
+    on_round: Callable[[RoundRecord], None] = lambda _: None,
+) -> None:
+    """Run all rounds as the server, and keep the trained model in the folder."""
+    trainer = app.trainer()
+    same = common(app, trainer, federation, rounds=rounds, seed=seed, sums=sums)
+    session = session_of(
+        app,
+        same.rules,
+        trainer,
+        clients=len(same.clients),
+        folder=folder,
+        resume=resume,
+        secure=sums is not None,
+    )
+    secure = None
+    if sums is not None and same.code is not None:
+        secure = SecureRounds(sums, same.code, same.layout, federation.clients, folder)
+    hub = ClientHub(
+        host,
+        port,
+        key,
+        federation,
+        largest=same.largest,
+        refused=lambda address, reason: told(f"refused {address}: {reason}"),
+    )
+    try:
+        told(f"listening at {host}:{hub.port} for {len(same.clients)} clients")
+        server = FederationServer(
+            app, session, hub, same.clients, run=_run_id(folder), secure=secure, told=told, on_round=on_round
+        )
+        server.run()
+    finally:
+        hub.close()
+    model = app.make_model()
+    trainer.local.set(session.state.weights)
+    model.set_weights(trainer.model.get_weights())
+    model.save(folder / "model.keras")
+
+
+def take_part(
+    app: App,
+    key: ClientKey,
+    federation: Federation,
+    *,
+    host: str,
+    port: int,
+    folder: Path,
+    sums: SecureSums | None = None,
+    wait_seconds: float = 600.0,
+    told: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Answer a server until its run ends; return the run's error, "" if there is none."""
+    trainer = app.trainer()
+    same = common(app, trainer, federation, rounds=1, seed=0, sums=sums)
+    secure = None
+    if sums is not None and same.code is not None:
+        secure = SecureMember(sums, same.code, same.layout, key.name, key.private, federation.clients, folder)
+    client = FederationClient(app, trainer, key.name, ClientStates(folder), secure=secure, told=told)
+    link = ServerLink(host, port, key, federation, largest=same.largest, wait_seconds=wait_seconds, told=told)
+    try:
+        return client.run(link)
+    finally:
+        link.close()
+
+
+def _names(app: App, federation: Federation) -> tuple[str, ...]:
+    """The clients of the application; those on the list where it names none."""
+    is_unnamed = app.clients is None and callable(app.client_data)
+    names = tuple(sorted(federation.clients)) if is_unnamed else app.names()
+    unknown = [name for name in names if name not in federation.clients]
+    if unknown or not names:
+        raise ConfigError(
+            f"{len(unknown)} of {len(names)} clients of the application have no key on the list, such as "
+            f"{', '.join(unknown[:3]) or '-'}. Make keys for them: tfdist federated keys",
+            name="clients",
+            received=unknown[:3],
+        )
+    return names
+
+
+def _run_id(folder: Path) -> str:
+    """A name that no other run has; kept, so that a run that is resumed has its own again."""
+    path = folder / RUN_FILE
+    if not path.exists():
+        path.write_text(secrets.token_hex(16), encoding="utf-8")
+    return path.read_text(encoding="utf-8")

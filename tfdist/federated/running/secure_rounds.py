@@ -1,0 +1,236 @@
+"""The server's secure sums in the rounds of a run: one for each attempt, kept on the disk until it is complete.
+
+Selected clients agree on keys before they train, so an update leaves its client under masks. The state is kept at every
+step after the clients are ready: a server that is killed goes on with the same sum, and asks for nothing twice.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.federated.secure.fixed_point import FixedPoint
+from tfdist.federated.secure.masking_client import MaskingClient, Phase
+from tfdist.federated.secure.masking_plan import AbortedError, ProtocolError
+from tfdist.federated.secure.masking_server import MaskingServer
+from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
+from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+
+FILE = "secure_sum"
+QUESTIONS = {Phase.ADVERTISE: "keys", Phase.SHARE: "shares", Phase.CONFIRM: "confirm", Phase.REVEAL: "reveal"}
+Asks = dict[str, dict[str, Any]]  # client -> question
+
+
+class SecureRounds:
+    """The secure sum of the current attempt."""
+
+    def __init__(
+        self,
+        sums: SecureSums,
+        code: FixedPoint,
+        layout: VectorLayout,
+        roster: Mapping[str, bytes],
+        folder: Path | None,
+    ) -> None:
+        self._sums, self._code, self._layout, self._roster = sums, code, layout, roster
+        self._path = None if folder is None else folder / FILE
+        self._masking: MaskingServer | None = None
+        self.turn = (-1, -1)
+
+    @property
+    def phase(self) -> Phase:
+        """DONE where there is no sum."""
+        return Phase.DONE if self._masking is None else self._masking.phase
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The clients that are still asked in this phase."""
+        return frozenset() if self._masking is None else self._masking.awaited
+
+    def begin(self, turn: tuple[int, int], clients: Iterable[str]) -> Asks:
+        """Begin the sum of an attempt."""
+        plan = plan_of(self._sums, clients, session=secrets.token_bytes(32), length=self._layout.length)
+        self._masking, self.turn = MaskingServer(plan, self._roster), turn
+        return self._asked({client: {"clients": list(plan.clients)} for client in plan.clients})
+
+    def boxes_of(self, client: str) -> dict[str, Any] | None:
+        """What a client needs to mask its update; None if it is not part of the sum."""
+        if self._masking is None or self.phase != Phase.UPLOAD or client not in self._masking.sent:
+            return None
+        return {"session": self._masking.plan.session, **self._masking.sent[client]}
+
+    def has_upload(self, client: str) -> bool:
+        """Whether the client's vector is in the sum: it need not come again after a restart."""
+        return self.boxes_of(client) is not None and self._masking is not None and client in self._masking.answered
+
+    def receive(self, client: str, question: str, answer: dict[str, Any]) -> None:
+        """Take an answer; ProtocolError if it cannot be right."""
+        masking = self._masking
+        phase = next((phase for phase, name in QUESTIONS.items() if name == question), Phase.UPLOAD)
+        if masking is None or answer.get("session") != masking.plan.session:
+            raise ProtocolError(f"client {client} answers for another sum.", name=client)
+        masking.receive(client, phase, answer.get("answer"))
+        if phase >= Phase.UPLOAD:
+            self._keep()
+
+    def drop(self, client: str) -> None:
+        """Wait for this client no longer."""
+        if self._masking is not None:
+            self._masking.drop(client)
+
+    def advance(self) -> Asks:
+        """End a phase; return what to ask next. AbortedError if too few clients are left."""
+        if self._masking is None:
+            raise AbortedError("the masked updates are lost: the server was killed, and began again without a folder.")
+        send = self._masking.advance()
+        self._keep()
+        return self._asked(send)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a sum, and it can be read."""
+        return self._masking is not None and self._masking.phase == Phase.DONE
+
+    def ready(self) -> tuple[str, ...]:
+        """The clients that can mask their updates."""
+        return tuple(self._masking.sent) if self._masking is not None and self.phase == Phase.UPLOAD else ()
+
+    def mean(self, clients: Iterable[str], weight: float) -> dict[str, NDArray[np.float64]]:
+        """The weighted mean of the clients' updates, when the sum is complete."""
+        assert self._masking is not None
+        if set(clients) != set(self._masking.survivors):
+            raise AbortedError("the sum has other clients than the round; it is not used.")
+        return self._layout.parts(self._code.decode(self._masking.result()) / weight)
+
+    def forget(self) -> None:
+        """End the sum; nothing of it is revealed any more."""
+        self._masking = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def resume(self, turn: tuple[int, int]) -> Asks:
+        """Go on with the sum of this attempt that is on the disk; return what has to be asked again."""
+        if self._path is None or not self._path.exists():
+            return {}
+        data = self._path.read_bytes()
+        lengths = read_head(data[: HEAD.size], largest=len(data))
+        kept = unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+        if tuple(kept["turn"]) != turn:
+            return {}
+        plan = plan_of(self._sums, kept["clients"], session=kept["session"], length=self._layout.length)
+        self._masking = MaskingServer.restore(plan, self._roster, kept["masking"])
+        self.turn = turn
+        return self._asked({c: ask for c, ask in self._masking.sent.items() if c in self._masking.awaited})
+
+    def _asked(self, send: Asks) -> Asks:
+        assert self._masking is not None
+        session, question = self._masking.plan.session, QUESTIONS.get(self._masking.phase)
+        if question is None:
+            return {}
+        return {client: {"what": question, "session": session, **ask} for client, ask in send.items()}
+
+    def _keep(self) -> None:
+        if self._path is None or self._masking is None or self.phase < Phase.UPLOAD:
+            return
+        plan = self._masking.plan
+        kept = {
+            "turn": list(self.turn),
+            "session": plan.session,
+            "clients": list(plan.clients),
+            "masking": self._masking.state(),
+        }
+        part = self._path.with_name(f".{FILE}.part")
+        with part.open("wb") as file:
+            for buffer in pack(kept):
+                file.write(buffer)
+        part.replace(self._path)
+
+
+class SecureMember:
+    """A client's secure sums: one at a time, and for each round at most one that is revealed."""
+
+    def __init__(
+        self,
+        sums: SecureSums,
+        code: FixedPoint,
+        layout: VectorLayout,
+        name: str,
+        identity: Any,
+        roster: Mapping[str, bytes],
+        folder: Path,
+    ) -> None:
+        self._sums, self._code, self._layout = sums, code, layout
+        self._name, self._identity, self._roster = name, identity, roster
+        self._path = folder / "last_revealed.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._client: MaskingClient | None = None
+        self._run, self._round = "", -1
+        self.clipped = 0
+
+    def answer(self, message: Mapping[str, Any]) -> Any:
+        """The answer to a question of the server."""
+        question, session = message.get("what"), message.get("session")
+        if question == "keys":
+            return self._begin(message, session)
+        client = self._of(session)
+        if question == "shares":
+            return client.share(message.get("adverts"))
+        if question == "confirm":
+            return client.confirm(message.get("survivors"), message.get("lost"))
+        if question == "reveal":
+            part = self._path.with_suffix(".part")
+            part.write_text(json.dumps({"run": self._run, "round": self._round}), encoding="utf-8")
+            part.replace(self._path)  # before anything is said
+            return client.reveal(message.get("confirmations"))
+        raise ProtocolError(f"the server asks {question!r}, which no secure sum has.", name=self._name)
+
+    def masked(self, given: object, arrays: Mapping[str, NDArray[Any]], weight: float) -> Any:
+        """An update under masks; `clipped` says how many of its values were clipped."""
+        if not isinstance(given, Mapping):
+            raise ProtocolError("the server asks for an update without masks.", name=self._name)
+        client = self._of(given.get("session"))
+        words, self.clipped = self._code.encode(self._layout.joined(arrays), int(weight))
+        return client.upload(given.get("sharers"), given.get("boxes"), words)
+
+    def _begin(self, message: Mapping[str, Any], session: object) -> bytes:
+        clients, run, turn = message.get("clients"), message.get("run"), message.get("round")
+        if not isinstance(session, bytes) or len(session) < 16 or type(turn) is not int or not isinstance(run, str):
+            raise ProtocolError("the server begins a sum without a session or a round.", name=self._name)
+        if (
+            not isinstance(clients, list)
+            or not all(isinstance(one, str) for one in clients)
+            or self._name not in clients
+        ):
+            raise ProtocolError("the server begins a sum without this client.", name=self._name)
+        last_run, last = self._last_revealed()
+        if run == last_run and turn <= last:
+            raise ProtocolError(
+                f"the server begins a sum of round {turn}, and one of round {last} was revealed already; the "
+                "difference of two sums could be a single update.",
+                name=self._name,
+                received=turn,
+            )
+        if len(clients) > self._code.clients:
+            raise ProtocolError(
+                f"the server begins a sum of {len(clients)} clients; its words have room for {self._code.clients}.",
+                name=self._name,
+            )
+        plan = plan_of(self._sums, clients, session=session, length=self._layout.length)
+        self._client = MaskingClient(plan, self._name, self._identity, self._roster)
+        self._run, self._round = run, turn
+        return self._client.advertise()
+
+    def _last_revealed(self) -> tuple[str, int]:
+        if not self._path.exists():
+            return "", -1
+        found = json.loads(self._path.read_text(encoding="utf-8"))
+        return str(found["run"]), int(found["round"])
+
+    def _of(self, session: object) -> MaskingClient:
+        if self._client is None or session != self._client.plan.session:
+            raise ProtocolError("the server goes on with a sum that this client has not begun.", name=self._name)
+        return self._client
