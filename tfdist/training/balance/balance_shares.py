@@ -78,6 +78,7 @@ class BalanceShares(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the strategy, and begin to measure."""
+        step_clock().detach(self._waits)  # of a `fit` that was interrupted
         self._rows, self._windows, self._since = None, [], 0
         strategy = self.model.distribute_strategy
         workers = getattr(strategy, "workers", None)
