@@ -3,7 +3,7 @@
 1. `advertise`: signed public keys, made for this sum alone.
 2. `share`: shares of the client's two secrets, sealed for each neighbour. One secret makes its masks with other
    clients, and is needed if it is lost; the other makes a mask of its own, and is needed if its vector has arrived.
-3. `upload`: the vector under all these masks, uniform for whoever lacks one of them.
+3. `upload`: the vector under all these masks, uniform without one of them.
 4. `confirm`: a signature over who has uploaded, as this client was told.
 5. `reveal`: once enough clients have signed the same, one share for each neighbour, and never both.
 

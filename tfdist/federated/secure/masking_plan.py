@@ -127,7 +127,7 @@ def check_signature(roster: Mapping[str, bytes], client: str, signature: bytes, 
     except InvalidSignature:
         raise ProtocolError(
             f"a signature of client {client} does not fit: it was made with another key, for another round, or over "
-            "another list. Nothing more is said to whoever sent it.",
+            "another list. Its sender gets no further answer.",
             name=client,
         ) from None
 

@@ -1,7 +1,7 @@
 """The server's side of a secure sum: it passes sealed messages on, adds masked vectors, and removes the masks.
 
 It has no secret and draws no random number, so its state follows from the messages that it received. The caller decides
-when a phase ends: when nobody is awaited any more, or at a deadline.
+when a phase ends: when no client is awaited any more, or at a deadline.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Which clients mask against each other and hold each other's shares: all of them, or a random graph of low degree.
 
 With all pairs, each of n clients makes n - 1 masks. In a random graph of degree k it makes k, and k grows with log(n):
-the clients stand on a circle in an order that nobody chooses, and each has the k / 2 on either side.
+the clients stand on a circle in an order that no client chooses, and each has the k / 2 on either side.
 
 A degree is safe if, but for a chance of 2^-40 over all clients, no client has as many colluding neighbours as shares
 are needed, and the honest clients that stay are connected. It is right if, but for a chance of 2^-20, every client
