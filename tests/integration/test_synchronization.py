@@ -18,6 +18,7 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 600
 CASES = Path(__file__).parent / "cases"
+release = pytest.mark.release  # one more combination of what others cover
 
 
 def start(forking: Forks, workers: int, strategy: str = "multi-worker", replicas: int = 1) -> WorkerPool:
@@ -48,7 +49,9 @@ def same(one: Any, other: Any, within: float = 1e-6) -> None:
     np.testing.assert_allclose(one, other, rtol=0, atol=within)
 
 
-@pytest.mark.parametrize(("workers", "optimizer", "normalizes"), [(2, "adam", True), (3, "momentum", False)])
+@pytest.mark.parametrize(
+    ("workers", "optimizer", "normalizes"), [(2, "adam", True), pytest.param(3, "momentum", False, marks=release)]
+)
 def test_to_meet_in_every_step_is_data_parallelism(
     pools: dict[int, WorkerPool], workers: int, optimizer: str, normalizes: bool
 ) -> None:
@@ -60,7 +63,7 @@ def test_to_meet_in_every_step_is_data_parallelism(
 
 @pytest.mark.parametrize(
     ("workers", "optimizer", "normalizes", "moments"),
-    [(2, "adam", True, True), (3, "sgd", False, True), (3, "momentum", False, False)],
+    [(2, "adam", True, True), (3, "momentum", False, False), pytest.param(3, "sgd", False, True, marks=release)],
 )
 def test_local_steps_are_those_of_the_simulation(
     pools: dict[int, WorkerPool], workers: int, optimizer: str, normalizes: bool, moments: bool
@@ -87,8 +90,11 @@ def test_outer_steps_that_take_the_mean_are_local_sgd(pools: dict[int, WorkerPoo
 
 @pytest.mark.parametrize(
     ("workers", "options"),
-    [(2, {"every": 3}), (3, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25})],
-    ids=["whole", "fragments"],
+    [
+        (3, {"every": 6, "fragments": 2, "delay": 2, "keep": 0.25}),
+        pytest.param(2, {"every": 3}, marks=release),
+    ],
+    ids=["fragments", "whole"],
 )
 def test_outer_steps_are_those_of_the_simulation(
     pools: dict[int, WorkerPool], workers: int, options: dict[str, Any]
@@ -108,8 +114,8 @@ def test_few_bits_keep_workers_alike(pools: dict[int, WorkerPool]) -> None:
     ("workers", "text"),
     [
         (2, "elastic:every=3,alpha=0.3"),
-        (3, "gossip:every=2,topology=exponential"),
         (3, "gossip:topology=ring,push_sum=true"),
+        pytest.param(3, "gossip:every=2,topology=exponential", marks=release),
     ],
 )
 def test_mixtures_are_those_of_the_simulation(pools: dict[int, WorkerPool], workers: int, text: str) -> None:

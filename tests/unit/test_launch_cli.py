@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import tfdist
 from tests.refusals import absent
@@ -87,6 +87,27 @@ def test_the_collectives_of_several_workers_are_chosen(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(cli.main, ["run", "--collectives", "nccl", asked[-1]])
     assert unknown.exit_code == 2
     assert "'native'" in unknown.output
+
+
+def test_how_seldom_workers_meet_reaches_them_or_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+
+    def run(strategy: str, schedule: str) -> Result:
+        options = ["--strategy", strategy, "-n", "2", "--synchronization", schedule]
+        return CliRunner().invoke(cli.main, ["run", "--dry-run", *options, str(script)])
+
+    done = run("ring", "diloco:every=100,wire=int4")
+    assert done.exit_code == 0, done.output
+    assert "export TFDIST_SYNCHRONIZATION=diloco:every=100,wire=int4" in done.output
+    for strategy, schedule, says in (
+        ("pipeline", "local-sgd:every=8", "--strategy multi-worker and ring"),
+        ("ring", "diloco:fragments=2", "every=8"),
+        ("ring", "dilco:every=2", "diloco"),
+    ):
+        done = run(strategy, schedule)
+        assert done.exit_code == 2, done.output
+        assert says in " ".join(done.output.split())
 
 
 def test_subpackages_load_when_they_are_used() -> None:
