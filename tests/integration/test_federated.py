@@ -1,6 +1,7 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -355,7 +356,8 @@ def test_too_few_updates_end_the_run() -> None:
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path) -> None:
+def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     recipe = Path(__file__).parents[2] / "strategies" / "hospitals" / "train.py"
     out = tmp_path / "out"
     arguments = ["simulate", str(recipe), "--clients", "3", "--output", str(out)]
@@ -376,12 +378,24 @@ def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path) -> None:
     ("text", "error", "name"),
     [("x = 1", ConfigError, "app"), ("app = 1", ConfigTypeError, "app"), (None, MissingFileError, None)],
 )
-def test_a_file_without_an_application_is_refused(tmp_path: Path, text: str | None, error: Any, name: Any) -> None:
+def test_a_file_without_an_application_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, error: Any, name: Any
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "app.py"
     if text is not None:
         file.write_text(text)
     with refused(error, name=name, path=file):
         load_app(file)
+
+
+def test_a_file_imports_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_app.py").write_text("NAMES = ['berlin']")
+    text = "from tfdist.federated import App, FedAvg\nimport beside_the_app\n"
+    (tmp_path / "app.py").write_text(text + "app = App(print, print, FedAvg(), clients=beside_the_app.NAMES)")
+    assert load_app(tmp_path / "app.py").names() == ("berlin",)
+    del sys.modules["beside_the_app"]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

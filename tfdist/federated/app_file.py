@@ -1,6 +1,7 @@
 """The file of a federated application: a Python script with a variable `app`."""
 
 import runpy
+import sys
 from pathlib import Path
 
 from tfdist import validation
@@ -11,9 +12,14 @@ NAME = "app"
 
 
 def load_app(file: Path) -> App:
-    """Run the file, and return its `app`; what is below `if __name__ == "__main__":` is not run."""
+    """Run the file, and return its `app`; what is below `if __name__ == "__main__":` is not run.
+
+    As for a script, modules beside the file can be imported, also later by its functions.
+    """
     if not file.is_file():
         raise MissingFileError(f"{file} is not there; it must be a Python file with a variable {NAME!r}.", path=file)
+    if (folder := str(file.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)
     found = runpy.run_path(str(file))
     if NAME not in found:
         others = [name for name, value in found.items() if isinstance(value, App)]

@@ -70,7 +70,7 @@ def simulate(
         >>> from tfdist.federated import App, FedAvg, simulate
         >>> def make_model():
         ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        ...     model.compile(keras.optimizers.SGD(0.1), "mse")
+        ...     model.compile(keras.optimizers.SGD(0.5), "mse")
         ...     return model
         >>> x = np.linspace(-1, 1, 8, dtype="float32")[:, np.newaxis]
         >>> result = simulate(App(make_model, [(x, 2 * x), (x, 4 * x)], FedAvg(batch_size=None)), rounds=60)
