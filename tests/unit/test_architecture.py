@@ -50,6 +50,7 @@ LAYERS = {
     "build": 8,
     "doctor": 9,
     "federated": 9,
+    "privacy": 9,
     # What only the command line imports: none of these is part of another.
     "testing": 10,
     "engines": 10,

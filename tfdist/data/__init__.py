@@ -4,6 +4,7 @@
     index     TFRecord files that are there already become such a directory as they are
     open      the directory's examples by number, without TensorFlow
     read      a `tf.data.Dataset` that `fit` takes
+    poisson   batches that are random samples, for private training
     info      what a directory holds: counts, sizes, schema, labels
     verify    every byte is looked at, and everything that is wrong is listed
     repair    what is corrupt is taken out, and the rest kept
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.reading.checked_examples import Examples
     from tfdist.data.reading.checked_examples import open_directory as open  # noqa: A004
     from tfdist.data.reading.inspecting import Bar, Info, info
+    from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
     from tfdist.data.writing.dataset_writer import write
@@ -43,6 +45,7 @@ __all__ = [
     "Info",
     "Manifest",
     "Place",
+    "PoissonBatches",
     "Reading",
     "Repair",
     "Report",
@@ -50,6 +53,7 @@ __all__ = [
     "index",
     "info",
     "open",
+    "poisson",
     "read",
     "repair",
     "verify",

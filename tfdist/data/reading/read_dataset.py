@@ -191,6 +191,23 @@ class Pipeline:
         mark = tf.where(tf.equal(batch["step"], 0), batch["mark"], tf.zeros_like(batch["mark"]))
         return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["slices"], count)
 
+    def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
+        """The batch of these examples, of which there may be none, in the form for `fit`."""
+        seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
+
+        made = functools.partial(self._made_by, self._asked, early=[])
+        if (search := self._search) is not None:
+
+            def without(ids: tf.Tensor, seeds: tf.Tensor) -> tuple[Features, tf.Tensor]:
+                ids, seeds, can = search(ids, seeds)
+                found, sound = made(ids, seeds)
+                return found, sound * can
+
+            found, sound = user_functions.either(made, without, (ids, seeds))
+        else:
+            found, sound = made(ids, seeds)
+        return self._finish(found, sound if self._weighs else None)
+
     def _made(self, ids: tf.Tensor, seeds: tf.Tensor, early: Sequence[tf.Tensor]) -> tuple[Features, tf.Tensor]:
         """The features of a batch, and float32 1 for each example that is sound."""
         return self._made_by(self._reader, ids, seeds, early)
@@ -377,6 +394,15 @@ class Reading(tf_data.Failing):
             return Share(first, count, shares() if callable(shares) else shares)
 
         return _without_tuning(self._pipeline.epochs(self._position, share))
+
+    def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
+        """Return a batch of these examples, in the form for `fit`.
+
+        Args:
+            ids: numbers of examples, int64 ``[rows]``; there may be none.
+            key: of the random numbers of augmentation, int64 ``[2]``.
+        """
+        return self._pipeline.numbered(ids, key)
 
     def begin(self) -> None:
         """Begin an iteration of shares; a strategy that takes them says so, before it asks for the first."""

@@ -168,6 +168,9 @@ class Probe:
         """True if `look` has something to find out."""
         if self._done:
             return False
+        if getattr(self._user_step, "adds_up_over_replicas", False):  # tfdist's own step, which settles all itself
+            self._done = True
+            return False
         settled = self._strategy.loss_reduction
         if settled == "sum":
             kind = "gradient" if keras_model.has_own_train_step(self._model) else "loss"

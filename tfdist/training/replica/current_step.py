@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
@@ -175,6 +175,21 @@ class Step:
 def current() -> Step | None:
     """The step that this thread's replica is in, or None."""
     return getattr(_current, "step", None)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Compute inside as one device does with one example: nothing is divided by, or added up over, other replicas."""
+    outer = current()
+    if outer is None:
+        yield
+        return
+    one = tf.constant(1)
+    try:
+        with Step(rows=one, global_rows=one, index=outer.index, all_reduce=list):
+            yield
+    finally:
+        outer.__enter__()
 
 
 def cannot_add_up(what: str) -> UnsupportedError:

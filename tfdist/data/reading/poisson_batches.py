@@ -1,0 +1,126 @@
+"""Batches that are Poisson samples, as differentially private training needs them."""
+
+import functools
+import secrets
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import validation
+from tfdist.compat.tensorflow.tf_data import Wrapped
+from tfdist.data.reading.read_dataset import Reading
+from tfdist.errors import ConfigError
+
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+class PoissonBatches(Wrapped):
+    """A `tf.data.Dataset` whose batches have each example with one probability, independently of all others.
+
+    Attributes:
+        examples: how many there are.
+        rate: the probability with which an example is in a batch.
+        steps: the number of batches in an iteration.
+    """
+
+    def __init__(self, examples: int, global_batch_size: int, seed: int, take: Any) -> None:
+        self.examples = examples
+        self.rate = global_batch_size / examples
+        self.steps = -(-examples // global_batch_size)
+        self._seed = seed
+        self._take = take
+        super().__init__(self._batches)
+
+    def _batches(self) -> tf.data.Dataset:
+        # as a seeded shuffle: another order in each iteration, and the same ones when the program runs again
+        keys = tf.data.Dataset.random(seed=self._seed, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
+
+        @_as_it_is
+        def sample(key: tf.Tensor) -> Any:
+            drawn = tf.random.stateless_uniform([self.examples], key, dtype=tf.float64)
+            return self._take(tf.where(drawn < self.rate)[:, 0], key)
+
+        return keys.take(self.steps).map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(2)
+
+    def cardinality(self) -> tf.Tensor:
+        """Return the number of batches, int64 scalar."""
+        return tf.constant(self.steps, tf.int64)
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None = None) -> PoissonBatches:
+    """Sample batches from examples by Poisson sampling, on which the privacy of `tfdist.privacy.make_private` rests.
+
+    Each example is in each batch with the probability ``global_batch_size / examples``, independently of all others. So
+    batches differ in size, and one may be empty. An iteration has as many batches as an epoch; in it an example may
+    occur several times, or never.
+
+    Guaranteed: with a seed, the same batches on any number of workers and when the program runs again.
+
+    Args:
+        data: an array, or arrays in a tuple or dict as `fit` takes batches of them, such as ``(x, y)``. Or what
+            `tfdist.data.read` returns; its order and tail do not matter.
+        global_batch_size: the expected number of examples of a batch, over all replicas. Default: that of the reading.
+        seed: of the samples. Default: a secret one. Several workers need the same seed; whoever knows it knows who was
+            in which batch, for which the privacy that is accounted does not hold.
+    Returns:
+        A dataset of batches of varying size.
+    Raises:
+        ConfigError: arrays have unlike numbers of rows, or fewer rows than the batch size.
+
+    Example:
+        >>> import numpy as np, tfdist
+        >>> batches = tfdist.data.poisson((np.zeros((100, 4)), np.arange(100)), global_batch_size=10, seed=7)
+        >>> batches.rate, len(batches), [len(y) for x, y in batches][:5]
+        (0.1, 10, [10, 11, 9, 9, 13])
+    """
+    seed = secrets.randbits(62) if seed is None else validation.integer("seed", seed, minimum=0)
+    if isinstance(data, Reading):
+        examples = len(data.examples)
+        take = data.numbered
+        global_batch_size = data.global_batch_size if global_batch_size is None else global_batch_size
+    else:
+        tensors = tf.nest.map_structure(_tensor, data)
+        examples = _rows(tensors)
+        take = functools.partial(_gathered, tensors)
+    size = validation.integer(
+        "global_batch_size", global_batch_size, minimum=1, hint="Pass the expected examples of a step: 64."
+    )
+    if size > examples:
+        raise ConfigError(
+            f"global_batch_size is {size}, and there are {examples} examples; the expected size of a sample must not "
+            "be larger.",
+            name="global_batch_size",
+            received=size,
+        )
+    return PoissonBatches(examples, size, seed, take)
+
+
+def _tensor(leaf: Any) -> tf.Tensor:
+    found = tf.convert_to_tensor(np.asarray(leaf) if isinstance(leaf, list) else leaf)
+    if found.shape.rank == 0:
+        raise ConfigError(
+            f"data has {validation.shown(leaf)}, which has no rows; each array must have one for each example.",
+            name="data",
+            received=validation.shown(leaf),
+        )
+    return found
+
+
+def _rows(tensors: Any) -> int:
+    counts = [int(leaf.shape[0]) for leaf in tf.nest.flatten(tensors)]
+    if len(set(counts)) != 1:
+        raise ConfigError(
+            f"arrays of data have {', '.join(map(str, counts)) or 'no'} rows; each must have one for each example.",
+            name="data",
+            received=counts,
+        )
+    return counts[0]
+
+
+def _gathered(tensors: Any, numbers: tf.Tensor, key: tf.Tensor) -> Any:
+    del key  # nothing is augmented
+    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, numbers), tensors)

@@ -1,0 +1,112 @@
+"""What noisy steps cost: epsilon by privacy loss distributions, and the noise that a budget asks for.
+
+A step adds Gaussian noise of standard deviation ``noise_multiplier * clip`` to a sum in which each example, chosen with
+probability ``rate`` by itself, has at most the norm ``clip``. Two data sets are neighbours if one has one example more.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError, MissingDependencyError
+
+# Privacy losses are taken together in intervals, and epsilon is rounded up: by about 0.6 times the number of steps
+# times the square of the width, as measured.
+_WIDEST, _NARROWEST, _ROUNDED = 1e-3, 5e-5, 2e-4
+_ROUGH = 10.0  # times wider intervals, where a noise multiplier is looked for
+_CLOSE = 1e-3  # how much of epsilon a noise multiplier that was looked for may leave
+_MOST_NOISE = 1e6
+
+
+@dataclass(frozen=True)
+class NoisySteps:
+    """Steps with the same noise.
+
+    Args:
+        noise_multiplier: the noise's standard deviation, in units of the clipping norm.
+        rate: the probability with which each example is in the batch of a step.
+        steps: how many there are.
+    """
+
+    noise_multiplier: float
+    rate: float
+    steps: int
+
+
+def epsilon(spent: Sequence[NoisySteps], delta: float) -> float:
+    """The epsilon of all steps together, for this delta; infinite without noise."""
+    return _epsilon(tuple(spent), delta, 1.0)
+
+
+def _epsilon(spent: tuple[NoisySteps, ...], delta: float, coarser: float) -> float:
+    there = [one for one in spent if one.steps]
+    if not there:
+        return 0.0
+    if any(not one.noise_multiplier for one in there):
+        return math.inf
+    width = math.sqrt(_ROUNDED / (0.6 * sum(one.steps for one in there)))
+    width = coarser * min(max(width, _NARROWEST), _WIDEST)
+    losses = [_of_a_step(one.noise_multiplier, one.rate, width).self_compose(one.steps) for one in there]
+    return float(functools.reduce(lambda total, one: total.compose(one), losses).get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=32)
+def _of_a_step(noise_multiplier: float, rate: float, width: float) -> Any:
+    return _distributions().from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=rate, value_discretization_interval=width, use_connect_dots=True
+    )
+
+
+def _distributions() -> Any:
+    try:
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the package dp-accounting is missing, which computes epsilon. Install it: pip install 'tfdist[privacy]'.",
+            name="dp-accounting",
+        ) from error
+    return privacy_loss_distribution
+
+
+@functools.lru_cache(maxsize=32)
+def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -> float:
+    """The smallest noise multiplier, nearly, with which so many steps cost at most the budget."""
+
+    def cost(noise_multiplier: float, coarser: float) -> float:
+        return _epsilon((NoisySteps(noise_multiplier, rate, steps),), delta, coarser)
+
+    low, high = 0.5, 1.0
+    while cost(high, _ROUGH) > budget:
+        low, high = high, high * 2
+        if high > _MOST_NOISE:
+            raise ConfigError(
+                f"epsilon is {budget}; for {steps} steps with delta {delta} and a rate of {rate:.3g} no noise is "
+                "enough. Pass a larger epsilon, or train for fewer steps.",
+                name="epsilon",
+                received=budget,
+            )
+    while cost(low, _ROUGH) <= budget:
+        low, high = low / 1.5, low
+    while high > low * 1.02:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle, _ROUGH) <= budget else (middle, high)
+    slope = -math.log(high / low) / math.log(cost(high, _ROUGH) / cost(low, _ROUGH))
+    leaves = _CLOSE * min(1.0, budget)
+    found = high
+    while not budget - leaves < (exact := cost(found, 1.0)) <= budget:
+        found *= (exact / (budget - leaves / 2)) ** slope
+    return found
+
+
+def checked_delta(delta: Any) -> float:
+    found = validation.number("delta", delta, above=0.0, hint="Pass less than 1 / examples, such as 1e-5.")
+    if found >= 1:
+        raise ConfigError(
+            f"delta is {found}; it must be below 1. Pass less than 1 / examples, such as 1e-5.",
+            name="delta",
+            received=found,
+        )
+    return found

@@ -1,0 +1,103 @@
+"""The privacy that a model's training may spend, and what it has spent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import TfdistError
+from tfdist.privacy import accounting
+from tfdist.privacy.accounting import NoisySteps
+
+
+class PrivacyBudgetError(TfdistError, RuntimeError):
+    """A training would spend more privacy than its budget has.
+
+    Attributes:
+        epsilon: the budget.
+        delta: of the budget and of what is spent.
+        would_spend: epsilon after the training that was asked for.
+        spent: epsilon until now.
+    """
+
+    def __init__(self, message: str, *, epsilon: float, delta: float, would_spend: float, spent: float) -> None:
+        super().__init__(message, name="epsilon", received=would_spend)
+        self.epsilon = epsilon
+        self.delta = delta
+        self.would_spend = would_spend
+        self.spent = spent
+
+    def __reduce__(self) -> Any:
+        fields = {"epsilon": self.epsilon, "delta": self.delta, "would_spend": self.would_spend, "spent": self.spent}
+        return _made_again, (str(self), fields)
+
+
+def _made_again(message: str, fields: Mapping[str, float]) -> PrivacyBudgetError:
+    return PrivacyBudgetError(message, **fields)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent, and what was; a value."""
+
+    epsilon: float
+    delta: float
+    spent: tuple[NoisySteps, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return sum(one.steps for one in self.spent)
+
+    def after(self, taken: NoisySteps) -> "Budget":
+        """The budget when these steps were taken, too; steps of one kind are kept as one number."""
+        last = self.spent[-1] if self.spent else replace(taken, steps=0)
+        if (last.noise_multiplier, last.rate) == (taken.noise_multiplier, taken.rate):
+            together = replace(last, steps=last.steps + taken.steps)
+            return replace(self, spent=(*self.spent[:-1], together))
+        return replace(self, spent=(*self.spent, taken))
+
+    @property
+    def spent_epsilon(self) -> float:
+        return accounting.epsilon(self.spent, self.delta)
+
+    def noise_multiplier(self, rate: float, steps: int) -> float:
+        """The noise with which so many steps spend a budget of which nothing is spent."""
+        return accounting.noise_multiplier_for(self.epsilon, self.delta, rate, steps)
+
+    def require(self, planned: NoisySteps) -> None:
+        """Raise `PrivacyBudgetError` if steps would spend more than there is."""
+        after = self.after(planned).spent_epsilon
+        if after > self.epsilon:
+            spent = self.spent_epsilon
+            raise PrivacyBudgetError(
+                f"{planned.steps} more steps would spend epsilon {after:.4g} of {self.epsilon:g} (delta "
+                f"{self.delta:g}); {spent:.4g} is spent, and {self._left(planned)} steps are left. Train for fewer "
+                "epochs, or say before the first fit how many there will be: make_private(model, steps=...).",
+                epsilon=self.epsilon,
+                delta=self.delta,
+                would_spend=after,
+                spent=spent,
+            )
+
+    def _left(self, planned: NoisySteps) -> int:
+        """The largest number of steps that the budget still has."""
+        low, high = 0, planned.steps
+        while low + 1 < high:
+            middle = (low + high) // 2
+            fits = self.after(replace(planned, steps=middle)).spent_epsilon <= self.epsilon
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def state(self) -> dict[str, Any]:
+        return {"spent": [[one.noise_multiplier, one.rate, one.steps] for one in self.spent]}
+
+    def restored(self, state: Mapping[str, Any]) -> "Budget":
+        found = [
+            NoisySteps(
+                validation.number("noise_multiplier of the state", noise, minimum=0.0),
+                validation.number("rate of the state", rate, minimum=0.0, maximum=1.0),
+                validation.integer("steps of the state", steps, minimum=0),
+            )
+            for noise, rate, steps in state["spent"]
+        ]
+        return replace(self, spent=tuple(found))
