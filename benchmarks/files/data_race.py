@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, quartiles, ratio
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine
 from tfdist.planner.plot_style import caption, figure_of, plain

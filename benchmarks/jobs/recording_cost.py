@@ -7,8 +7,20 @@ from math import comb
 from statistics import median
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, quartiles
-from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, option, rotated, rounds, turn, untold
+from tfdist.bench.suite import (
+    MODELS,
+    Quartiles,
+    Report,
+    Suite,
+    Table,
+    Told,
+    option,
+    quartiles,
+    rotated,
+    rounds,
+    turn,
+    untold,
+)
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.cluster import strategy_table

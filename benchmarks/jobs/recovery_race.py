@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.jobs import recovery_jobs
 from benchmarks.jobs.recovery_jobs import Job, Kills
-from tfdist.bench.ratio import Quartiles, quartiles
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import TfdistError
 from tfdist.planner import machine

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, quartiles, ratio
-from tfdist.bench.suite import Report, Suite, Table, Told, option, rounds, turn, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, option, quartiles, ratio, rounds, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.parallel.model_parallel_race import TransformerSuite
-from tfdist.bench.ratio import Quartiles, ratio
-from tfdist.bench.suite import Report, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.suite import Quartiles, Report, Table, Told, in_turns, option, ratio, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError

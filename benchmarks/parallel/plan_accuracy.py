@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, ratio
-from tfdist.bench.suite import Report, Suite, Table, Told, option, rotated, turn, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, option, ratio, rotated, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.planner import machine

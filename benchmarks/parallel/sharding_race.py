@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.parallel import sharding_formulas
-from tfdist.bench.ratio import Quartiles, ratio
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, ratio, turn, untold
 from tfdist.bench.workers import lanes, slow_network
 from tfdist.cli.bench.suite_command import link_of, suite_command
 from tfdist.planner import machine

@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.servers import slow_workers
 from benchmarks.servers.table_lookups import TableLookups, TableResult
-from tfdist.bench.ratio import Quartiles
-from tfdist.bench.suite import Report, Suite, Table, Told, option, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, option, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.planner import machine

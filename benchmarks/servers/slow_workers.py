@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.servers.throttle import Throttle
-from tfdist.bench.ratio import Quartiles, quartiles, ratio
-from tfdist.bench.suite import Told, in_turns, untold
+from tfdist.bench.suite import Quartiles, Told, in_turns, quartiles, ratio, untold
 from tfdist.bench.workers import lanes
 from tfdist.training.parameter_servers.staleness import Distribution
 

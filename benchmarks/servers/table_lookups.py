@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.bench.ratio import Quartiles, quartiles
-from tfdist.bench.suite import Told, in_turns, untold
+from tfdist.bench.suite import Quartiles, Told, in_turns, quartiles, untold
 from tfdist.bench.workers import lanes
 from tfdist.validation import integer
 

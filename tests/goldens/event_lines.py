@@ -19,10 +19,9 @@ from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.supervision.evicting import Means
 from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervisor_state import Rules
-from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.recording.row_ring import Ring
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StepPosition, StepState, WorkerStatus
 from tfdist.processes.worker_failure import Failure
 from tfdist.waiting import Flag
 

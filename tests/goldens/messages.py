@@ -39,10 +39,10 @@ from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import VISIBLE
 from tfdist.jobs.plan.worker_spec import visible_gpus as visible
 from tfdist.monitor import faults
-from tfdist.monitor.exporters import exporter_names as exporters
+from tfdist.monitor.exporters import exporter as exporters
 from tfdist.monitor.verdict.job_bound import judge as judged
+from tfdist.monitor.verdict.job_bound import lines
 from tfdist.monitor.verdict.step_parts import timeline
-from tfdist.monitor.verdict.verdict_text import lines
 from tfdist.monitor.watch.event_log import read_events
 from tfdist.monitor.watch.snapshot import sentence as told
 from tfdist.optimizers import scale_learning_rate

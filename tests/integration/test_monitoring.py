@@ -13,8 +13,7 @@ from tests.integration.agents import DEADLINE_SECONDS, another_host, told, wait_
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
 from tfdist.monitor.recording.rows import NORM_EVERY
-from tfdist.monitor.verdict.job_bound import Bound, judge
-from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.job_bound import Bound, judge, read_folder
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 from tfdist.monitor.watch.observing import Observer
 

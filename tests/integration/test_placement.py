@@ -32,7 +32,7 @@ from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import remote_placement
+from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.processes.fork_server import ForkServer, adopting
 from tfdist.processes.job_resources import Guard, guarded
 from tfdist.variables import JOB_KEY
@@ -61,13 +61,8 @@ def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
     shell = another_host(folder)
     hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
     config = LaunchConfig(target="json", is_module=True)
-    with remote_placement(
-        config,
-        Remote(hosts=hosts, shell=(str(shell),)),
-        job_id=guard.job_id,
-        say=pytest.fail,
-        interrupted=lambda: False,
-    ) as placement:
+    remote = Remote(hosts=hosts, shell=(str(shell),))
+    with contextlib.closing(RemotePlacement(config, remote, job_id=guard.job_id, say=pytest.fail)) as placement:
         placement.addresses(1)  # with which a start begins
         yield placement
 
@@ -92,13 +87,15 @@ def on_a_host_that_joins(guard: Guard, folder: Path) -> Iterator[Placement]:
     with (
         subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
         ended_after_an_error(process),
-        remote_placement(
-            LaunchConfig(target="json", is_module=True),
-            Remote(hosts=hosts, launcher="agent", shell=("",), rendezvous=address),
-            job_id=guard.job_id,
-            key=key,
-            say=lambda text: None,
-            interrupted=lambda: process.poll() is not None,
+        contextlib.closing(
+            RemotePlacement(
+                LaunchConfig(target="json", is_module=True),
+                Remote(hosts=hosts, launcher="agent", shell=("",), rendezvous=address),
+                job_id=guard.job_id,
+                key=key,
+                say=lambda text: None,
+                interrupted=lambda: process.poll() is not None,
+            )
         ) as placement,
     ):
         placement.addresses(1)

@@ -41,8 +41,7 @@ from tfdist.cluster import ports
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.job_plan import task_command, tf_config
 from tfdist.monitor.recording.rows import WIDTH, Column
-from tfdist.monitor.verdict.job_bound import Bound, Verdict, judge
-from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.job_bound import Bound, Verdict, judge, read_folder
 from tfdist.monitor.verdict.step_parts import Part, of_workers, timeline
 from tfdist.variables import MONITOR_DIR
 

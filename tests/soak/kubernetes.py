@@ -29,7 +29,7 @@ from tests.soak.control_plane import Control, control_plane, install
 from tests.soak.kubelet import Nodes, Running, listed
 from tests.soak.trials import QUIET, RESUMABLE, ROOT, RUN, SECONDS, ended, started, wait_until
 from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
-from tfdist.jobs.launchers.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.pods import Request
 
 NAMESPACE = "team"
 PLACES = {

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tfdist.bench.ratio import quartiles, ratio
+from tfdist.bench.suite import quartiles, ratio
 from tfdist.planner.machine import describe
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tfdist.monitor.verdict.job_bound import Bound, judge
-from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.job_bound import Bound, judge, read_folder
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 
 ROOT = Path(__file__).parents[2]

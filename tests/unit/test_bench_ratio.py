@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.bench.ratio import Quartiles, quartiles, ratio, spread
+from tfdist.bench.suite import Quartiles, quartiles, ratio, spread
 
 positive = st.floats(1e-6, 1e6)
 

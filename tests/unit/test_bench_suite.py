@@ -10,8 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tfdist.bench.ratio import Quartiles, ratio
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, rounds, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, ratio, rounds, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.planner import machine

@@ -15,7 +15,7 @@ from tests.refusals import refused
 from tests.simulated_steps import simulated
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.jobs.process.exporter_process import Exporting
-from tfdist.monitor.exporters import exporter_names
+from tfdist.monitor.exporters import exporter
 from tfdist.monitor.exporters import exporting as outlets
 from tfdist.monitor.exporters.exporter import Point, Update
 from tfdist.monitor.exporters.exporting import PATIENCE_SECONDS, Feed, Outlet
@@ -26,19 +26,19 @@ from tfdist.monitor.watch.snapshot import Snapshot, WorkerView
 @pytest.mark.parametrize("text", ["", "tensor", "Prometheus:1", "prometheus:x", "prometheus:0", "prometheus:65536", 3])
 def test_what_is_no_exporter_is_refused(text: str) -> None:
     with refused(ConfigError, name="exporters", received=text):
-        exporter_names.parse(text)
+        exporter.parse(text)
 
 
 def test_exporters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["tensorboard:a b/ü", "prometheus:9500", "mlflow:http://host:5000"]
-    assert [str(one) for one in exporter_names.parse_all(texts)] == texts
+    assert [str(one) for one in exporter.parse_all(texts)] == texts
     with refused(ConfigError, name="exporters", received="mlflow", mentions=["['mlflow']"]):
-        exporter_names.parse_all("mlflow")
+        exporter.parse_all("mlflow")
     with refused(ConfigError, name="exporters", received="mlflow", mentions=["twice"]):
-        exporter_names.parse_all(["mlflow", "mlflow"])
+        exporter.parse_all(["mlflow", "mlflow"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused(MissingDependencyError, name="mlflow", mentions=["pip install 'tfdist[mlflow]'"]):
-        exporter_names.parse_all(["mlflow"])
+        exporter.parse_all(["mlflow"])
 
 
 class Job:
@@ -229,7 +229,7 @@ def test_the_folder_of_an_exporter_may_not_be_writable(tmp_path: Path) -> None:
     said: list[str] = []
     outlet = Outlet(
         "tensorboard",
-        lambda: exporter_names.make(exporter_names.Target("tensorboard", str(tmp_path / "file"))),
+        lambda: exporter.make(exporter.Target("tensorboard", str(tmp_path / "file"))),
         said.append,
     )
     outlet.put(replace(update(0), events=({"event": "ended"},)))

@@ -17,7 +17,7 @@ from tfdist.checkpoint.checkpoint_store import Checkpoint
 from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.errors import ConfigError
 from tfdist.jobs.connecting.tcp_joining import Ticket, join
-from tfdist.jobs.remote import state_copies, state_folders
+from tfdist.jobs.remote import state_copies
 from tfdist.jobs.remote.state_copies import Copies, Sender
 
 SECONDS = 120.0
@@ -42,14 +42,14 @@ class Host:
         self.copies = Copies(memory, HERE, bytes_per_second=FAST, tell=self.told.append)
 
     def store(self, training: str = "1f") -> Store:
-        return Store(state_folders.place(state_folder(self.memory), training), keep=2, durable=False)
+        return Store(state_copies.place(state_folder(self.memory), training), keep=2, durable=False)
 
     def save(self, step: int, training: str = "1f", size: int = 50_000) -> None:
         self.store(training).save(step, {name: np.full(size, step) for name in "ab"}, {"step": step})
         self.copies.look()
 
     def copied(self, training: str = "1f") -> Checkpoint | None:
-        return Store(state_folders.place(copies_folder(self.memory), training), durable=False).newest()
+        return Store(state_copies.place(copies_folder(self.memory), training), durable=False).newest()
 
     def has_copy(self, step: int, training: str = "1f") -> bool:
         found = self.copied(training)
@@ -85,7 +85,7 @@ def test_a_copy_is_always_that_of_one_step_and_in_the_end_the_newest(
                 assert found.state == {"step": found.step}
         until(lambda: two.has_copy(59))
     assert not caplog.records, "a copy was not whole"
-    until(lambda: os.listdir(state_folders.place(copies_folder(two.memory), "1f")) == ["step-000000000059"])
+    until(lambda: os.listdir(state_copies.place(copies_folder(two.memory), "1f")) == ["step-000000000059"])
     assert (one.told, two.told) == ([], [])
 
 
@@ -105,20 +105,20 @@ def test_what_ends_or_is_saved_again_is_so_there_too_and_each_training_has_its_o
 
 
 def test_a_state_that_is_being_removed_or_made_is_not_copied(tmp_path: Path) -> None:
-    store = Store(state_folders.place(tmp_path, "1f"), durable=False)
+    store = Store(state_copies.place(tmp_path, "1f"), durable=False)
     store.save(1, {"a": np.zeros(3)}, {})
-    folder = state_folders.place(tmp_path, "1f") / "step-000000000001"
-    with state_folders.opened(folder) as files:
-        assert [name for name, _, _ in files] == ["arrays.safetensors", state_folders.LAST]
+    folder = state_copies.place(tmp_path, "1f") / "step-000000000001"
+    with state_copies.opened(folder) as files:
+        assert [name for name, _, _ in files] == ["arrays.safetensors", state_copies.LAST]
         store.discard()  # what is open can still be read
         assert all(len(os.pread(file, size, 0)) == size for _, file, size in files)
     store.save(1, {"a": np.zeros(3)}, {})
-    (folder / state_folders.LAST).unlink()  # what is removed first
-    with pytest.raises(FileNotFoundError), state_folders.opened(folder):
+    (folder / state_copies.LAST).unlink()  # what is removed first
+    with pytest.raises(FileNotFoundError), state_copies.opened(folder):
         pass
     (folder.parent / ".step-000000000002.0123456789abcdef.tmp").mkdir()
-    assert state_folders.states(tmp_path, "1f") == [folder.name]
-    assert state_folders.LAST == checkpoint_manifest.NAME
+    assert state_copies.states(tmp_path, "1f") == [folder.name]
+    assert state_copies.LAST == checkpoint_manifest.NAME
 
 
 def test_a_sender_that_dies_within_a_copy_leaves_the_one_before(hosts: tuple[Host, Host]) -> None:
@@ -130,10 +130,10 @@ def test_a_sender_that_dies_within_a_copy_leaves_the_one_before(hosts: tuple[Hos
     port = two.copies.take("one", KEY)
     connection, wire = join(_ticket(port))
     with connection:
-        wire.send({"copy": ["1f", "step-000000000002"], "files": [[state_folders.LAST, 10], ["a.safetensors", 10]]})
+        wire.send({"copy": ["1f", "step-000000000002"], "files": [[state_copies.LAST, 10], ["a.safetensors", 10]]})
         wire.send_bytes(b"0123456789")
         wire.send_bytes(b"01234")
-        at = state_folders.place(copies_folder(two.memory), "1f")
+        at = state_copies.place(copies_folder(two.memory), "1f")
         until(lambda: len(os.listdir(at)) == 2)
     until(lambda: os.listdir(at) == ["step-000000000001"])
     assert two.has_copy(1)
@@ -211,7 +211,7 @@ def test_a_bound_holds_a_copy_up_and_closing_does_not_wait_for_it(hosts: tuple[H
     port = two.copies.take("one", KEY)
     states, other = state_folder(one.memory), copies_folder(one.memory)
     sender = Sender(states, other, _ticket(port), bytes_per_second=1.0, tell=one.told.append)
-    at = state_folders.place(copies_folder(two.memory), "1f")
+    at = state_copies.place(copies_folder(two.memory), "1f")
     until(at.exists)  # its first piece is there, and the next is due in days
     with contextlib.closing(sender):
         assert two.copied() is None

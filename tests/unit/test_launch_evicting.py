@@ -17,7 +17,7 @@ from tfdist.jobs.plan.roles import roles_of
 from tfdist.jobs.supervision.evicting import MOST, Evictions, Means, Measure, is_due, told, what_to_do
 from tfdist.jobs.supervision.supervise import decide, next_size
 from tfdist.jobs.supervision.supervisor_state import Evict, Exited, Looked, Next, Purpose, Rules, Stop, first_state
-from tfdist.monitor.halt import StepPosition, StepState
+from tfdist.monitor.status import StepPosition, StepState
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
 from tfdist.monitor.verdict.stragglers import Slow, Staying, slow_workers
 

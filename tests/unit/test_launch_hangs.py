@@ -18,9 +18,8 @@ from tfdist.jobs.supervision.hangs import (
     begin,
     look,
 )
-from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StepPosition, StepState, WorkerStatus
 
 PATIENCE = Patience(hang_seconds=2.0, stall_seconds=1800.0)
 RUNNING, DONE, HELD = StepState.RUNNING, StepState.DONE, StepState.HELD

@@ -17,8 +17,7 @@ from tfdist.errors import ConfigError
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import pod_of
 from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
 from tfdist.jobs.launchers.kubernetes.pod_states import how_it_ended, is_running
-from tfdist.jobs.launchers.kubernetes.pods import merged
-from tfdist.jobs.launchers.kubernetes.request import KINDS, Request, job_name
+from tfdist.jobs.launchers.kubernetes.pods import KINDS, Request, job_name, merged
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "docker" / "kubernetes" / "trainer"

@@ -20,7 +20,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.connecting import serialization
 from tfdist.jobs.connecting.connection import ByProgram
 from tfdist.jobs.connecting.wire import PREAMBLE, Wire, WireError
-from tfdist.jobs.launchers.ssh import SshLauncher
+from tfdist.jobs.launchers.launcher_table import SshLauncher
 from tfdist.jobs.plan.host_plan import Host, Remote, parse_hosts, parse_shell, places
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
@@ -28,10 +28,9 @@ from tfdist.jobs.remote import host_link
 from tfdist.jobs.remote.host_link import HostLink
 from tfdist.jobs.remote.host_link import RemoteSteps as Recorded
 from tfdist.jobs.remote.host_reports import Forward, Steps
-from tfdist.monitor.halt import StepState
 from tfdist.monitor.recording.row_ring import Ring, read
 from tfdist.monitor.recording.rows import TIMES, WIDTH
-from tfdist.monitor.status import RECORD, Word
+from tfdist.monitor.status import RECORD, StepState, Word
 from tfdist.processes.worker_failure import HOST_LOST, Failure, Record, own_failures
 
 

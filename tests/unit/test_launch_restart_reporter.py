@@ -17,9 +17,8 @@ from tfdist.jobs.agent import running_jobs
 from tfdist.jobs.agent.restart_reporter import EventFile, RestartReporter, cause_of
 from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervisor_state import Asked
-from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StepPosition, StepState, WorkerStatus
 from tfdist.processes.worker_failure import Failure, Record
 
 

@@ -40,8 +40,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     Tick,
     first_state,
 )
-from tfdist.monitor.halt import StepPosition, StepState
-from tfdist.monitor.status import HALTED
+from tfdist.monitor.status import HALTED, StepPosition, StepState
 
 GRACE = 10.0
 ROLES = roles_of(LaunchConfig(target="train.py", workers=3))

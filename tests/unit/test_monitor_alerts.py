@@ -21,7 +21,7 @@ from tfdist.monitor.verdict.alerts import (
     alerts,
     grows,
 )
-from tfdist.monitor.verdict.row_collection import RECENT
+from tfdist.monitor.verdict.job_bound import RECENT
 from tfdist.monitor.verdict.step_parts import OF_STEPS, Timeline, timeline
 from tfdist.monitor.verdict.stragglers import SLOW_STEPS
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tfdist.monitor import reporter as reporting
-from tfdist.monitor.halt import StepPosition, StepState, target_of
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.reporter import StatusReporter
-from tfdist.monitor.status import HALTED, SETTLE_SECONDS, StatusTable
+from tfdist.monitor.status import HALTED, SETTLE_SECONDS, StatusTable, StepPosition, StepState, target_of
 from tfdist.monitor.step_clock import StepClock
 
 TICKS = 3

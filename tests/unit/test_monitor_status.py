@@ -11,10 +11,9 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity, Kind, Phase
 from tfdist.monitor.reporter import StatusReporter
-from tfdist.monitor.status import StatusTable
+from tfdist.monitor.status import StatusTable, StepPosition, StepState
 from tfdist.monitor.step_clock import StepClock
 
 

@@ -12,11 +12,9 @@ from tests.simulated_steps import MS, USUAL, simulated
 from tfdist.monitor.recording.row_ring import Ring
 from tfdist.monitor.recording.rows import WIDTH, Column
 from tfdist.monitor.verdict.alerts import Kind, alerts
-from tfdist.monitor.verdict.job_bound import FEWEST, Bound, judge
-from tfdist.monitor.verdict.row_collection import recent
+from tfdist.monitor.verdict.job_bound import FEWEST, Bound, judge, lines, recent
 from tfdist.monitor.verdict.step_parts import Part, Timeline, of_workers, timeline, what_is_longer
 from tfdist.monitor.verdict.stragglers import slow_workers
-from tfdist.monitor.verdict.verdict_text import lines
 
 LATE = [part for part in USUAL if part != "communication"]
 

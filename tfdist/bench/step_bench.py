@@ -5,8 +5,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, Spread, ratio, spread
-from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.suite import (
+    MODELS,
+    Quartiles,
+    Report,
+    Spread,
+    Suite,
+    Table,
+    Told,
+    in_turns,
+    option,
+    ratio,
+    spread,
+    turn,
+    untold,
+)
 from tfdist.bench.workers import lanes
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError

@@ -22,7 +22,7 @@ from tfdist.cluster import from_environment
 from tfdist.compat.keras import epochs as keras_epochs
 from tfdist.errors import ConfigTypeError, TfdistError
 from tfdist.jobs.process.exporter_process import Exporting
-from tfdist.monitor.exporters import exporter_names
+from tfdist.monitor.exporters import exporter
 from tfdist.monitor.observer import StepObserver
 from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process_clock import step_clock
@@ -30,8 +30,7 @@ from tfdist.monitor.recording import chrome_trace as traces
 from tfdist.monitor.recording import row_ring
 from tfdist.monitor.recording.rows import Column
 from tfdist.monitor.verdict.alerts import Alert
-from tfdist.monitor.verdict.row_collection import read_folder, verdict_of
-from tfdist.monitor.verdict.verdict_text import lines
+from tfdist.monitor.verdict.job_bound import lines, read_folder, verdict_of
 from tfdist.training import step_timestamps
 from tfdist.training.strategy_mixin import KerasTraining
 
@@ -100,7 +99,7 @@ class Monitor(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.every = validation.integer("every", every, minimum=1)
-        self.exporters = tuple(map(str, exporter_names.parse_all(exporters)))
+        self.exporters = tuple(map(str, exporter.parse_all(exporters)))
         self.trace = None if trace is None else os.fspath(trace)
         self.live = validation.boolean("live", live)
         self.verbose = validation.boolean("verbose", verbose)

@@ -22,7 +22,7 @@ from tfdist.monitor.reporter import StatusReporter
 from tfdist.monitor.status import StatusTable
 from tfdist.monitor.step_clock import StepClock
 from tfdist.monitor.verdict.alerts import Alarm, Alert, sizes
-from tfdist.monitor.verdict.row_collection import recent
+from tfdist.monitor.verdict.job_bound import recent
 from tfdist.processes import job_resources
 from tfdist.variables import MONITOR_DIR, PROGRESS_FILE
 

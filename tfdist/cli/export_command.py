@@ -38,7 +38,7 @@ def command(*, every: int, beside: bool, after: int, job: str, exporters: tuple[
     workers have written into memory anyway.
     """
     integer("--every", every, minimum=1)
-    from tfdist.monitor.exporters.exporter_names import parse_all
+    from tfdist.monitor.exporters.exporter import parse_all
     from tfdist.monitor.exporters.exporting import Feed, export
     from tfdist.monitor.watch.observing import Observer
 

@@ -143,7 +143,7 @@ def command(
     config = _config(asked, remote, launcher, given=given, script=(script, *arguments))
     check_strategy(config)
     if config.exporters:
-        from tfdist.monitor.exporters.exporter_names import parse_all
+        from tfdist.monitor.exporters.exporter import parse_all
 
         parse_all(config.exporters, option="--export")
     if launcher.submits and remote is None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tfdist.monitor.halt import StepState
 from tfdist.monitor.observer import End, StepObserver
 from tfdist.monitor.phases import Activity, Kind
 from tfdist.monitor.status import (
@@ -20,6 +19,7 @@ from tfdist.monitor.status import (
     RESERVE,
     SOURCE_BYTES,
     TARGET,
+    StepState,
     Word,
     Words,
     warnings_file,

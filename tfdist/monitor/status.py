@@ -17,15 +17,44 @@ import mmap
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from tfdist.errors import ConfigError
-from tfdist.monitor.halt import StepPosition, StepState
 from tfdist.monitor.phases import Activity
 from tfdist.variables import PROGRESS_FILE
+
+
+class StepState(IntEnum):
+    """What a worker does with a step."""
+
+    DONE = 0  # it has ended the step, and whether it will start another is not known
+    RUNNING = 1  # it has started the step
+    HELD = 2  # it has not started the step, and waits for the target
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPosition:
+    """The number of a worker's step (-1 before the first), the same on all workers, and its state."""
+
+    step: int
+    state: StepState
+
+    @property
+    def started(self) -> int:
+        """The largest step that the worker has really started."""
+        return self.step - 1 if self.state is StepState.HELD else self.step
+
+
+def target_of(positions: Iterable[StepPosition]) -> int | None:
+    """Return the last step that all workers run; None while it is unknown, or without workers."""
+    known = tuple(positions)
+    if not known or any(position.state is StepState.DONE for position in known):
+        return None
+    return max(position.started for position in known)
+
 
 HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
 SETTLE_SECONDS = 0.001  # after which a word written by one process is seen by every other

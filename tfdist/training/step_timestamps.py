@@ -10,9 +10,8 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import traced_uses
 from tfdist.monitor.process_clock import recorder
 from tfdist.monitor.recording import graph_stamps
-from tfdist.monitor.recording.part_stamps import PassesRow
 from tfdist.monitor.recording.recorder import Recorder
-from tfdist.monitor.recording.stamp_rows import CompiledRows, OperationRows
+from tfdist.monitor.recording.stamp_rows import CompiledRows, OperationRows, PassesRow
 from tfdist.native.stamp_ops import stamp_ops
 
 _rows: graph_stamps.Rows | None = None

@@ -15,8 +15,20 @@ from tfdist.bench.codecs.codec_choice import (
     require_equal_parts,
     where,
 )
-from tfdist.bench.ratio import Quartiles, quartiles, ratio
-from tfdist.bench.suite import MODELS, Report, Suite, Table, Told, in_turns, option, turn, untold
+from tfdist.bench.suite import (
+    MODELS,
+    Quartiles,
+    Report,
+    Suite,
+    Table,
+    Told,
+    in_turns,
+    option,
+    quartiles,
+    ratio,
+    turn,
+    untold,
+)
 from tfdist.bench.workers.slow_network import EmulatedLink, Sent
 from tfdist.errors import ConfigError
 from tfdist.planner import machine

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.bench.codecs.codec_choice import HOROVOD, NONE, compared, linked_lanes, require_equal_parts, where
-from tfdist.bench.ratio import Quartiles, quartiles
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, quartiles, untold
 from tfdist.bench.workers.slow_network import EmulatedLink
 from tfdist.errors import ConfigError
 from tfdist.planner import machine

@@ -14,7 +14,7 @@ from tfdist.cli.common.command import arguments_of, without_options
 from tfdist.errors import MissingDependencyError
 from tfdist.jobs import LaunchConfig, require_script
 from tfdist.jobs.launchers import slurm
-from tfdist.jobs.launchers.kubernetes.request import KINDS
+from tfdist.jobs.launchers.kubernetes.pods import KINDS
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS, table
 from tfdist.jobs.plan.host_plan import Demand, Remote, parse_hosts, parse_shell, places

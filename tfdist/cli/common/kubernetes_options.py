@@ -18,8 +18,7 @@ from tfdist.jobs.launchers.kubernetes import following, manifests
 from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from tfdist.jobs.launchers.kubernetes.pod_outputs import Output
-from tfdist.jobs.launchers.kubernetes.pods import load, quantities
-from tfdist.jobs.launchers.kubernetes.request import SCRIPT_FOLDER, Request, job_name
+from tfdist.jobs.launchers.kubernetes.pods import SCRIPT_FOLDER, Request, job_name, load, quantities
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.plan.host_plan import Host, Remote
 from tfdist.variables import JOB_KEY, POD_PREFIX, PREFIX
@@ -104,7 +103,7 @@ def print_manifests(request: Request) -> None:
 
 def _outputs(config: LaunchConfig, passed: Sequence[str]) -> tuple[list[str], tuple[Output, ...]]:
     """The options of files that the first pod writes, and their places here."""
-    from tfdist.monitor.exporters.exporter_names import KINDS, parse_all  # which few ask for
+    from tfdist.monitor.exporters.exporter import KINDS, parse_all  # which few ask for
 
     words: list[str] = []
     outputs: list[Output] = []

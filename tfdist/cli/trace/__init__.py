@@ -32,7 +32,7 @@ def save(*, output: str, job: str) -> None:
     """Write the last 2,048 steps of each worker of JOB, which was started with `tfdist run --monitor`."""
     from tfdist.cluster.job_files import steps_folder
     from tfdist.monitor.recording import chrome_trace
-    from tfdist.monitor.verdict.row_collection import read_folder
+    from tfdist.monitor.verdict.job_bound import read_folder
     from tfdist.monitor.watch import observing
 
     name, folder = observing.found(job)

@@ -39,7 +39,6 @@ _MOST_FRAMES, _MOST_PROCESSES = 6, 8
 
 
 def look_seconds(state: State) -> float:
-    """How long the agent waits for an event before it looks."""
     coming = state.halt is not None and state.halt.target is None
     return HALT_LOOK_SECONDS if coming else LOOK_SECONDS
 
@@ -64,7 +63,6 @@ class ProcessReport:
         )
 
     def write(self) -> None:
-        """Write which process is which task, for programs outside of the job."""
         path = processes_file(self._job.guard.memory)
         temporary = path.with_name(f"{path.name}.new")
         made = [{"task": one.name, "pid": one.pid, "file": str(one.file)} for one in self.targets()]
@@ -169,12 +167,10 @@ class Controller:
             self._job.factory.prepare(seen[0].status.pid)
 
     def note_warnings(self) -> None:
-        """Add new warnings of workers to the summary."""
         for sentence in self._channel.new_warnings():
             self._job.reporter.warned(sentence)
 
     def perform(self, action: Action) -> None:
-        """Carry out an action."""
         if isinstance(action, Stop):
             self._channel.ask_to_halt()
         elif isinstance(action, StopAfter):

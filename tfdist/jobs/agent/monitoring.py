@@ -44,16 +44,13 @@ class Monitoring:
         self._evictions = Evictions()
 
     def export(self, job: str, exporters: Sequence[str]) -> None:
-        """Export the job until `close`."""
         self._exporting = Exporting(job, exporters, self._say)
 
     def close(self) -> None:
-        """Let the exporters write the last data."""
         if self._exporting is not None:
             self._exporting.end()
 
     def begins(self, start: int) -> None:
-        """Note the number of this start."""
         self._start = start
         if self._alarm is not None:
             self._alarm.begins()
@@ -73,7 +70,7 @@ class Monitoring:
         if not folder.exists():
             return
         from tfdist.monitor.verdict.alerts import Alarm, sizes
-        from tfdist.monitor.verdict.row_collection import recent
+        from tfdist.monitor.verdict.job_bound import recent
         from tfdist.monitor.verdict.stragglers import Staying, slow_workers
 
         if self._alarm is None:
@@ -119,7 +116,7 @@ class Monitoring:
     def write_trace(self, path: str) -> None:
         """Write the steps of this start as a Chrome trace; failure is only reported."""
         from tfdist.monitor.recording import chrome_trace
-        from tfdist.monitor.verdict.row_collection import read_folder
+        from tfdist.monitor.verdict.job_bound import read_folder
 
         rows = read_folder(steps_folder(self._memory, self._start))
         try:
@@ -132,8 +129,7 @@ class Monitoring:
     def tell(self) -> None:
         """Report the verdict on this start, and alerts before it."""
         self._tell_alerts()
-        from tfdist.monitor.verdict.row_collection import verdict_of
-        from tfdist.monitor.verdict.verdict_text import labelled, lines
+        from tfdist.monitor.verdict.job_bound import labelled, lines, verdict_of
 
         found = verdict_of(steps_folder(self._memory, self._start))
         if found is None:

@@ -17,9 +17,8 @@ from tfdist.jobs.agent.worker_group import Attempt
 from tfdist.jobs.supervision.hangs import Hang, Seen
 from tfdist.jobs.supervision.supervise import Decision, History
 from tfdist.jobs.supervision.supervisor_state import Phase, Purpose, Rules, Verdict
-from tfdist.monitor.halt import StepState
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StepState, WorkerStatus
 from tfdist.processes.worker_failure import Failure, Outcome, Record, how_it_ended, in_short, own_failures
 
 VERSION = 1
@@ -57,7 +56,6 @@ class Cause:
 
 
 def cause_of(failures: Sequence[Failure], hang: Hang | None, seen: Sequence[Seen], now: float) -> Cause:
-    """The reason why the workers of a start have ended."""
     said = {one.worker: one.status for one in seen}
     if hang is not None:
         status = said.get(hang.worker if hang.worker is not None else 0)
@@ -180,7 +178,6 @@ class RestartReporter:
         self._since, self._after_failure = asked, False
 
     def left(self, seen: Sequence[Seen]) -> None:
-        """Note the last status of the workers of a start."""
         self._done = max((one.status.done for one in seen if one.status.done is not None), default=self._done)
 
     def stepping(self, seen: Sequence[Seen]) -> str:
@@ -269,10 +266,7 @@ def _steps(count: int) -> str:
 
 
 def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | None]) -> tuple[Failure, ...]:
-    """The processes that failed on their own, the root cause first.
-
-    Among workers that step together the first failure by time is the cause. Otherwise the supervisor has named it.
-    """
+    """The processes that failed on their own, the root cause first: in step the earliest, else the supervisor's."""
     state = attempt.state
     ended = {
         index: Failure(
@@ -297,7 +291,6 @@ def failures_of(attempt: Attempt, rules: Rules, records: Mapping[int, Record | N
 
 
 def cause_of_attempt(attempt: Attempt, rules: Rules, failures: Sequence[Failure], seen: Sequence[Seen]) -> Cause | None:
-    """The reason why a start has failed; None if it has not."""
     state = attempt.state
     if not state.failed:
         return None
@@ -321,7 +314,6 @@ def cause_of_attempt(attempt: Attempt, rules: Rules, failures: Sequence[Failure]
 
 
 def outcome_of(attempt: Attempt, rules: Rules, failures: tuple[Failure, ...], decision: Decision) -> Outcome:
-    """The outcome of a job that is not started again."""
     state = attempt.state
     if decision is Decision.TOO_FEW_WORKERS:
         return Outcome(exit_code=LEFT_CODE)

@@ -32,8 +32,7 @@ from tfdist.jobs.agent.restart_reporter import (
     outcome_of,
     why_not_again,
 )
-from tfdist.jobs.agent.shared_job import Before, Job
-from tfdist.jobs.agent.standby_workers import Standby
+from tfdist.jobs.agent.shared_job import Before, Job, Standby
 from tfdist.jobs.agent.worker_group import (
     StatusChannel,
     WorkerGroup,
@@ -56,7 +55,7 @@ from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
 from tfdist.jobs.plan.roles import tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
-from tfdist.jobs.remote.remote_placement import remote_placement
+from tfdist.jobs.remote.remote_placement import RemotePlacement, Reserving
 from tfdist.jobs.supervision.supervise import Decision, History, after_failure, decide, decide_restart, next_size
 from tfdist.jobs.supervision.supervisor_state import Event, Next, Received, State, first_state, shown
 from tfdist.processes import shared_memory
@@ -155,7 +154,6 @@ def run_to(
 
 
 def names_of(config: LaunchConfig) -> list[str]:
-    """The names of all processes that the job may have."""
     return [str(task) for task in tasks(replace(config, workers=config.range[1]))]
 
 
@@ -194,18 +192,20 @@ def _run(
             key = config.remote.key or key
             LAUNCHERS[config.remote.launcher].require(config.remote.shell)
             elsewhere = stack.enter_context(
-                remote_placement(
-                    config,
-                    config.remote,
-                    job_id=guard.job_id,
-                    key=key,
-                    say=lambda text: announce(out, text),
-                    interrupted=at_a_signal(events),
-                    memory=guard.memory if config.monitor else None,
-                    end=lambda: events.put(Received(number=signal.SIGTERM)),
+                contextlib.closing(
+                    RemotePlacement(
+                        config,
+                        config.remote,
+                        job_id=guard.job_id,
+                        key=key,
+                        say=lambda text: announce(out, text),
+                        interrupted=at_a_signal(events),
+                        memory=guard.memory if config.monitor else None,
+                        end=lambda: events.put(Received(number=signal.SIGTERM)),
+                    )
                 )
             )
-            placement, preparing, reserving = elsewhere, elsewhere, elsewhere.reserving()
+            placement, preparing, reserving = elsewhere, elsewhere, Reserving(elsewhere)
         standby = stack.enter_context(contextlib.closing(Standby(reserving, out, preparing, verbose=verbose)))
         job = Job(
             config=config,
@@ -231,7 +231,6 @@ def _run(
 
 
 def parameters_of(config: LaunchConfig) -> dict[str, Any]:
-    """The request, for exporters that store parameters."""
     names = ("workers", "strategy", "replicas_per_worker", "parameter_servers", "max_restarts")
     found = {name: getattr(config, name) for name in names}
     return {"script": shlex.join([config.target, *config.arguments]), **found}
@@ -255,11 +254,7 @@ def _control(
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """How a start has ended.
-
-    `outcome` is that of the job if no start follows, `before` describes the next one, and `give_up` says when not to
-    wait for the reader of the output any longer.
-    """
+    """How a start ended, what follows, and when to stop waiting for the reader of the output."""
 
     outcome: Outcome
     decision: Decision
@@ -299,7 +294,6 @@ def _starts(job: Job) -> tuple[Outcome, Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _present(job: Job, before: Before) -> Iterator[tuple[StatusChannel, WorkerGroup]]:
-    """Yield the processes, from the standby or new ones, and the channel to them."""
     reserve = job.standby.take(before.size)
     if reserve is not None:
         with reserve.held:
@@ -367,10 +361,7 @@ def _start(job: Job, channel: StatusChannel, group: WorkerGroup, before: Before)
 
 @contextlib.contextmanager
 def signals_into(events: "SimpleQueue[Any]", *more: signal.Signals) -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into events, unless they are ignored.
-
-    Outside of the main thread, where Python allows no handlers, nothing changes.
-    """
+    """Turn signals that end a job into events; does nothing outside of the main thread, which alone has handlers."""
 
     def put(number: int, frame: FrameType | None) -> None:
         events.put(Received(number=number))

@@ -33,7 +33,6 @@ _PAGES = "tfdist-*/progress-*"  # `job_files.progress_file`, in a directory of `
 
 
 def folder(environ: Mapping[str, str]) -> Path:
-    """The folder of the sockets."""
     return cache.folder(environ) / "jobs"
 
 
@@ -111,7 +110,6 @@ class Control:
 
 
 def _workers(line: bytes) -> int:
-    """The number of workers that a request asks for."""
     try:
         asked = json.loads(line)
     except (ValueError, RecursionError):
@@ -129,7 +127,6 @@ def _workers(line: bytes) -> int:
 
 @contextlib.contextmanager
 def controlled(path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int]) -> Iterator[Control]:
-    """Yield the control of a job; afterwards its socket is gone."""
     cache.make(path.parent.parent, (path.parent.name,))
     path.parent.chmod(0o700)
     try:
@@ -261,10 +258,7 @@ def worker_pages(folders: Sequence[Path] | None = None) -> dict[str, tuple[Worke
 def stalled_workers(
     pages: Mapping[str, Sequence[WorkerStatus]], *, now: float, stall_seconds: float
 ) -> tuple[str, ...]:
-    """A sentence for each worker without progress for too long.
-
-    A worker that has not reported yet, or has ended, is not blamed.
-    """
+    """A sentence for each worker without progress for too long; a silent or ended worker is not blamed."""
     return tuple(
         f"worker {worker} ({path}) has been {said.activity.name.lower()} for {now - said.changed:.0f} s"
         for path, workers in pages.items()

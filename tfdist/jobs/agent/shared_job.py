@@ -1,38 +1,144 @@
 """Resources and settings shared by all starts of a job."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
 from tfdist.cluster import job_key
 from tfdist.cluster.job_files import progress_file, steps_folder
+from tfdist.errors import TfdistError
 from tfdist.jobs.agent import running_jobs
 from tfdist.jobs.agent.monitoring import Monitoring
 from tfdist.jobs.agent.restart_reporter import RestartReporter
-from tfdist.jobs.agent.standby_workers import Standby
-from tfdist.jobs.agent.worker_group import StatusChannel, announce
+from tfdist.jobs.agent.worker_group import Events, StatusChannel, WorkerGroup, announce, started
 from tfdist.jobs.output.screen import Output
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig
-from tfdist.jobs.plan.roles import Role, roles_of, tasks
+from tfdist.jobs.plan.roles import roles_of, tasks
 from tfdist.jobs.plan.worker_spec import BOTH, WorkerSpec
 from tfdist.jobs.remote.remote_placement import RemotePlacement
 from tfdist.jobs.supervision.supervise import History
-from tfdist.jobs.supervision.supervisor_state import Rules
+from tfdist.jobs.supervision.supervisor_state import Event, Rules
+from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import StatusTable
 from tfdist.processes.job_resources import Guard
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Workers in reserve. `held` closes their channel and their processes."""
+
+    specs: tuple[WorkerSpec, ...]
+    channel: StatusChannel
+    group: WorkerGroup
+    held: contextlib.ExitStack
+
+
+class Standby:
+    def __init__(self, placement: Placement, out: Output, factory: Factory, *, verbose: bool) -> None:
+        self._placement = placement
+        self._out = out
+        self._factory = factory
+        self._verbose = verbose
+        self._reserve: Reserve | None = None
+        self._events = _Relay()
+        self._tried = False
+
+    def tend(self, workers: int, plan: Callable[[], tuple[Sequence[WorkerSpec], StatusChannel]]) -> None:
+        """Start the reserve once until workers step anew: its script may end early. End it with its first worker."""
+        if self._reserve is not None:
+            if self._events.kept or len(self._reserve.specs) != workers:
+                self.close()
+        elif not self._tried and self._factory.waiting >= workers:
+            self._tried = True
+            try:
+                planned = plan()
+            except TfdistError:  # a host has just been lost
+                return
+            self._start(*planned)
+
+    @property
+    def is_starting(self) -> bool:
+        """True if there will be a reserve but is none yet; asked only if one is wanted."""
+        if self._reserve is None:
+            return not self._tried
+        return not self._events.kept and not self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """True if all of the reserve waits to take over."""
+        if self._reserve is None or self._events.kept:
+            return False
+        channel, count = self._reserve.channel, len(self._reserve.specs)
+        return all(channel.read(worker).activity is Activity.RESERVE for worker in range(count))
+
+    def take(self, workers: int) -> Reserve | None:
+        """Hand the reserve over to the caller, if it has this many live workers."""
+        self._tried = False
+        reserve = self._reserve
+        if reserve is None or self._events.kept or reserve.group.ended() or len(reserve.specs) != workers:
+            self.close()
+            return None
+        self._reserve = None
+        return reserve
+
+    def admit(self, reserve: Reserve, events: Events) -> None:
+        """Let the reserve take part: its ends become events, and its output is shown."""
+        self._events.connect(events)
+        self._events = _Relay()
+        if reserve.group.pump is not None:
+            reserve.group.pump.release()
+        reserve.channel.take_over()
+
+    def close(self) -> None:
+        """End the reserve; its output is not shown."""
+        if self._reserve is not None:
+            self._reserve.held.close()
+            for spec in self._reserve.specs:
+                spec.error_file.unlink(missing_ok=True)
+        self._reserve, self._events = None, _Relay()
+
+    def _start(self, specs: Sequence[WorkerSpec], channel: StatusChannel) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(channel.close)
+            try:
+                group = stack.enter_context(
+                    started(specs, self._placement, self._out, self._events, verbose=self._verbose, held=True)
+                )
+            except TfdistError:  # the job goes on without a reserve
+                self._events = _Relay()
+                return
+            self._reserve = Reserve(specs=tuple(specs), channel=channel, group=group, held=stack.pop_all())
+
+
+class _Relay:
+    def __init__(self) -> None:
+        self.kept: list[Event] = []
+        self._to: Events | None = None
+        self._lock = threading.Lock()
+
+    def put(self, event: Event) -> None:
+        with self._lock:
+            if self._to is None:
+                self.kept.append(event)
+            else:
+                self._to.put(event)
+
+    def connect(self, to: Events) -> None:
+        with self._lock:
+            self._to = to
+            for event in self.kept:
+                to.put(event)
+
+
 @dataclass(kw_only=True)
 class Job:
-    """What all starts of a job share.
-
-    `step_seconds` are those of the last start with enough steps; `addresses` are those of the last processes. `begun`
-    is a clock time. By `key` the workers know each other.
-    """
+    """What all starts share. `step_seconds` and `addresses` are of the last one; workers know each other by `key`."""
 
     config: LaunchConfig
     guard: Guard
@@ -62,7 +168,6 @@ class Job:
         return replace(self.config, workers=workers, min_workers=least, max_workers=most, evict_stragglers=False)
 
     def rules(self, workers: int) -> Rules:
-        """The constants of a start with this number of workers."""
         config = self.sized(workers)
         least, most = config.range
         return Rules(
@@ -98,7 +203,7 @@ class Job:
             for site in dict.fromkeys(sites)
         }
         specs = [specs_at[site][index] for index, site in enumerate(sites)]
-        reporting = reporting_role(roles_of(config))
+        reporting = next(role for role in roles_of(config) if role.runs_script)
         workers, chief = reporting.count, not reporting.in_step
         if isinstance(self.placement, RemotePlacement):
             hosts = [host for host, _ in places]
@@ -118,8 +223,3 @@ class Before:
     history: History
     replaced: int
     size: int
-
-
-def reporting_role(roles: Sequence[Role]) -> Role:
-    """The role whose processes report their steps."""
-    return next(role for role in roles if role.runs_script)

@@ -67,8 +67,6 @@ class Attempt:
 
 
 class WorkerGroup:
-    """The processes of one start."""
-
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
@@ -91,7 +89,6 @@ class WorkerGroup:
 
     @property
     def members(self) -> tuple[Handle, ...]:
-        """All handles, also those of replaced processes."""
         return tuple(self._all)
 
     def ended(self) -> frozenset[int]:
@@ -100,11 +97,9 @@ class WorkerGroup:
 
     @property
     def present(self) -> Mapping[int, Handle]:
-        """The last process of each index."""
         return self._now
 
     def start(self, index: int) -> None:
-        """Start a process; replace an ended one."""
         if index in self._now:
             self._now[index].signal(signal.SIGKILL)  # its children may hold its port
         spec = self.specs[index]
@@ -126,7 +121,6 @@ class WorkerGroup:
             self._events.put(Exited(worker=handle.spec.index, returncode=returncode, time=time.monotonic()))
 
     def perform(self, action: Action) -> None:
-        """Carry out an action that concerns processes."""
         if isinstance(action, Send):
             for index in sorted(action.workers):
                 self._now[index].signal(action.number)
@@ -144,7 +138,6 @@ class WorkerGroup:
             self.pump.finish(give_up=give_up)
 
     def close(self) -> None:
-        """Make sure that no process is left."""
         for handle in self._now.values():
             handle.signal(signal.SIGKILL)  # on the way of an error they still run
         self._placement.end_leftovers(self.members, grace_seconds=0.0)
@@ -254,7 +247,6 @@ def _first_of(end: Exited, number: int, events: "SimpleQueue[Any]") -> Any:
 
 
 def recorded(group: WorkerGroup, state: State, *, but: int | None = None) -> Recorded | None:
-    """The first running worker that has recorded a failure, as an event."""
     for worker in sorted(state.running):
         file = group.specs[worker].error_file
         if file.exists() and (but is None or getattr(read_record(file), "exit_code", None) != but):

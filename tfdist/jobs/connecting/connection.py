@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import IO, Protocol
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.connecting.tcp_joining import Joined
@@ -79,7 +79,8 @@ class ByProgram:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self._errors = Tail(self._process)
+        assert self._process.stderr is not None
+        self._errors = Tail(self._process.stderr)
 
     def note(self, line: str) -> None:
         self._errors.add(line)
@@ -113,8 +114,6 @@ class ByProgram:
 
 
 class ByTcp:
-    """A connection that a host has opened."""
-
     shares_key = True
     drain_seconds = _END_SECONDS
 
@@ -149,26 +148,28 @@ class ByTcp:
 
 
 class Tail:
-    """The last lines of a program's standard error."""
+    """The last lines of a program's output."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+    def __init__(self, stream: IO[bytes], lines: int = _LINES) -> None:
+        self._lines: deque[str] = deque(maxlen=lines)
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._thread.start()
 
     def add(self, line: str) -> None:
         self._lines.append(line)
 
     def quoted(self) -> str:
-        """The lines as the end of a sentence; may be empty."""
-        self._thread.join(_DRAIN_SECONDS)
-        return "".join(f"\n  {line}" for line in self._lines)
+        return "".join(f"\n  {line}" for line in self.lines(_DRAIN_SECONDS))
+
+    def lines(self, seconds: float) -> list[str]:
+        """The lines so far, after a wait of at most this long for the end of the output."""
+        self._thread.join(seconds)
+        return list(self._lines)
 
     def close(self) -> None:
         self._thread.join(_DRAIN_SECONDS)
 
-    def _read(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stderr is not None
-        with process.stderr:
-            for line in process.stderr:
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
                 self._lines.append(line.decode(errors="replace").rstrip())

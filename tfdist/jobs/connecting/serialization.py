@@ -69,7 +69,6 @@ def without_those_of_a_host(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def config_to_json(config: LaunchConfig) -> dict[str, Any]:
-    """The request as a host needs it."""
     left_out = ("remote", "event_file")
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in left_out}
 

@@ -52,7 +52,6 @@ class Ticket:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Ticket | None":
-        """The ticket in the environment of this process; None if it names no launcher."""
         addresses = RENDEZVOUS.read(environ)
         if not addresses:
             return None
@@ -69,7 +68,6 @@ class Ticket:
         return cls(addresses=found, name=name, key=key, wait_seconds=JOIN_SECONDS.read(environ))
 
     def environment(self) -> dict[str, str]:
-        """The variables that carry this ticket; one is a secret."""
         return {
             RENDEZVOUS.name: ",".join(self.addresses),
             HOST_NAME.name: self.name,
@@ -183,7 +181,6 @@ class Joined:
 
 
 def _met(connection: socket.socket, key: bytes) -> Joined:
-    """Check the other side's proof; return the joined host."""
     until = _prepare(connection)
     theirs = _read(connection, len(_MAGIC) + _NONCE, until)
     if theirs[: len(_MAGIC)] != _MAGIC:
@@ -276,10 +273,7 @@ def _wire(connection: socket.socket, key: bytes, told: Sequence[bytes], name: by
 
 
 def own_addresses(hosts: Collection[str]) -> tuple[str, ...]:
-    """The addresses of this machine from which these hosts are reached.
-
-    Nothing is sent. A host whose name does not resolve is left out.
-    """
+    """The addresses of this machine from which these hosts are reached; unknown hosts are left out, nothing is sent."""
     found: dict[str, None] = {}
     for host in hosts:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -75,7 +75,6 @@ class Wire:
         return greeting
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a whole message; any thread may."""
         self.send_bytes(json.dumps(message).encode())
 
     def send_bytes(self, data: bytes) -> None:

@@ -31,7 +31,6 @@ class AgentLauncher(Launcher):
     join_seconds = 600.0
 
     def complete(self, remote: Remote, environ: Mapping[str, str], *, key_file: str | None) -> Remote:
-        """Add the key, which the users' agents have too."""
         return replace(remote, key=joining_key(environ, key_file))
 
     def shown(self, remote: Remote, count: int, environ: Mapping[str, str]) -> Iterator[str]:
@@ -41,10 +40,7 @@ class AgentLauncher(Launcher):
 
 
 def serve(ticket: Ticket, *, wait_seconds: float, say: Callable[[str], None], stay: bool = False) -> int:
-    """Serve a job until it has ended; return the exit code.
-
-    SIGINT, SIGTERM and SIGHUP end it and its workers, unless they are ignored.
-    """
+    """Serve a job until it has ended or a signal comes, which ends its workers too; return the exit code."""
     received: list[int] = []
     current: list[subprocess.Popen[bytes]] = []
 

@@ -53,66 +53,38 @@ class Allocator(Protocol):
 
 
 class Launcher:
-    """Starts host agents; the base class of all launchers.
+    """Starts host agents; the base class of all launchers."""
 
-    Attributes:
-        name: as in `--engine NAME`.
-        program: the program that it runs, per host or once; empty for none.
-        install: what to do when the program is missing.
-        by_command: whether `command` reaches each host; otherwise agents join over TCP.
-        all_again: whether the loss of one host means that the agents of all hosts are started again.
-        without_hosts: why `--hosts` is refused; empty if it is accepted.
-        no_hosts: what to do when no hosts are known.
-        removed: prefixes of variables that describe the launcher's own processes and are not meant for workers.
-        of_each_host: variables that the launcher sets on each host, so that they are not passed on.
-        accepts: what may be requested for each worker: names of fields of `Demand`.
-        assigns_gpus: whether the launcher itself assigns GPUs to workers.
-        decided: why CPUs and memory cannot be requested once hosts are known; empty if they can.
-        submits: whether a job that has no hosts yet is submitted to a queue.
-        takes_rendezvous: whether `--rendezvous` names the address where hosts join.
-        ends_at_sigterm: whether an agent ends at SIGTERM; otherwise the launcher sends SIGTERM to every process.
-        passes_sigterm_on: whether an agent passes SIGTERM on to its workers, as a notice of preemption.
-        ends_the_job_at_sigterm: whether SIGTERM to the agents of all hosts ends the job. SIGTERM to only some of
-            them does not: mpirun sends it to the remaining agents when one host is lost.
-        does_without: whether the job may continue without a host that was lost and cannot be reached again.
-        by_hand: whether a user starts the agents and is told the command.
-        join_seconds: how long a host may take to join: it has to be started, and to import from a possibly slow disk.
-        adds_workers: where workers can be added up to `--max-workers`.
-        slow_workers: what `--evict-stragglers` does about a slow worker.
-        notice: how workers learn that their machine will be taken away.
-    """
-
-    name = ""
-    program = ""
-    install = ""
-    by_command = False
-    all_again = False
-    without_hosts = ""
-    no_hosts = ""
-    removed: tuple[str, ...] = ()
-    of_each_host: tuple[str, ...] = ()
-    accepts: frozenset[str] = frozenset({"gpus"})
-    assigns_gpus = False
-    decided = ""
-    submits = False
-    takes_rendezvous = False
-    ends_at_sigterm = False
-    passes_sigterm_on = False
+    name = ""  # as in `--engine NAME`
+    program = ""  # the program that it runs, per host or once; empty for none
+    install = ""  # what to do when the program is missing
+    by_command = False  # `command` reaches each host; otherwise agents join over TCP
+    all_again = False  # after the loss of one host the agents of all hosts are started again
+    without_hosts = ""  # why `--hosts` is refused; empty if it is accepted
+    no_hosts = ""  # what to do when no hosts are known
+    removed: tuple[str, ...] = ()  # prefixes of variables of the launcher's own processes, not meant for workers
+    of_each_host: tuple[str, ...] = ()  # variables that the launcher sets on each host, so they are not passed on
+    accepts: frozenset[str] = frozenset({"gpus"})  # what may be requested for each worker: fields of `Demand`
+    assigns_gpus = False  # the launcher itself assigns GPUs to workers
+    decided = ""  # why CPUs and memory cannot be requested once hosts are known; empty if they can
+    submits = False  # a job that has no hosts yet is submitted to a queue
+    takes_rendezvous = False  # `--rendezvous` names the address where hosts join
+    ends_at_sigterm = False  # an agent ends at SIGTERM; otherwise the launcher sends SIGTERM to every process
+    passes_sigterm_on = False  # an agent passes SIGTERM on to its workers, as a notice of preemption
+    # SIGTERM to the agents of all hosts ends the job; after the loss of one host, mpirun sends it to the others alone
     ends_the_job_at_sigterm = False
-    does_without = False
-    by_hand = False
-    join_seconds = 120.0
-    adds_workers = "within HOSTS"
-    slow_workers = "replaced"
-    notice = "SIGTERM to a worker"
+    does_without = False  # the job may continue without a host that was lost and cannot be reached again
+    by_hand = False  # a user starts the agents and is told the command
+    join_seconds = 120.0  # for a host to join: it has to be started, and to import from a possibly slow disk
+    adds_workers = "within HOSTS"  # where workers can be added up to `--max-workers`
+    slow_workers = "replaced"  # what `--evict-stragglers` does about a slow worker
+    notice = "SIGTERM to a worker"  # how workers learn that their machine will be taken away
 
     def require(self, shell: tuple[str, ...]) -> None:
-        """Check that the program is installed."""
         if self.program and shutil.which(shell[0]) is None:
             raise MissingDependencyError(f"--engine {self.name} needs {shell[0]}, which is not found. {self.install}")
 
     def hosts(self, environ: Mapping[str, str]) -> tuple[Host, ...]:
-        """The hosts that the environment names."""
         return ()
 
     def complete(self, remote: Remote, environ: Mapping[str, str], *, key_file: str | None) -> Remote:
@@ -153,12 +125,10 @@ class Launcher:
             yield f"# on {host.name}, where ports and folders are chosen\n{words}"
 
     def run(self, launch: Callable[[], int], *, say: Callable[[str], None]) -> int:
-        """Run the job whose hosts are known; return the exit code."""
         return launch()
 
 
 def agent_command(remote: Remote, environ: Mapping[str, str]) -> str:
-    """The command line of a host agent, for a shell on the host."""
     path = environ.get("PYTHONPATH")
     variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     return f"{variables}exec {shlex.quote(remote.python or sys.executable)} -m {AGENT_MODULE}"

@@ -1,19 +1,45 @@
 """The table of launchers, and what each can do."""
 
+import os
+import shlex
 from collections.abc import Mapping
 
 from tfdist.jobs.launchers.joined_agent import AgentLauncher
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
-from tfdist.jobs.launchers.launcher import Launcher
+from tfdist.jobs.launchers.launcher import Launcher, agent_command
 from tfdist.jobs.launchers.mpi import MpiLauncher
 from tfdist.jobs.launchers.ray.ray_cluster import RayLauncher
 from tfdist.jobs.launchers.slurm import SlurmLauncher
-from tfdist.jobs.launchers.ssh import SshLauncher
+from tfdist.jobs.plan.host_plan import Host, Remote
+
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ClearAllForwardings=yes")
+_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+
+
+class SshLauncher(Launcher):
+    name = "ssh"
+    program = "ssh"
+    install = "Install OpenSSH's client."
+    by_command = True
+    no_hosts = "Name the hosts: --hosts a:2,b:2"
+    ends_at_sigterm = True
+    does_without = True
+
+    def command(self, remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """The command that is run here; its last word is run by a shell on the host.
+
+        Example:
+            >>> host = Host(name="me@a", address="a")
+            >>> words = SshLauncher().command(Remote(hosts=(host,), python="/opt/python3"), host, {})
+            >>> words[0], words[-2:]
+            ('ssh', ('me@a', "exec /bin/sh -c 'exec /opt/python3 -m tfdist.jobs.remote.host_agent'"))
+        """
+        options = (*_OPTIONS, *_ALIVE) if os.path.basename(remote.shell[0]) == "ssh" else ()
+        inner = shlex.quote(agent_command(remote, environ))
+        return (*remote.shell, *options, host.name, f"exec /bin/sh -c {inner}")
 
 
 class LocalLauncher(Launcher):
-    """Starts workers on this machine, without an agent."""
-
     name = "local"
     without_hosts = "runs on this machine"
     adds_workers = "yes"

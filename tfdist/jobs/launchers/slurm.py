@@ -75,7 +75,6 @@ class SlurmLauncher(Launcher):
         return hosts_of_slurm(environ)
 
     def command(self, remote: Remote, host: Host, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """The command that runs a step on one node, with everything that the job has there."""
         component = () if host.group is None else (f"--het-group={host.group}",)
         where = ("--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *component)
         options = (*where, "--overlap", "--cpu-bind=none", "--unbuffered")
@@ -159,7 +158,6 @@ def script(
     for_servers: str | None = None,
     searched: Sequence[Sequence[str]] = (),
 ) -> str:
-    """The batch script."""
     every = (f"--ntasks={processes}", *of_each)
     first = (f"--ntasks={1 + servers}",)
     own = (
@@ -185,10 +183,7 @@ def script(
 def run_in_allocation(
     launch: Callable[[], int], environ: Mapping[str, str] = os.environ, *, say: Callable[[str], None]
 ) -> int:
-    """Run a job in an allocation; requeue it where it had to stop and `--requeue` was given.
-
-    Slurm requeues a job that it has to kill. One that has saved and ended earlier is over, as far as Slurm knows.
-    """
+    """Run a job; with `--requeue`, requeue one that saved and ended: Slurm itself requeues only what it kills."""
     code = launch()
     if code == 128 + signal.SIGTERM and SLURM_REQUEUE.read(environ):
         job = environ.get("SLURM_JOB_ID", "")
@@ -228,10 +223,7 @@ def _options(text: str) -> list[str]:
 
 
 def submit(text: str, *, say: Callable[[str], None], searched: Sequence[Sequence[str]] = ()) -> int:
-    """Submit a batch script, show the job's output, and wait for its end; return its (or an array's largest) exit code.
-
-    Ctrl-C and SIGTERM ask the job to save and end; again, they cancel it.
-    """
+    """Submit a script and follow it; return its, or an array's largest, exit code. Signals let it save, then cancel."""
     asking = _Asking(requeues=SLURM_REQUEUE.name in text)
     with handled(asking.heed):
         process = subprocess.Popen(
@@ -272,7 +264,9 @@ def _followed(
         follower.start()
     try:
         code = wait_heeding_signals(process)
-        _tell_how_it_ended(job, say, is_asked=asking.times > 0)
+        for state in _column(job, "all", "%T"):
+            if state in _ENDS and not (asking.times and state == "CANCELLED"):
+                say(f"job {job} {_ENDS[state]}")
         return code
     finally:
         ended.set()
@@ -338,21 +332,12 @@ def tell_why_it_waits(
 
 
 def _restarts(job: str) -> int:
-    """How often Slurm has requeued a job."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = ["scontrol", "show", "job", "-o", job]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
         if found := re.search(r"\bRestarts=(\d+)", done.stdout):
             return int(found[1])
     return 0
-
-
-def _tell_how_it_ended(job: str, say: Callable[[str], None], *, is_asked: bool) -> None:
-    """Report that Slurm or another user has ended the job."""
-    for state in _column(job, "all", "%T"):
-        why = _ENDS.get(state)
-        if why is not None and not (is_asked and state == "CANCELLED"):
-            say(f"job {job} {why}")
 
 
 def _column(job: str, states: str, what: str) -> list[str]:

@@ -94,7 +94,6 @@ def receive_result(path: Path) -> Any:
 
 
 def name_of(function: Function) -> str:
-    """The name of a function in messages."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
@@ -196,8 +195,6 @@ def _refusal(value: Any) -> Exception | None:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
-
     def write(self, data: Any) -> int:
         return len(data)
 

@@ -39,11 +39,9 @@ class LineBuffer:
         return [visible(line) for line in lines]
 
     def pending(self) -> bytes:
-        """The incomplete line as a terminal would show it."""
         return visible(self._rest)
 
     def finish(self) -> list[bytes]:
-        """The last line if it had no end; forget it."""
         rest, self._rest = self.pending(), b""
         return [rest] if rest else []
 

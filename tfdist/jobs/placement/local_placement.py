@@ -5,7 +5,10 @@ agent. An ended process stays a zombie until `close`: its group keeps its number
 """
 
 import contextlib
+import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,15 +18,133 @@ import time
 import tty
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import TfdistError
-from tfdist.jobs.placement import lingering
 from tfdist.jobs.placement.placement_protocol import Handle, Site
 from tfdist.jobs.plan import worker_spec
 from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.jobs.process.script_worker import END_NOTE
+from tfdist.monitor.stacks.stack_requests import native_lines
 from tfdist.processes import guardian
 from tfdist.processes.job_resources import Guard
+from tfdist.variables import ERROR_FILE
+
+LOOK_SECONDS = 1.0
+_GAP_SECONDS = 5.0  # a longer gap between looks means that the agent was stopped
+END_SECONDS = 30.0  # for Python and libraries to shut down
+
+
+class Lingering:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._name = str(spec.task)
+        path = ERROR_FILE.read(spec.environment)  # as this host has it; none: it runs no script
+        self._error_file = Path(path) if path else None
+        self._exit_seconds = spec.exit_seconds
+        self._looked = self._awake = time.monotonic()
+        self._is_told = False
+
+    def look(self) -> tuple[str, int | None]:
+        """The report to make, if any, and the script's exit code if the process is to be killed."""
+        now = time.monotonic()
+        if now - self._looked > _GAP_SECONDS:
+            self._awake = now  # the process may have been stopped too
+        self._looked = now
+        note = None if self._error_file is None else read_note(self._error_file)
+        if note is None:
+            return "", None
+        stands = judge(note, now - max(note.clock, self._awake), self._exit_seconds)
+        is_killed = stands is Stay.STUCK
+        if stands is Stay.FINE or (self._is_told and not is_killed):
+            return "", None
+        self._is_told = True
+        text = complaint(self._name, note, now, self._exit_seconds, is_killed=is_killed)
+        return text, note.exit_code if is_killed else None
+
+
+def tell(pid: int, text: str) -> None:
+    """Report on a process, with its native frames, on its standard error or else on that of this process."""
+    frames = native_lines(pid)
+    shown = "".join(f"{line}\n" for line in (f"tfdist: {text}", *(f"    {frame}" for frame in frames))).encode()
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+    try:
+        descriptor = os.open(f"/proc/{pid}/fd/2", flags)
+    except OSError:  # it is a socket, or closed
+        descriptor = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else -1
+    with contextlib.suppress(OSError):  # the reader is gone
+        try:
+            os.write(descriptor, shown)
+        finally:
+            os.close(descriptor)
+
+
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Wait until a process has ended or time is up; only for a moment where the system cannot wait."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        time.sleep(min(seconds, 0.01))
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(1000 * seconds)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndNote:
+    """A worker's note: exit code, clock (shared by all processes of a host), and whether user code may still run."""
+
+    exit_code: int
+    clock: float
+    runs_python: bool
+
+
+def read_note(error_file: Path) -> EndNote | None:
+    """The note of the worker with this error file; None while there is none."""
+    try:
+        content = json.loads(Path(f"{error_file}{END_NOTE}").read_text(encoding="utf-8"))
+        code, clock, runs_python = int(content["exit_code"]), float(content["clock"]), bool(content["runs_python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return EndNote(exit_code=code, clock=clock, runs_python=runs_python) if math.isfinite(clock) else None
+
+
+class Stay(Enum):
+    """What the agent does about a process whose script has ended."""
+
+    FINE = "fine"  # it waits
+    SLOW = "slow"  # it reports, and waits
+    STUCK = "stuck"  # it reports, and kills
+
+
+def judge(note: EndNote, seconds: float, exit_seconds: float) -> Stay:
+    """The verdict on a process that stays for so many seconds.
+
+    Example:
+        >>> running = EndNote(exit_code=0, clock=5.0, runs_python=True)
+        >>> done = EndNote(exit_code=0, clock=6.0, runs_python=False)
+        >>> [judge(note, seconds, 300.0).name for note in (running, done) for seconds in (29.0, 31.0, 301.0)]
+        ['FINE', 'SLOW', 'STUCK', 'FINE', 'STUCK', 'STUCK']
+    """
+    if seconds > (exit_seconds if note.runs_python else min(exit_seconds, END_SECONDS)):
+        return Stay.STUCK
+    return Stay.SLOW if seconds > END_SECONDS else Stay.FINE
+
+
+def complaint(name: str, note: EndNote, now: float, exit_seconds: float, *, is_killed: bool) -> str:
+    ended = f"its script ended {now - note.clock:.0f} s ago, with exit code {note.exit_code}"
+    if note.runs_python:
+        why = f"and threads or functions of atexit still run, for which --exit-seconds gives {exit_seconds:g} s"
+    else:
+        why = "and no code of it runs any more, but a library does not let the process go"
+    follows = " The process is killed, and that exit code counts." if is_killed else ""
+    return f"{name} does not end: {ended}, {why}.{follows}"
+
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.01
@@ -54,7 +175,6 @@ Starter = Callable[[WorkerSpec, Mapping[str, str], tuple[int, int, int]], Child]
 
 
 def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-    """Start a process by its command."""
     stdin, stdout, stderr = streams
     process = subprocess.Popen(
         spec.argv, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
@@ -68,8 +188,6 @@ def started_anew(spec: WorkerSpec, environment: Mapping[str, str], streams: tupl
 
 
 class LocalProcess:
-    """A process on this host, as `placement_protocol.Handle`."""
-
     outputs_end_later = False  # it is in the pipes, which a child that lives on may hold open
 
     def __init__(self, spec: WorkerSpec, child: Child, outputs: Mapping[int, int], guard: Guard) -> None:
@@ -82,7 +200,7 @@ class LocalProcess:
         self._was_asked = False
         self._lock = threading.Lock()  # held while the number of the process is used, or given back
         self._closed = False
-        self._lingering = lingering.Lingering(spec)
+        self._lingering = Lingering(spec)
         self._code_of_script: int | None = None  # of a process that was killed because it did not end
         guard.watch(self.pid)
 
@@ -102,7 +220,7 @@ class LocalProcess:
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         while timeout_seconds is None and not self._has_ended():
             self._end_if_it_lingers()
-            lingering.wait_for_end(self.pid, lingering.LOOK_SECONDS)
+            wait_for_end(self.pid, LOOK_SECONDS)
         deadline = time.monotonic() + (timeout_seconds or 0.0)
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -134,7 +252,7 @@ class LocalProcess:
         """Kill a process that stays after its script has ended; the script's exit code becomes its own."""
         text, code = ("", None) if self._code_of_script is not None else self._lingering.look()
         if text:
-            lingering.tell(self.pid, text)
+            tell(self.pid, text)
         if code is None:
             return
         with self._lock, contextlib.suppress(ProcessLookupError):
@@ -167,8 +285,6 @@ class LocalProcess:
 
 
 class LocalPlacement:
-    """Starts the processes of a job on this host, as `placement_protocol.Placement`."""
-
     def __init__(
         self,
         guard: Guard,
@@ -234,10 +350,7 @@ class LocalPlacement:
 
 
 def _collect_orphans(pids: Collection[int], sessions: Collection[int]) -> None:
-    """Collect ended processes that became children of this one.
-
-    That happens if they lost their parent while a fork server was making a worker a child of this process.
-    """
+    """Collect ended processes that became children of this one when a fork server lost their parent."""
     import psutil  # when a job ends: an agent that starts has no time for it
 
     for process in psutil.Process().children():

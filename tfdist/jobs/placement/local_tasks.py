@@ -61,7 +61,6 @@ class LocalTasks:
         self._start(job, index)
 
     def printed(self) -> str:
-        """The last lines that the tasks have printed."""
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
         return "\n".join(self._log.read().decode(errors="backslashreplace").splitlines()[-_LINES:])
 
@@ -71,7 +70,6 @@ class LocalTasks:
             raise TfdistError(f"{', '.join(gone)} ended when it was started. The tasks printed:\n{self.printed()}")
 
     def end(self) -> None:
-        """End all tasks, and wait for them."""
         self._ended = True
         atexit.unregister(self.end)
         for process in self._processes.values():

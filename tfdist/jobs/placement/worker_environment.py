@@ -71,10 +71,7 @@ def worker_environments(
 
 
 class WorkerSession:
-    """Local workers of a strategy in a pool, started by the first call at ports that are free then.
-
-    Without a strategy, workers are told of none. ``hosts`` are where the workers are reached, by default on loopback.
-    """
+    """Workers of a strategy (or of none) in a pool, which the first call starts; ``hosts`` are loopback by default."""
 
     def __init__(
         self,
@@ -92,7 +89,6 @@ class WorkerSession:
         self._hosts = hosts
 
     def environments(self) -> list[dict[str, str]]:
-        """The environment of each worker, for a new start."""
         return worker_environments(
             os.environ,
             strategy=self._strategy,

@@ -31,8 +31,6 @@ _LIBRARY = b"_pywrap_tensorflow"
 
 
 class WorkerFactory:
-    """Starts workers in the fastest way available."""
-
     def __init__(self, config: LaunchConfig, guard: Guard) -> None:
         self._config = config
         self._guard = guard

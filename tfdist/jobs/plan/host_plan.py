@@ -146,7 +146,6 @@ class Demand:
 
     @property
     def resources(self) -> dict[str, float]:
-        """The resources of one bundle, without those that are 0."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory}
         return {name: amount for name, amount in wanted.items() if amount}
 
@@ -188,7 +187,6 @@ class Remote:
 
 
 def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]:
-    """The words of a command that reaches a host."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -203,12 +201,10 @@ def parse_shell(command: str, *, name: str = "--ssh-command") -> tuple[str, ...]
 
 
 def room(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """The number of bundles that fit on the nodes."""
     return sum(min(int(node.get(name, 0) / amount + 1e-6) for name, amount in bundle.items()) for node in nodes)
 
 
 def resources_in_words(resources: Mapping[str, float]) -> str:
-    """Resources as text."""
     said = [f"{name} {resources[name]:g}" for name in ("CPU", "GPU") if name in resources]
     if "memory" in resources:
         said.append(f"memory {resources['memory'] / 2**30:.3g} GiB")

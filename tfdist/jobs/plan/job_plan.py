@@ -18,7 +18,6 @@ from tfdist.cluster.job_files import (
     steps_folder,
     tasks_file,
 )
-from tfdist.jobs.plan import worker_spec
 from tfdist.jobs.plan.launch_config import LaunchConfig
 from tfdist.jobs.plan.roles import Role, members, roles_of
 from tfdist.jobs.plan.worker_spec import WorkerSpec
@@ -52,8 +51,6 @@ _OF_A_SCRIPT = (PROGRESS_FILE.name, ENVIRONMENT_FILE.name, ERROR_FILE.name, TASK
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """What all processes of one start share."""
-
     config: LaunchConfig
     job_id: str
     directory: Path
@@ -119,7 +116,6 @@ def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
 
 
 def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
-    """Variables of a process that runs the script."""
     config = start.config
     variables = {
         ERROR_FILE.name: str(error_file),
@@ -146,7 +142,6 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
 
 
 def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Variables with a worker's index in the job and on its host."""
     here = [one for one, host in enumerate(hosts) if host == hosts[index]]
     values = (",".join(addresses), str(index), str(len(here)), str(here.index(index)))
     return dict(zip(_PLACE, values, strict=True))
@@ -159,7 +154,8 @@ def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequ
     if tasks[index].type != "worker":
         return ()
     before = [one for one in range(index) if tasks[one].type == "worker" and hosts[one] == hosts[index]]
-    return worker_spec.gpus_of_worker(len(before), config.gpus_per_worker)
+    first = len(before) * config.gpus_per_worker
+    return tuple(range(first, first + config.gpus_per_worker))
 
 
 def _removed(start: _Start, role: Role) -> tuple[str, ...]:
@@ -172,13 +168,11 @@ def _removed(start: _Start, role: Role) -> tuple[str, ...]:
 
 
 def script_command(config: LaunchConfig, *, python: str, agent_pid: int) -> tuple[str, ...]:
-    """The command that runs the script, in a process that ends with the agent."""
     kind = "--module" if config.is_module else "--script"
     return (python, str(WORKER_FILE), "--parent", str(agent_pid), kind, config.target, *config.arguments)
 
 
 def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
-    """The command that serves a task, in a process that ends with the agent."""
     return (python, str(WORKER_FILE), "--parent", str(agent_pid), "--task")
 
 

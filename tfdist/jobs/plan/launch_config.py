@@ -236,7 +236,6 @@ class LaunchConfig:
 
 
 def require_variables(name: str, value: Any) -> None:
-    """Check that the value can be environment variables."""
     if not isinstance(value, Mapping):
         raise ConfigTypeError(
             f"{name} is {shown(value)}; it must be a dict such as {{'OMP_NUM_THREADS': '1'}}.",
@@ -305,14 +304,12 @@ def has_chief(strategy: str | None, *, parameter_servers: int | None = None) -> 
 
 
 def server_count(strategy: str | None, *, parameter_servers: int | None = None) -> int:
-    """The number of parameter servers: as requested, or the default; 0 without a chief."""
     if not has_chief(strategy, parameter_servers=parameter_servers):
         return 0
     return DEFAULT_SERVERS if parameter_servers is None else parameter_servers
 
 
 def check_strategy(config: LaunchConfig) -> None:
-    """Check that the strategy supports this number of processes and replicas."""
     if config.strategy is None:
         return
     entry = strategy_table.get(config.strategy)

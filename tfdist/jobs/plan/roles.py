@@ -60,11 +60,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """Processes of a job that do the same; `name` is their task type.
-
-    Processes with `runs_script` report steps and get the job's signals; others serve them and end after them. Processes
-    with `in_step` start the same steps together: one hang is that of all, and all can stop before the same step.
-    """
+    """Processes that do the same, by task type: some run the script and report steps, some step all together."""
 
     name: str
     count: int
@@ -81,7 +77,6 @@ OBSERVER = RestartPolicy(scope=Scope.MEMBER, required=False)
 
 
 def roles_of(config: LaunchConfig) -> tuple[Role, ...]:
-    """The roles of the job; processes of the first run the script."""
     if not config.parameter_servers:
         return (Role(name="worker", count=config.workers, restart_policy=IN_STEP, runs_script=True, in_step=True),)
     return (
@@ -92,17 +87,14 @@ def roles_of(config: LaunchConfig) -> tuple[Role, ...]:
 
 
 def members(roles: tuple[Role, ...]) -> tuple[tuple[TaskId, Role], ...]:
-    """Every process and its role, in the order of the indexes."""
     return tuple((TaskId(type=role.name, index=index), role) for role in roles for index in range(role.count))
 
 
 def tasks(config: LaunchConfig) -> tuple[TaskId, ...]:
-    """The tasks of the job, in the order of the indexes."""
     return tuple(task for task, _ in members(roles_of(config)))
 
 
 def consequence(policy: RestartPolicy, returncode: int, *, recorded: bool, restarts_left: bool) -> Consequence:
-    """What follows from the end of a process."""
     if returncode == 0 and policy.on_success is not Success.FAILURE:
         return Consequence.WAIT if policy.on_success is Success.WAIT else Consequence.COMPLETE
     if policy.scope is Scope.MEMBER:

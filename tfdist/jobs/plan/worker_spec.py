@@ -96,13 +96,7 @@ def around_the_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[s
     return {"no_grpc_proxy": ",".join(filter(None, [known, *dict.fromkeys(hosts)]))}
 
 
-def gpus_of_worker(local_index: int, count: int) -> tuple[int, ...]:
-    """The positions of a worker's GPUs among those of its host."""
-    return tuple(range(local_index * count, (local_index + 1) * count))
-
-
 def visible_gpus(places: Sequence[int], environ: Mapping[str, str], *, driver: str = _DRIVER) -> str:
-    """The value of CUDA_VISIBLE_DEVICES for a worker."""
     given = environ.get(VISIBLE)
     if given is not None:
         words = [word.strip() for word in given.split(",")]

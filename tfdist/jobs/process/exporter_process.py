@@ -53,7 +53,6 @@ class Exporting:
         self._reader.start()
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """Let it export for the last time, and wait; it is killed if that takes too long."""
         if self._process is None:
             return
         self._ends = True

@@ -148,7 +148,7 @@ def list_generated_files(listing: str) -> None:
 
 
 class End:
-    """Notes that the script has ended, and again when no code of it runs any more; `lingering` reads the notes."""
+    """Notes that the script has ended, and again when no code of it runs any more; `local_placement` reads them."""
 
     def __init__(self, path: str | None) -> None:
         import atexit
@@ -242,7 +242,6 @@ def _message(error: BaseException) -> str:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """The exit code of Python for this exception."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1

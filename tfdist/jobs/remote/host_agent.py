@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ _why_sigterm = ["was asked to end (SIGTERM)"]  # the reason to report at SIGTERM
 
 
 def main() -> None:
-    """Serve the agent until it is gone."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's processes block SIGINT, and workers would inherit that
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the agent decides; if ignored, workers would inherit that
@@ -159,9 +158,9 @@ def _begun(hello: dict[str, Any], wire: Wire, stack: contextlib.ExitStack, key: 
     steps = Steps(guard.memory) if config.monitor else None
     agent = HostAgent(wire, guard, placement, factory, copies, reserving=reserving, steps=steps, key=key_of_all)
     if hello["passes_sigterm_on"]:
-        signal.signal(signal.SIGTERM, lambda *_: agent.give_notice())
+        signal.signal(signal.SIGTERM, lambda *_: agent.ask("notice"))
     if hello["ends_the_job_at_sigterm"]:
-        signal.signal(signal.SIGTERM, lambda *_: agent.tell_of_sigterm())
+        signal.signal(signal.SIGTERM, lambda *_: agent.ask("tell of sigterm"))
     return agent
 
 
@@ -172,30 +171,19 @@ def _version(package: str) -> str:
         return ""
 
 
+@dataclass(eq=False)
 class HostAgent:
-    """Carries out the agent's requests, and reports."""
+    wire: Wire
+    guard: Guard
+    placement: LocalPlacement
+    factory: WorkerFactory
+    copies: Copies
+    reserving: LocalPlacement
+    steps: Steps | None = None
+    key: str = ""
 
-    def __init__(
-        self,
-        wire: Wire,
-        guard: Guard,
-        placement: LocalPlacement,
-        factory: WorkerFactory,
-        copies: Copies,
-        *,
-        reserving: LocalPlacement,
-        steps: Steps | None = None,
-        key: str = "",
-    ) -> None:
-        self._key = key
-        self._copies = copies
-        self._wire = wire
-        self._guard = guard
-        self._placement = placement
-        self._reserving = reserving
-        self._steps = steps
+    def __post_init__(self) -> None:
         self._steps_due = 0.0
-        self._factory = factory
         self._requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._gone = threading.Event()
         self._finished = False  # the agent has said so
@@ -211,15 +199,17 @@ class HostAgent:
         self._states: list[int] = []
         self._awaited = 0  # workers that are to wait in a fork
         self._does: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "ports": lambda asked: self._placement.addresses(asked["count"], but=asked["but"]),
+            "ports": lambda asked: self.placement.addresses(asked["count"], but=asked["but"]),
             "open": self._open,
             "start": self._start,
             "signal": lambda asked: self._handles[asked["handle"]].signal(asked["number"]),
             "taken": self._taken,
             "close": self._close,
             "prepare": self._prepare,
-            "take copies": lambda asked: copies.take(asked["sender"], self._key_of(asked["key"])),
-            "send copies": lambda asked: copies.send(asked["to"], asked["name"], self._key_of(asked["key"])),
+            "take self.copies": lambda asked: self.copies.take(asked["sender"], self._key_of(asked["self.key"])),
+            "send self.copies": lambda asked: self.copies.send(
+                asked["to"], asked["name"], self._key_of(asked["self.key"])
+            ),
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
             "notice": self._notice,
             "tell of sigterm": lambda asked: self._send({"sigterm": True}),
@@ -237,7 +227,7 @@ class HostAgent:
                 request = self._requests.get(timeout=0.2)
             except queue.Empty:
                 if self._awaited:
-                    self._factory.tend(self._awaited)
+                    self.factory.tend(self._awaited)
                 if time.monotonic() - self._heard > SILENCE_SECONDS:
                     break
                 continue
@@ -249,33 +239,29 @@ class HostAgent:
                 self._answer(request, self._does[request["do"]])
         return self._finished
 
-    def give_notice(self) -> None:
-        """Give the workers notice that this host is taken away; called by a signal handler."""
-        self._requests.put({"do": "notice"})
-
-    def tell_of_sigterm(self) -> None:
-        """Report a SIGTERM; called by a signal handler."""
-        self._requests.put({"do": "tell of sigterm"})
+    def ask(self, do: str) -> None:
+        """Queue a request to this agent itself, as handlers of signals do."""
+        self._requests.put({"do": do})
 
     def tell_why_it_ends(self) -> None:
         """Report that this process was asked to end, which is no failure of its workers."""
         self._gone.set()
         with contextlib.suppress(WireError):
-            self._wire.send({"note": f"what acts for the launcher there {_why_sigterm[0]}"})
+            self.wire.send({"note": f"what acts for the launcher there {_why_sigterm[0]}"})
 
     def end(self) -> None:
         """End every process and what it has left."""
         self._gone.set()
-        self._copies.close()
+        self.copies.close()
         handles = list(self._handles.values())
         for handle in handles:
             handle.signal(signal.SIGKILL)
-        self._placement.end_leftovers(handles, grace_seconds=0.0)
+        self.placement.end_leftovers(handles, grace_seconds=0.0)
         for handle in handles:
             handle.close(_CLOSE_SECONDS)
 
     def _read(self) -> None:
-        while (message := self._wire.receive()) is not None:
+        while (message := self.wire.receive()) is not None:
             self._heard = time.monotonic()
             self._finished = self._finished or message["do"] == "end"
             self._requests.put(message)
@@ -295,24 +281,24 @@ class HostAgent:
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._wire.send(message)
+            self.wire.send(message)
         except WireError:
             self._gone.set()
 
     def _open(self, asked: dict[str, Any]) -> None:
         number, reserve = asked["number"], asked["reserve"]
         if number and not reserve:  # restarted workers are forked, once TensorFlow is imported
-            self._factory.wait(self._gone.is_set)
-        if self._steps is not None:
-            self._steps.open(number)
-        path = progress_file(self._guard.memory, number)
+            self.factory.wait(self._gone.is_set)
+        if self.steps is not None:
+            self.steps.open(number)
+        path = progress_file(self.guard.memory, number)
         self._tables.open(number, path, asked["workers"], chief=asked["chief"], here=asked["here"], reserve=reserve)
 
     def _start(self, asked: dict[str, Any]) -> int:
         spec, number = spec_from_json(asked["spec"]), asked["handle"]
         key = self._key_of(spec.key)
-        spec = replace(spec, environment={**spec.environment, JOB_PART.name: self._guard.job_id}, key=key)
-        handle = (self._reserving if asked["reserve"] else self._placement).start(spec)
+        spec = replace(spec, environment={**spec.environment, JOB_PART.name: self.guard.job_id}, key=key)
+        handle = (self.reserving if asked["reserve"] else self.placement).start(spec)
         with self._lock:
             self._handles[number] = handle
         for stream, descriptor in handle.outputs.items():
@@ -324,7 +310,7 @@ class HostAgent:
         return handle.pid
 
     def _key_of(self, told: str) -> str:
-        return self._key if told == KEY_IS_DERIVED else told
+        return self.key if told == KEY_IS_DERIVED else told
 
     def _watch(self, number: int, handle: Handle) -> None:
         returncode = handle.wait()
@@ -373,7 +359,7 @@ class HostAgent:
         with self._lock:  # the number of a closed process may be reused
             handles = {number: self._handles[number] for number in asked["handles"] if number in self._handles}
             outputs = [one for (number, _), one in self._outputs.items() if number in handles]
-        count = self._placement.end_leftovers(list(handles.values()), grace_seconds=asked["grace_seconds"])
+        count = self.placement.end_leftovers(list(handles.values()), grace_seconds=asked["grace_seconds"])
         for forward in outputs:
             forward.finish()
         return count
@@ -386,42 +372,36 @@ class HostAgent:
     def _prepare(self, asked: dict[str, Any]) -> None:
         running = list(self._running().values())
         if running:
-            self._factory.prepare(running[0].pid)
+            self.factory.prepare(running[0].pid)
             self._awaited = len(running)
 
     def _tell(self) -> None:
-        """Report until the agent is gone."""
         while not self._gone.is_set():
             for number, handle in self._running().items():
                 self._tell_record(number, handle)
             self._tell_once()
-            self._look_for_states()
+            states = self._tables.states()
+            if states != self._states:
+                self._states = states
+                self.copies.look()
             if time.monotonic() >= self._steps_due:
                 self._steps_due = time.monotonic() + _STEPS_SECONDS
                 self._tell_steps()
             time.sleep(_TELL_WHILE_HALTING_SECONDS if self._tables.is_halting else _TELL_SECONDS)
 
     def _tell_once(self) -> None:
-        """Report changes of the tables, and that this host is alive."""
         with self._telling:
             for message in self._tables.new_warnings():
                 self._send(message)
             stopped = [number for number, handle in self._running().items() if handle.is_stopped]
-            said, now = (self._tables.said(), stopped, self._factory.waiting), time.monotonic()
+            said, now = (self._tables.said(), stopped, self.factory.waiting), time.monotonic()
             if said != self._told or now - self._told_at >= BEAT_SECONDS:
                 self._told, self._told_at = said, now
                 self._send({"tables": said[0], "stopped": stopped, "waiting": said[2], "clock": time.monotonic()})
 
-    def _look_for_states(self) -> None:
-        """Send copies of states when workers hold new ones in memory."""
-        states = self._tables.states()
-        if states != self._states:
-            self._states = states
-            self._copies.look()
-
     def _tell_steps(self) -> None:
         """Report recorded steps, after this host's clock."""
-        for message in () if self._steps is None else self._steps.new():
+        for message in () if self.steps is None else self.steps.new():
             self._send(message)
 
     def _running(self) -> dict[int, Handle]:

@@ -14,8 +14,6 @@ _LAST_SECONDS = 2.0  # for connections made before the end of the starting progr
 
 
 class HostConnector:
-    """Connects to hosts, by a launcher."""
-
     def __init__(
         self,
         launcher: Launcher,

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,7 @@ from tfdist.jobs.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, WireError
 from tfdist.jobs.plan.host_plan import Host
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.remote.remote_process import RemoteProcess
-from tfdist.monitor.halt import StepPosition, StepState
-from tfdist.monitor.status import RECORD, Word, WorkerStatus, status_of
+from tfdist.monitor.status import RECORD, StepPosition, StepState, Word, WorkerStatus, status_of
 from tfdist.processes.worker_failure import HOST_LOST
 
 if TYPE_CHECKING:
@@ -89,34 +88,27 @@ class RemoteSteps:
             self._rings[start, worker].add(rows)
 
     def close(self) -> None:
-        """Close the files; they stay."""
         with self._lock:
             for ring in self._rings.values():
                 ring.close()
             self._rings.clear()
 
 
+@dataclass(eq=False)
 class HostLink:
     """A host that acts for the agent."""
 
-    def __init__(
-        self,
-        host: Host,
-        connection: Connection,
-        *,
-        say: Callable[[str], None] = lambda text: None,
-        recorded: RemoteSteps | None = None,
-        terminated: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.host = host
-        self._say = say
-        self._recorded = recorded
-        self._terminated = terminated
+    host: Host
+    connection: Connection
+    say: Callable[[str], None] = lambda text: None
+    recorded: RemoteSteps | None = None
+    terminated: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._recent = RecentOffset()
         self.report: HostReport | None = None
-        self._offset = math.inf  # from its clock to this host's
-        self._connection = connection
-        self._wire = connection.wire
+        self._offset = math.inf  # from its clock to this self.host's
+        self._wire = self.connection.wire
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._answers: dict[int, dict[str, Any]] = {}
@@ -148,19 +140,17 @@ class HostLink:
         if interrupted():
             raise TfdistError(f"the wait for host {self.host.name} was interrupted.", name=self.host.name)
         raise DeadlineError(
-            f"host {self.host.name} has not answered in {timeout_seconds:g} s. {self._connection.cure}",
+            f"host {self.host.name} has not answered in {timeout_seconds:g} s. {self.connection.cure}",
             name=self.host.name,
         )
 
     @property
     def is_lost(self) -> bool:
-        """True if the connection has ended."""
         return bool(self._lost)
 
     # Requests
 
     def ask(self, do: str, **values: Any) -> Any:
-        """Send a request; return the answer."""
         number = next(self._numbers)
         self.tell(do, id=number, **values)
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -201,7 +191,7 @@ class HostLink:
 
     def key_for(self, key: str) -> str:
         """What to send in place of a workers' key: it does not travel to where it can be derived."""
-        return KEY_IS_DERIVED if self._connection.shares_key and key else key
+        return KEY_IS_DERIVED if self.connection.shares_key and key else key
 
     def is_stopped(self, number: int) -> bool:
         return number in self._stopped
@@ -212,7 +202,6 @@ class HostLink:
         self.tell("close", handle=number)
 
     def status(self, start: int, worker: int, asked: int) -> WorkerStatus:
-        """A worker's status, on this host's clock."""
         with self._lock:
             settled, request, workers = self._tables.get(start, (0, 0, {}))
             offset = self._offset
@@ -220,7 +209,6 @@ class HostLink:
         return status_on_our_clock(words, request, is_settled=settled == asked, clock_offset=offset)
 
     def new_warnings(self, start: int) -> list[str]:
-        """New warnings of the workers of a start."""
         with self._lock:
             return self._warnings.pop(start, [])
 
@@ -243,7 +231,7 @@ class HostLink:
                 self._lose(f"host {self.host.name}: {first['refused']}")
                 return
         except WireError as error:
-            self._lose(f"host {self.host.name} cannot be reached {self._connection.unreachable(str(error))}")
+            self._lose(f"host {self.host.name} cannot be reached {self.connection.unreachable(str(error))}")
             return
         with self._changed:
             self.report = HostReport(**first)
@@ -257,10 +245,10 @@ class HostLink:
             try:
                 self._take(message)
             except (LookupError, TypeError, ValueError) as error:
-                self._connection.note(f"it said what cannot be ({error!r})")
-                self._connection.cut()
+                self.connection.note(f"it said what cannot be ({error!r})")
+                self.connection.cut()
                 break
-        quoted = "" if self._ending else self._connection.quoted()
+        quoted = "" if self._ending else self.connection.quoted()
         self._lose(f"the connection to host {self.host.name} has ended{quoted}")
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -294,16 +282,16 @@ class HostLink:
 
     def _take_word(self, message: dict[str, Any]) -> None:
         if "say" in message:
-            self._say(f"host {self.host.name}: {message['say']}")
+            self.say(f"host {self.host.name}: {message['say']}")
         elif "note" in message:
-            self._connection.note(str(message["note"]))
+            self.connection.note(str(message["note"]))
         else:
-            self._terminated()
+            self.terminated()
 
     def _take_rows(self, start: int, worker: int, data: bytes) -> None:
-        if self._recorded is not None and math.isfinite(self._recent.value):
+        if self.recorded is not None and math.isfinite(self._recent.value):
             with contextlib.suppress(OSError):  # memory is full
-                self._recorded.take(start, worker, data, self._recent.value)
+                self.recorded.take(start, worker, data, self._recent.value)
 
     def _beat(self) -> None:
         """Send signs of life; end the connection of a host that is silent for too long."""
@@ -315,8 +303,8 @@ class HostLink:
             if now - awake > SILENCE_SECONDS / 2:  # it was this process that stood still
                 self._heard = now
             if now - self._heard > SILENCE_SECONDS:
-                self._connection.note(f"nothing has come from it for {SILENCE_SECONDS:g} s")
-                self._connection.cut()
+                self.connection.note(f"nothing has come from it for {SILENCE_SECONDS:g} s")
+                self.connection.cut()
 
     def _lose(self, why: str) -> None:
         with self._changed:
@@ -336,16 +324,15 @@ class HostLink:
         """End the connection and everything that still runs there; wait for it."""
         self._ending = True
         self.tell("end")
-        self._connection.end()
-        for seconds in (self._connection.drain_seconds, _DRAIN_SECONDS):
+        self.connection.end()
+        for seconds in (self.connection.drain_seconds, _DRAIN_SECONDS):
             for thread in self._threads:
                 thread.join(seconds)
-            self._connection.cut()
-        self._connection.close()
+            self.connection.cut()
+        self.connection.close()
 
 
 def failure_on_our_clock(content: str, clock_offset: float) -> str:
-    """A worker's failure record with its time on this host's clock."""
     try:
         values = json.loads(content)
         values["clock"] += clock_offset if math.isfinite(clock_offset) else 0.0
@@ -355,7 +342,6 @@ def failure_on_our_clock(content: str, clock_offset: float) -> str:
 
 
 def lost_host_record(why: str, *, now: float) -> str:
-    """The failure record of a worker whose host is lost."""
     values = {"time": 0.0, "clock": now, "type": HOST_LOST, "message": why, "exit_code": 1}
     return json.dumps({**values, "traceback": f"{why}\n"})
 

@@ -41,7 +41,6 @@ class Forward:
         self._finishing.set()
 
     def run(self) -> None:
-        """Forward until the stream ends."""
         for data in self._read():
             with self._given:
                 self._given.wait_for(lambda: self._credit > 0)
@@ -77,13 +76,11 @@ class Steps:
         self._lock = threading.Lock()
 
     def open(self, start: int) -> None:
-        """Make the folder of a start."""
         steps_folder(self._memory, start).mkdir(exist_ok=True)
         with self._lock:
             self._starts.append(start)
 
     def new(self) -> list[dict[str, Any]]:
-        """Steps recorded since the last call, as messages."""
         with self._lock:
             files = [
                 (start, path) for start in self._starts for path in steps_folder(self._memory, start).glob("worker-*")
@@ -127,7 +124,6 @@ class Tables:
             self._settled[number] = 0
 
     def tell(self, number: int, what: str, step: int) -> None:
-        """Write the agent's request for the workers of a start."""
         with self._lock:
             table, _ = self._open[number]
             if what == "halt":
@@ -154,7 +150,6 @@ class Tables:
             ]
 
     def new_warnings(self) -> list[dict[str, Any]]:
-        """New warnings of workers here, as messages."""
         with self._lock:
             return [
                 {"warning": sentence, "start": number}
@@ -168,7 +163,6 @@ class Tables:
             return [table.record(one)[Word.STATES] for table, here in self._open.values() for one in here]
 
     def close(self, number: int) -> None:
-        """Remove the table of a start."""
         with self._lock:
             self._open.pop(number)[0].close()
             del self._settled[number]

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,7 @@ MEET_SECONDS = 120.0  # a host may have to import what it needs from a slow disk
 
 
 class RemotePlacement:
-    """Starts the processes of a job on other hosts, as `placement_protocol.Placement`.
-
-    A lost host is reached again when the next start needs it. As `Factory`, it lets hosts prepare for restarts.
-    """
+    """Starts processes on other hosts, which also prepare restarts; the next start reaches a lost host again."""
 
     def __init__(
         self,
@@ -102,16 +99,11 @@ class RemotePlacement:
         spec = replace(spec, environment={**spec.environment, **more})
         return self._link(spec.host).start(spec, reserve=reserve)
 
-    def reserving(self) -> "Reserving":
-        """A placement for processes in reserve, on the same hosts."""
-        return Reserving(self)
-
     def end_leftovers(self, handles: Sequence[Handle], *, grace_seconds: float) -> int:
         """As the protocol; a lost host ends its processes itself."""
         numbers: dict[HostLink, list[int]] = {}
         for handle in handles:
             assert isinstance(handle, RemoteProcess)
-            assert isinstance(handle.link, HostLink)
             numbers.setdefault(handle.link, []).append(handle.number)
         counts: list[int] = []
 
@@ -125,7 +117,6 @@ class RemotePlacement:
     def status(
         self, number: int, hosts: Sequence[str], *, workers: int, chief: bool, reserve: bool = False
     ) -> "RemoteStatus":
-        """A channel to the workers of a start."""
         links = [self._link(host) for host in hosts[:workers]]
         return RemoteStatus(number, links, chief=chief, reserve=reserve, memory=self._memory)
 
@@ -151,7 +142,6 @@ class RemotePlacement:
         """Do nothing: hosts wait for what they prepare, when they start workers."""
 
     def close(self) -> None:
-        """End all connections and everything that still runs there."""
         self._end_links()
         self._connector.close()
         if self._recorded is not None:
@@ -298,7 +288,6 @@ class RemotePlacement:
         }
 
     def _compare(self, hosts: Sequence[Host]) -> None:
-        """Check that the hosts can work together."""
         reports = {host: self._links[host.name].report for host in hosts}
         first, versions = hosts[0] if hosts else None, None
         for host, report in reports.items():
@@ -331,8 +320,6 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
 
 
 class Reserving:
-    """Starts workers in reserve, as `placement_protocol.Placement`."""
-
     def __init__(self, placement: RemotePlacement) -> None:
         self._placement = placement
         self.addresses = placement.addresses
@@ -344,11 +331,7 @@ class Reserving:
 
 
 class RemoteStatus:
-    """The status channel to workers on other hosts, as `StatusChannel`.
-
-    Each host has its own status table; reports and requests travel over the link. A request to halt counts once the
-    host confirms that its workers have seen it.
-    """
+    """The status channel to other hosts' tables; a request to halt counts once the host has confirmed it."""
 
     def __init__(
         self,
@@ -418,25 +401,3 @@ class RemoteStatus:
     def _tell(self, what: str, step: int = 0) -> None:
         for link in dict.fromkeys(self._links):
             link.tell("table", number=self._number, what=what, step=step)
-
-
-@contextlib.contextmanager
-def remote_placement(
-    config: LaunchConfig,
-    remote: Remote,
-    *,
-    job_id: str,
-    key: str = "",
-    say: Callable[[str], None],
-    interrupted: Callable[[], bool],
-    memory: Path | None = None,
-    end: Callable[[], None] = lambda: None,
-) -> Iterator[RemotePlacement]:
-    """Yield a placement; afterwards nothing of the job is left on any host that answers."""
-    placement = RemotePlacement(
-        config, remote, job_id=job_id, key=key, say=say, interrupted=interrupted, memory=memory, end=end
-    )
-    try:
-        yield placement
-    finally:
-        placement.close()

@@ -5,22 +5,12 @@ import os
 import queue
 import signal
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 
-
-class Asks(Protocol):
-    """Sends requests without an answer to a host."""
-
-    def tell(self, do: str, **values: Any) -> None:
-        """Send a request."""
-
-    def is_stopped(self, number: int) -> bool:
-        """True if a process is stopped."""
-
-    def forget(self, number: int) -> None:
-        """Release an ended process."""
+if TYPE_CHECKING:
+    from tfdist.jobs.remote.host_link import HostLink
 
 
 class RemoteProcess:
@@ -28,7 +18,7 @@ class RemoteProcess:
 
     outputs_end_later = True  # it is on its way
 
-    def __init__(self, link: Asks, number: int, spec: WorkerSpec) -> None:
+    def __init__(self, link: "HostLink", number: int, spec: WorkerSpec) -> None:
         self.spec = spec
         self.pid = 0
         self.link = link
@@ -83,14 +73,12 @@ class RemoteProcess:
                 temporary.replace(path)
 
     def end(self, returncode: int, *, unasked: bool = False) -> None:
-        """Note its end, and whether no signal had reached it before."""
         if self._returncode is None:
             self._ended_unasked = unasked
             self._returncode = returncode
             self._ended.set()
 
     def end_output(self) -> None:
-        """Note that its host is lost: no more output comes."""
         for stream in self._streams.values():
             stream.put(b"")
 
@@ -98,7 +86,7 @@ class RemoteProcess:
 class _Stream:
     """A local pipe with a remote process's output; the host learns what was taken, and sends no faster."""
 
-    def __init__(self, link: Asks, number: int, stream: int) -> None:
+    def __init__(self, link: "HostLink", number: int, stream: int) -> None:
         self.descriptor, self._write = os.pipe()
         self._told = {"handle": number, "stream": stream}
         self._link = link

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,6 @@ from tfdist.cluster.job_files import copies_folder, state_folder
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.connecting.tcp_joining import Joined, Rendezvous, Ticket, join
 from tfdist.jobs.connecting.wire import Wire, WireError
-from tfdist.jobs.remote import state_folders
 from tfdist.storage.files import plain_name, temporary_name
 from tfdist.validation import shown_bytes
 
@@ -33,8 +34,6 @@ def ring(hosts: Sequence[_Host]) -> list[tuple[_Host, _Host]]:
 
 
 class Copies:
-    """The sender and the receiver of a host."""
-
     def __init__(self, memory: Path, address: str, *, bytes_per_second: float, tell: Callable[[str], None]) -> None:
         self._memory = memory
         self._address = address
@@ -44,7 +43,6 @@ class Copies:
         self._receiver: Receiver | None = None
 
     def take(self, sender: str, key: str) -> int:
-        """Receive copies from this host alone; return the port."""
         if self._receiver is not None:
             self._receiver.close()
         self._receiver = Receiver(
@@ -53,7 +51,6 @@ class Copies:
         return self._receiver.port
 
     def send(self, to: str, name: str, key: str) -> None:
-        """Send copies to this host alone."""
         if self._sender is not None:
             self._sender.close()
         ticket = Ticket(addresses=(to,), name=name, key=_key(key), wait_seconds=_WAIT_SECONDS)
@@ -66,7 +63,6 @@ class Copies:
         )
 
     def look(self) -> None:
-        """Look for new and removed states."""
         sender = self._sender
         if sender is not None:
             sender.look()
@@ -129,7 +125,7 @@ class Receiver:
         """Handle a message; False if it is invalid."""
         try:
             if "drop" in message:
-                state_folders.remove(self._folder, plain_name(message["drop"]))
+                remove(self._folder, plain_name(message["drop"]))
                 return True
             if not isinstance(message["copy"], list):
                 return False
@@ -140,7 +136,7 @@ class Receiver:
         return self._take_copy(wire, training, name, files)
 
     def _take_copy(self, wire: Wire, training: str, name: str, files: list[tuple[str, int]]) -> bool:
-        at = state_folders.place(self._folder, training)
+        at = place(self._folder, training)
         temporary = at / temporary_name(name)
         error: OSError | None = None
         try:
@@ -160,15 +156,15 @@ class Receiver:
                 for _ in pieces:
                     continue
             if error is None:
-                state_folders.discard(at / name)  # the same step, saved before
+                discard(at / name)  # the same step, saved before
                 temporary.rename(at / name)
-                state_folders.remove(self._folder, training, but=name)
+                remove(self._folder, training, but=name)
         except _GoneError:
             return False
         except OSError as failure:
             error = failure
         finally:
-            state_folders.discard(temporary)
+            discard(temporary)
         if error is not None and not self._has_told:
             self._has_told = True
             self._tell(f"a copy of the state of host {self._sender} cannot be kept in memory here: {error}")
@@ -180,7 +176,6 @@ class _GoneError(Exception):
 
 
 def _pieces(wire: Wire, size: int) -> Iterator[bytes]:
-    """Yield the pieces of a file."""
     while size > 0:
         piece = wire.receive_bytes()
         if not piece or len(piece) > size:
@@ -214,7 +209,6 @@ class Sender:
         self.look()
 
     def look(self) -> None:
-        """Look for new and removed states."""
         self._look.set()
 
     def close(self) -> None:
@@ -237,9 +231,7 @@ class Sender:
 
     def _run(self) -> None:
         while self._is_to_look():
-            if not state_folders.newest(
-                self._states
-            ):  # a host without a chief has nothing to send, and does not connect
+            if not newest(self._states):  # a host without a chief has nothing to send, and does not connect
                 continue
             try:
                 connection, wire = join(self._ticket)
@@ -257,10 +249,9 @@ class Sender:
                 self.look()
 
     def _send_all(self, wire: Wire) -> None:
-        """Send new states until closed."""
         sent: dict[str, tuple[str, int]] = {}
         while True:
-            found = state_folders.newest(self._states)
+            found = newest(self._states)
             for training in sent.keys() - found.keys():  # it has come to its end
                 wire.send({"drop": training})
                 del sent[training]
@@ -274,7 +265,7 @@ class Sender:
                     continue
                 sent[training] = state
                 self._drop_older(training, state[0])
-                if state_folders.newest(self._states).get(training, state) != state:
+                if newest(self._states).get(training, state) != state:
                     self._tell_if_slow(time.monotonic() - begun, size)
             if not self._is_to_look():
                 return
@@ -297,7 +288,7 @@ class Sender:
     def _send(self, wire: Wire, training: str, name: str) -> int | None:
         """Send a state; return its size, or None if it was replaced."""
         try:
-            with state_folders.opened(state_folders.place(self._states, training) / name) as files:
+            with opened(place(self._states, training) / name) as files:
                 wire.send({"copy": [training, name], "files": [[file, size] for file, _, size in files]})
                 for _, descriptor, size in files:
                     self._send_file(wire, descriptor, size)
@@ -316,8 +307,8 @@ class Sender:
 
     def _drop_older(self, training: str, name: str) -> None:
         """Remove older copies, which this host had as the newest ones when it took over."""
-        if (copies := state_folders.states(self._copies, training)) and copies[-1] <= name:
-            state_folders.remove(self._copies, training)
+        if (copies := states(self._copies, training)) and copies[-1] <= name:
+            remove(self._copies, training)
 
 
 class Pace:
@@ -341,3 +332,66 @@ class Pace:
         begin = max(now, self._free)
         self._free = begin + count / self._rate
         return begin - now
+
+
+# Written last and removed first: while it exists, all other files of the state do.
+LAST = "manifest.json"
+_STATE = "state"
+
+
+def place(root: Path, training: str) -> Path:
+    return root / training / _STATE
+
+
+def states(root: Path, training: str) -> list[str]:
+    """The states of a training, the newest last."""
+    try:
+        return sorted(name for name in os.listdir(place(root, training)) if not name.startswith("."))
+    except OSError:
+        return []
+
+
+def newest(root: Path) -> dict[str, tuple[str, int]]:
+    """The newest state of each training, with an inode that identifies it."""
+    found = {}
+    try:
+        trainings = os.listdir(root)
+    except OSError:
+        return {}
+    for training in trainings:
+        if names := states(root, training):
+            try:
+                found[training] = (names[-1], os.stat(place(root, training) / names[-1]).st_ino)
+            except OSError:  # a newer one has taken its place
+                continue
+    return found
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[list[tuple[str, int, int]]]:
+    """Yield name, descriptor and size of each file of a state, readable even if it is removed meanwhile."""
+    with ExitStack() as stack:
+
+        def descriptor(name: str, flags: int, within: int | None = None) -> int:
+            found = os.open(name, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+            stack.callback(os.close, found)
+            return found
+
+        within = descriptor(str(folder), os.O_DIRECTORY)
+        names = sorted(os.listdir(within))
+        last = descriptor(LAST, 0, within)  # while it exists nothing has been removed
+        files = [(name, last if name == LAST else descriptor(name, 0, within)) for name in names]
+        yield [(name, file, os.fstat(file).st_size) for name, file in files]
+
+
+def remove(root: Path, training: str, *, but: str | None = None) -> None:
+    for name in states(root, training):
+        if name != but:
+            discard(place(root, training) / name)
+
+
+def discard(folder: Path) -> None:
+    """Remove a state in the order in which no reader takes it for a damaged one."""
+    with suppress(OSError):
+        (folder / LAST).unlink()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -16,8 +16,6 @@ from tfdist.variables import REPORTS
 
 
 class _Reporter:
-    """The destination of this process's reports, and the index of the next one."""
-
     def __init__(self) -> None:
         self.next: int | None = None
 
@@ -84,7 +82,6 @@ def report(metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
 
 
 def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -> None:
-    """Write a report of the chief."""
     reports = _reporter.reports()
     if source is not None and reports.folder.resolve().is_relative_to(source.resolve()):
         raise ConfigError(
@@ -96,19 +93,16 @@ def write(metrics: dict[str, Any], source: Path | None, *, move: bool = False) -
 
 
 def here(*, checked: bool = True) -> Reports:
-    """The reports of this job."""
     return _reporter.reports(checked=checked)
 
 
 def place() -> int:
-    """The index of the next report."""
     if _reporter.next is None:
         _reporter.next = len(_reporter.reports().rows())  # only this process reports
     return _reporter.next
 
 
 def resume_at(number: int) -> None:
-    """Set the index of the next report: training resumes there."""
     _reporter.next = number
 
 
@@ -130,7 +124,6 @@ def get_checkpoint() -> Checkpoint | None:
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Metrics as JSON has them."""
     if not isinstance(metrics, Mapping):
         raise ConfigTypeError(
             f"metrics is {validation.shown(metrics)}; it must be a mapping of names to values.",

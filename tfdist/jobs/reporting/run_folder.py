@@ -116,15 +116,12 @@ class CheckpointConfig:
 
 
 class Reports:
-    """The reports in a folder."""
-
     def __init__(self, folder: Path, kept: CheckpointConfig | None = None) -> None:
         self.folder = folder
         self._kept = kept or CheckpointConfig()
         self._storage = LocalStorage(folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All reports, in order."""
         if FILE not in self._storage.names():
             return []
         rows = []
@@ -178,7 +175,6 @@ class Reports:
         return name
 
     def _clean(self, rows: list[dict[str, Any]]) -> None:
-        """Remove checkpoints that are not kept, and leftovers of killed processes."""
         kept = self._kept.of(rows)
         for name in os.listdir(self.folder):
             is_ours = _CHECKPOINT.fullmatch(name) or name.startswith(_TEMPORARY)
@@ -187,7 +183,6 @@ class Reports:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The reported values of a line."""
     return {name: value for name, value in row.items() if name not in OWN}
 
 

@@ -24,8 +24,6 @@ LEAST_WON = 0.2
 
 
 class Measure(StrEnum):
-    """What is done about a slow worker."""
-
     REPLACED = "replaced"
     LEFT_OUT = "left out"
     KEPT = "kept"
@@ -53,10 +51,7 @@ class Evictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What an eviction can use. `keeps_state`: workers can resume.
-
-    Several hosts are refilled in order, so removing one worker there would not remove the slow one.
-    """
+    """What an eviction can use: several hosts are refilled in order, so one worker fewer would not be the slow one."""
 
     workers: int
     min_workers: int
@@ -67,14 +62,11 @@ class Means:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """The measure, and why a worker stays."""
-
     measure: Measure
     why: str = ""
 
 
 def is_due(slow: "Slow", before: Evictions, *, patience_seconds: float) -> bool:
-    """True if a worker has been slow for long enough."""
     return slow.ended - slow.began >= patience_seconds * 2**before.count
 
 

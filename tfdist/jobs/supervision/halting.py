@@ -25,8 +25,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     Verdict,
     shown,
 )
-from tfdist.monitor.halt import target_of
-from tfdist.monitor.status import SETTLE_SECONDS
+from tfdist.monitor.status import SETTLE_SECONDS, target_of
 
 ENDED_SECONDS = 0.5  # for workers that have stopped and saved to end, before they are killed
 HALT_SECONDS = 300.0  # for all to reach their next step; less than a worker holds
@@ -34,7 +33,6 @@ KILL_SECONDS = 15.0
 
 
 def asked(state: State, workers: int, rules: Rules) -> Next:
-    """Note the wanted number of workers, for the next look."""
     if not rules.min_workers <= workers <= rules.max_workers:
         text = f"{shown(workers)} wanted; --min-workers is {rules.min_workers}, --max-workers {rules.max_workers}."
         return state, (Say(text=f"{text} Nothing is changed."),)
@@ -77,7 +75,6 @@ def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
 
 
 def begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
-    """Ask all workers to stop before the same step."""
     said = Say(text=f"{why}; all stop after this step and save")
     return replace(state, halt=Halt(purpose=purpose, asked=now)), (Stop(), said)
 
@@ -113,7 +110,6 @@ def _saved(state: State, now: float) -> Next:
 def stop(
     state: State, verdict: Verdict, now: float, rules: Rules, *, said: str = "", number: int | None = None
 ) -> Next:
-    """Ask all processes to end."""
     words = (Say(text=said),) if said else ()
     state = replace(state, verdict=verdict, asked_at=now)
     if not state.running:
@@ -126,7 +122,6 @@ def stop(
 
 
 def kill(state: State, now: float) -> Next:
-    """Kill all processes, without a message."""
     if not state.running:
         return replace(state, phase=Phase.DONE, deadline=None), ()
     state = replace(state, phase=Phase.KILLING, deadline=now + KILL_SECONDS)
@@ -134,7 +129,6 @@ def kill(state: State, now: float) -> Next:
 
 
 def kill_aloud(state: State, now: float, rules: Rules) -> Next:
-    """Kill processes that do not end as asked, and report it."""
     state, actions = kill(state, now)
     return state, (*actions, Say(text=f"killing {rules.shown(state.running)}"))
 
@@ -155,5 +149,4 @@ def fail_together(state: State, now: float, rules: Rules) -> Next:
 
 
 def may_restart(state: State, rules: Rules) -> bool:
-    """True if another start follows a failure."""
     return state.restarts < rules.max_restarts

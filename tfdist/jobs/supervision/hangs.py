@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tfdist.monitor.halt import StepState
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.status import WorkerStatus
+from tfdist.monitor.status import StepState, WorkerStatus
 
 STEPS = 5.0  # a step hangs after so many times the median
 SAMPLES = 50  # steps of that median
@@ -35,8 +34,6 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A worker as the agent has just seen it."""
-
     worker: int
     status: WorkerStatus
     stopped: bool = False
@@ -80,7 +77,6 @@ class Watch:
 
 
 def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
-    """The memory of an agent that has just started its workers."""
     return Watch(looked=now, awake=now, earlier=earlier)
 
 
@@ -92,7 +88,6 @@ def look(
     *,
     stopped_tasks: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Watch, Hang | None]:
-    """The new memory, and the hang if there is one."""
     names = {one.worker: str(one) for one in seen if one.stopped} | dict(stopped_tasks)
     watch, hang = _look_for_stopped(watch, names, now, patience)
     watch = _sampled(watch, seen)
@@ -162,10 +157,7 @@ def _stuck(watch: Watch, seen: Sequence[Seen], now: float, patience: Patience) -
 
 
 def _culprit(seen: Sequence[Seen]) -> Seen | None:
-    """The only one with fewer started steps; otherwise the only one that is not in a step yet.
-
-    A worker that waits for an agreement after the step is not to blame: the only one still in the step is.
-    """
+    """The only one that is behind, or else not in a step; if others agree after it, the one still in the step."""
     if len(seen) == 1:
         return seen[0]
     fewest = min(one.status.position.started for one in seen)

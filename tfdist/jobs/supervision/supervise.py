@@ -54,7 +54,6 @@ _RESIZING = {signal.SIGUSR1: 1, signal.SIGUSR2: -1}
 
 
 def decide(state: State, event: Event, *, now: float, rules: Rules) -> Next:
-    """The state after the event, and the actions."""
     if isinstance(event, Exited):
         return _exited(state, event, now, rules)
     if isinstance(event, Received):
@@ -142,7 +141,6 @@ def _done(state: State) -> State:
 
 
 def _lost_one(state: State, event: Exited, follows: Consequence, now: float, rules: Rules) -> Next:
-    """Decide about a process that is replaced alone."""
     if state.failed_at is not None:
         return state, ()  # the job is about to end, or to start again
     ended, used, most = _ended(event, rules), state.replaced, rules.max_restarts
@@ -195,7 +193,6 @@ def _blamed(state: State, now: float, rules: Rules) -> Next:
 
 
 def _failed(state: State, event: Exited, follows: Consequence, now: float, rules: Rules) -> Next:
-    """Restart or fail because of the end of a process."""
     again = follows is Consequence.RESTART
     if rules.in_step:
         if again:
@@ -255,8 +252,6 @@ def _ended(event: Exited, rules: Rules) -> str:
 
 
 class Decision(Enum):
-    """What is done when no process is left."""
-
     END = "end"  # as the last start has ended
     RESTART = "restart"  # with as many workers as `next_size` says
     TOO_FEW_WORKERS = "too few workers"  # workers were asked to leave, and too few would be left
@@ -274,22 +269,16 @@ class History:
 
 
 def next_size(state: State) -> int:
-    """The number of workers of the next start."""
     return min(state.wanted, state.size - len(state.leaving)) if state.leaving else state.wanted
 
 
 def after_failure(history: History, signature: str | None) -> History:
-    """Add a failure."""
     again = signature is not None and signature == history.signature
     return replace(history, failures=history.failures + 1, same=history.same + 1 if again else 1, signature=signature)
 
 
 def decide_restart(state: State, history: History, *, same_failures: int | None, min_workers: int) -> Decision:
-    """Decide when no process is left.
-
-    Failures have a budget (`--max-restarts`), resizing does not use it. The same failure again and again at one step is
-    deterministic and ends the job earlier.
-    """
+    """Decide when no process is left; resizing uses no budget, and a failure that repeats at one step ends the job."""
     if state.received is not None or state.phase is Phase.LOST or state.verdict is not Verdict.RESTART:
         return Decision.END
     if state.failed and same_failures is not None and history.same >= same_failures:

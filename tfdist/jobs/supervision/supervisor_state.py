@@ -15,14 +15,12 @@ from functools import cached_property
 from tfdist.cluster.cluster_values import TaskId
 from tfdist.jobs.plan.roles import Role, members
 from tfdist.jobs.supervision.hangs import Hang, Hung
-from tfdist.monitor.halt import StepPosition
+from tfdist.monitor.status import StepPosition
 
 _MOST_NAMES = 6  # in one line
 
 
 class Phase(Enum):
-    """Where a start of the job is."""
-
     RUNNING = "running"
     STOPPING = "stopping"
     KILLING = "killing"
@@ -31,8 +29,6 @@ class Phase(Enum):
 
 
 class Verdict(Enum):
-    """What the end of the processes means."""
-
     OPEN = "open"
     FINISHED = "finished"
     FAILED = "failed"
@@ -70,7 +66,6 @@ class Rules:
 
     @cached_property
     def members(self) -> tuple[tuple[TaskId, Role], ...]:
-        """Every process and its role, by index."""
         return members(self.roles)
 
     @property
@@ -85,7 +80,6 @@ class Rules:
         return self.members[index][1]
 
     def scripts(self, running: Iterable[int]) -> frozenset[int]:
-        """The processes that run the script."""
         return frozenset(index for index in running if self.role(index).runs_script)
 
     def names(self, running: Iterable[int]) -> str:
@@ -94,12 +88,10 @@ class Rules:
         return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} processes"
 
     def shown(self, running: Iterable[int]) -> str:
-        """The number of workers, or the names if not all are workers."""
         running = frozenset(running)
         return shown(len(running)) if self.in_step else self.names(running)
 
     def have(self, running: Iterable[int]) -> str:
-        """As `shown`, with the verb."""
         running = frozenset(running)
         return f"{self.shown(running)} {'has' if len(running) == 1 else 'have'}"
 
@@ -241,11 +233,9 @@ Next = tuple[State, tuple[Action, ...]]
 
 
 def first_state(rules: Rules, *, restarts: int = 0, replaced: int = 0) -> State:
-    """The state of processes that have just been started."""
     size = len(rules.members)
     return State(running=frozenset(range(size)), size=size, wanted=size, restarts=restarts, replaced=replaced)
 
 
 def shown(workers: int) -> str:
-    """A number of workers in words."""
     return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -3,12 +3,16 @@
 An exporter runs in a thread of its own, outside of the job: it may block and raise without any effect on workers.
 """
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.monitor.verdict.step_parts import Timeline
 from tfdist.monitor.watch.snapshot import Snapshot
+from tfdist.validation import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +57,112 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Give back what it holds, such as files and ports."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of exporter.
+
+    Attributes:
+        module, title: of its class.
+        where: what the colon precedes.
+        package: the module that it imports, or "".
+        extra: of tfdist that installs it.
+        default: file or folder where nothing follows the colon, or "".
+    """
+
+    module: str
+    title: str
+    where: str
+    package: str
+    extra: str
+    default: str = ""
+
+
+KINDS = {
+    "tensorboard": Kind(
+        "tfdist.monitor.exporters.tensorboard_exporter",
+        "TensorBoard",
+        "a folder",
+        "tensorboard",
+        "monitor",
+        "tensorboard",
+    ),
+    "prometheus": Kind(
+        "tfdist.monitor.exporters.prometheus_exporter", "Prometheus", "a port", "prometheus_client", "monitor"
+    ),
+    "html": Kind("tfdist.monitor.exporters.html_exporter", "HTML", "a file", "", "", "tfdist.html"),
+    "mlflow": Kind("tfdist.monitor.exporters.mlflow_exporter", "MLflow", "a tracking URI", "mlflow", "mlflow"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A requested exporter: its kind, and where it writes; "" is the default."""
+
+    name: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.where}" if self.where else self.name
+
+
+def parse(text: str, *, option: str = "exporters") -> Target:
+    """Parse the name of an exporter, such as ``tensorboard:logs/run 1``."""
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"{option} has {shown(text)}; it must be a text such as 'tensorboard:DIR'.",
+            name=option,
+            received=shown(text),
+        )
+    name, _, where = text.partition(":")
+    if name not in KINDS:
+        known = ", ".join(f"{one} (behind a colon {kind.where})" for one, kind in KINDS.items())
+        raise ConfigError(
+            f"{option} has {shown(text)}; there are {known}. Name one of them.", name=option, received=text
+        )
+    if name == "prometheus":
+        address(where, option=option)
+    return Target(name, where)
+
+
+def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Target, ...]:
+    """Return the exporters that texts name, after a look whether what they need is installed."""
+    if isinstance(texts, str):
+        raise ConfigError(
+            f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].", name=option, received=texts
+        )
+    targets = tuple(parse(text, option=option) for text in texts)
+    for target in targets:
+        if targets.count(target) > 1:
+            raise ConfigError(
+                f"{option} has {shown(str(target))} twice; name it once.", name=option, received=str(target)
+            )
+        kind = KINDS[target.name]
+        if kind.package and importlib.util.find_spec(kind.package) is None:
+            raise MissingDependencyError(
+                f"{option} has {shown(str(target))}, which needs the package {kind.package}. Install it: "
+                f"pip install 'tfdist[{kind.extra}]'",
+                name=kind.package,
+            )
+    return targets
+
+
+def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
+    """Parse where metrics are served; the loopback interface by default."""
+    host, _, port = where.rpartition(":")
+    port = port or "9400"
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"{option} has {shown(f'prometheus:{where}')}; the port must be a number from 1 to 65535.",
+            name=option,
+            received=f"prometheus:{where}",
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def make(target: Target) -> Exporter:
+    """Return an exporter."""
+    kind = KINDS[target.name]
+    made: Exporter = getattr(importlib.import_module(kind.module), kind.title)(target.where)
+    return made

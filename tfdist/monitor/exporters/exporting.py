@@ -3,15 +3,14 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, Thread
 from typing import Any
 
 import numpy as np
 
-from tfdist.monitor.exporters.exporter import Exporter, Point, Update
-from tfdist.monitor.exporters.exporter_names import Target, make
+from tfdist.monitor.exporters.exporter import Exporter, Point, Target, Update, make
 from tfdist.monitor.verdict.step_parts import OF_STEPS, Timeline
 from tfdist.monitor.watch.observing import Observer
 from tfdist.monitor.watch.snapshot import Snapshot
@@ -114,29 +113,24 @@ def joined(pieces: Sequence[Timeline]) -> Timeline:
     return replace(pieces[0], traced=traced, is_divided=is_divided, **whole)
 
 
+@dataclass(eq=False)
 class Outlet:
     """Hands updates to an exporter, which is made in its thread too.
 
     A failure is reported once, and its updates are tried again later, up to `MOST` of them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Exporter],
-        warn: Callable[[str], None],
-        *,
-        first_wait: float = FIRST_WAIT_SECONDS,
-    ) -> None:
-        self._name = name
-        self._make = make
-        self._warn = warn
-        self._first_wait = first_wait
+    name: str
+    make: Callable[[], Exporter]
+    warn: Callable[[str], None]
+    first_wait: float = FIRST_WAIT_SECONDS
+
+    def __post_init__(self) -> None:
         self._waiting: deque[Update] = deque()
         self._changed = Condition()
         self._ends = False
         self._warned: set[str] = set()
-        self._thread = Thread(target=self._run, name=f"export to {name}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"export to {self.name}", daemon=True)
         self._thread.start()
 
     def put(self, update: Update) -> None:
@@ -158,13 +152,13 @@ class Outlet:
 
     def _run(self) -> None:
         exporter: Exporter | None = None
-        wait = self._first_wait
+        wait = self.first_wait
         while (update := self._next()) is not None:
             try:
                 if exporter is None:
-                    exporter = self._make()
+                    exporter = self.make()
                 exporter.write(update)
-                wait = self._first_wait
+                wait = self.first_wait
             except Exception as error:  # noqa: BLE001 - any, of any library and server
                 self._once("failed", f"cannot be written ({_in_short(error)}); the job goes on without it")
                 with self._changed:
@@ -190,7 +184,7 @@ class Outlet:
     def _once(self, what: str, text: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            self._warn(f"warning: export to {self._name}: {text}")
+            self.warn(f"warning: export to {self.name}: {text}")
 
 
 def _in_short(error: Exception) -> str:

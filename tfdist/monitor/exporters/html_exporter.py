@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from tfdist.monitor.exporters.exporter import Update
-from tfdist.monitor.exporters.exporter_names import KINDS
+from tfdist.monitor.exporters.exporter import KINDS, Update
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView, newest, sentence
 
 DEFAULT = KINDS["html"].default

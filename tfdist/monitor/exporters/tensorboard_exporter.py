@@ -18,8 +18,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from tfdist.monitor.exporters.exporter import Point, Update
-from tfdist.monitor.exporters.exporter_names import KINDS
+from tfdist.monitor.exporters.exporter import KINDS, Point, Update
 from tfdist.monitor.verdict.step_parts import Part
 from tfdist.monitor.watch.snapshot import sentence
 

@@ -19,10 +19,8 @@ from tfdist.cluster.job_files import MEMORY, PREFIX, event_copy, job_of, progres
 from tfdist.errors import ConfigError
 from tfdist.monitor.phases import Activity
 from tfdist.monitor.status import WorkerStatus, is_in_reserve, read_all
-from tfdist.monitor.verdict.job_bound import judge
-from tfdist.monitor.verdict.row_collection import read_folder
+from tfdist.monitor.verdict.job_bound import judge, lines, read_folder
 from tfdist.monitor.verdict.step_parts import Part, Timeline, timeline
-from tfdist.monitor.verdict.verdict_text import lines
 from tfdist.monitor.watch.event_log import read_events
 from tfdist.monitor.watch.resource_usage import Gpus, Process, Usage
 from tfdist.monitor.watch.snapshot import Snapshot, WorkerView

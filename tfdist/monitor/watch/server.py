@@ -153,12 +153,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self, found: Snapshot) -> None:
         try:
-            from tfdist.monitor.watch import prometheus_metrics
+            from tfdist.monitor.exporters import prometheus_exporter
         except ImportError:
             cure = "prometheus_client is missing: pip install 'tfdist[monitor]'\n"
             self._text(HTTPStatus.NOT_IMPLEMENTED, "text/plain", cure)
             return
-        self._text(HTTPStatus.OK, prometheus_metrics.CONTENT_TYPE, prometheus_metrics.text(found))
+        self._text(HTTPStatus.OK, prometheus_exporter.CONTENT_TYPE, prometheus_exporter.text(found))
 
     def _events(self) -> None:
         self.send_response(HTTPStatus.OK)

@@ -16,7 +16,7 @@ from tfdist.compat.tensorflow import replay as tf_replay
 from tfdist.compression.codec import Codec
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import compressed_reducer, reducer, replica_sums
-from tfdist.monitor.recording.part_stamps import PassesRow
+from tfdist.monitor.recording.stamp_rows import PassesRow
 from tfdist.training import loss_scale
 from tfdist.training.parameter_servers import transport
 from tfdist.training.parameter_servers.batch_plan import (

@@ -22,7 +22,7 @@ from tfdist.compression import one_way
 from tfdist.errors import UnsupportedError
 from tfdist.gradients.reduction import compressed_reducer, reducer
 from tfdist.monitor.phases import Passes
-from tfdist.monitor.recording.part_stamps import passes_of
+from tfdist.monitor.recording.stamp_rows import passes_of
 from tfdist.training import step_timestamps
 from tfdist.training.epoch import Layout
 from tfdist.training.parameter_servers import gradient_push, part_function, transport

@@ -7,14 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tfdist.errors import TfdistError
 from tfdist.jobs.launchers.kubernetes import pod_states
 from tfdist.jobs.launchers.kubernetes.kubernetes_api import Cluster, owned, said
 from tfdist.jobs.launchers.kubernetes.manifests import secret
 from tfdist.jobs.launchers.kubernetes.pod_outputs import Receiver, require_writable
-from tfdist.jobs.launchers.kubernetes.pods import Values
-from tfdist.jobs.launchers.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.pods import Request, Values
 from tfdist.waiting import handled
 
 LOOK_SECONDS = 1.0  # from one look at the Job to the next
@@ -58,24 +58,16 @@ def submit(
         return _Following(cluster, request, owner, say, received, asked).run()
 
 
+@dataclass(eq=False)
 class _Following:
-    """Observes a job until it has ended."""
+    cluster: Cluster
+    request: Request
+    owner: Values
+    say: Callable[[str], None]
+    received: list[int]
+    asked: list[int]
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        request: Request,
-        owner: Values,
-        say: Callable[[str], None],
-        received: list[int],
-        asked: list[int],
-    ) -> None:
-        self._cluster = cluster
-        self._request = request
-        self._owner = owner
-        self._say = say
-        self._received = received
-        self._asked = asked
+    def __post_init__(self) -> None:
         self._changes: queue.SimpleQueue[tuple[str, Values]] = queue.SimpleQueue()
         self._pods: dict[int, Values] = {}  # the present pod of each index
         self._uids: dict[int, str] = {}  # of the last of each index
@@ -87,7 +79,6 @@ class _Following:
         self._heeded = 0
 
     def run(self) -> int:
-        """Observe the job; return its exit code."""
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         begun = looked = time.monotonic()
@@ -100,23 +91,23 @@ class _Following:
                 looked = time.monotonic()
                 self._tell_why_it_waits(is_early=looked - begun < _UNMADE_SECONDS)
                 try:
-                    seen = self._cluster.look(self._owner)
-                except self._cluster.failures as error:
+                    seen = self.cluster.look(self.owner)
+                except self.cluster.failures as error:
                     self._tell(f"the API server does not answer: {said(error)}")
                     continue
                 if (code := self._outcome(seen)) is not None:
                     return code
         finally:
             self._over.set()
-            self._cluster.end()
+            self.cluster.end()
             for thread in (watcher, *self._logs.values()):
                 thread.join(_END_SECONDS)
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            with contextlib.suppress(*self._cluster.failures):
-                self._cluster.pods(
-                    self._owner["selector"], lambda what, pod: self._changes.put((what, pod)), self._over.is_set
+            with contextlib.suppress(*self.cluster.failures):
+                self.cluster.pods(
+                    self.owner["selector"], lambda what, pod: self._changes.put((what, pod)), self._over.is_set
                 )
             self._over.wait(_AGAIN_SECONDS)
 
@@ -154,17 +145,17 @@ class _Following:
 
     def _follow(self, name: str, uid: str) -> None:
         """Show a pod's log; after a broken connection, continue where it broke."""
-        receiver, shown = Receiver(self._request.outputs, self._say), 0
+        receiver, shown = Receiver(self.request.outputs, self.say), 0
         while True:
             place = 0
             try:
-                for data in self._cluster.log(name):
+                for data in self.cluster.log(name):
                     new = data[max(0, shown - place) :]
                     place += len(data)
                     shown = max(shown, place)
                     _show(receiver.shown(new))
                 is_over = self._uids[0] != uid or 0 in self._ended
-            except self._cluster.failures:
+            except self.cluster.failures:
                 is_over = self._uids[0] != uid or 0 not in self._pods
             if is_over or self._over.is_set():
                 _show(receiver.shown(b"", is_last=True))
@@ -173,34 +164,34 @@ class _Following:
 
     def _heed(self) -> None:
         """Delete the job at a signal, and at once at the second; explain signals that are meant for the launcher."""
-        while self._asked:
-            name = signal.Signals(self._asked.pop(0)).name
+        while self.asked:
+            name = signal.Signals(self.asked.pop(0)).name
             pod = self._pods[0]["metadata"]["name"] if 0 in self._pods else "POD"
-            how = f"kubectl -n {self._cluster.namespace} exec {pod} -- kill -{name.removeprefix('SIG')} 1"
-            self._say(f"{name} is for the launcher, which runs in the first pod: {how}")
-        while self._heeded < len(self._received):
-            number, self._heeded = self._received[self._heeded], self._heeded + 1
+            how = f"kubectl -n {self.cluster.namespace} exec {pod} -- kill -{name.removeprefix('SIG')} 1"
+            self.say(f"{name} is for the launcher, which runs in the first pod: {how}")
+        while self._heeded < len(self.received):
+            number, self._heeded = self.received[self._heeded], self._heeded + 1
             again = self._heeded > 1
             how = "its pods are killed" if again else "its pods get SIGTERM, and save; again: they are killed"
-            self._say(f"{signal.Signals(number).name}: the job is deleted; {how}")
-            with contextlib.suppress(*self._cluster.failures):
-                self._cluster.delete(self._owner, at_once=again)
+            self.say(f"{signal.Signals(number).name}: the job is deleted; {how}")
+            with contextlib.suppress(*self.cluster.failures):
+                self.cluster.delete(self.owner, at_once=again)
 
     def _tell_why_it_waits(self, *, is_early: bool) -> None:
-        if self._received:
+        if self.received:
             return
         here = list(self._pods.values())
-        if text := pod_states.waiting(here, self._request):
+        if text := pod_states.waiting(here, self.request):
             self._tell(text)
-        elif not is_early and not self._ended and len(here) < self._request.pods:
-            with contextlib.suppress(*self._cluster.failures):
-                complaints = self._cluster.complaints(self._owner)
-                self._tell(pod_states.missing(len(here), complaints, self._request))
+        elif not is_early and not self._ended and len(here) < self.request.pods:
+            with contextlib.suppress(*self.cluster.failures):
+                complaints = self.cluster.complaints(self.owner)
+                self._tell(pod_states.missing(len(here), complaints, self.request))
 
     def _tell(self, text: str) -> None:
         if text != self._told:
             self._told = text
-            self._say(text)
+            self.say(text)
 
     def _outcome(self, seen: Values | None) -> int | None:
         """The exit code of a job that has ended, once its log was shown; None while it runs."""
@@ -211,16 +202,16 @@ class _Following:
         self._settle()
         if is_done:
             return 0
-        if self._received:
-            return 128 + self._received[0]
+        if self.received:
+            return 128 + self.received[0]
         if seen is None:
-            self._say("the job was deleted by another user or command")
+            self.say("the job was deleted by another user or command")
             return 128 + signal.SIGTERM
         first = pod_states.first_failure(self._ended.values())
         if first is None:
-            self._say(f"the job has failed: {held['Failed']}")
+            self.say(f"the job has failed: {held['Failed']}")
             return 1
-        self._say(pod_states.described(first, pods=self._request.pods, log_is_shown=first.index == 0))
+        self.say(pod_states.described(first, pods=self.request.pods, log_is_shown=first.index == 0))
         return first.exit_code
 
     def _settle(self) -> None:

@@ -20,6 +20,7 @@ _CURES = {
     "JobSet": " Install JobSet (jobset.sigs.k8s.io), or leave --kind out.",
     "TrainJob": " Install Kubeflow's Trainer v2, or leave --kind out.",
 }
+_RAW = {"_preload_content": False, "_request_timeout": _ANSWER_SECONDS}  # read as JSON here, and not by the library
 _FORBIDDEN = (401, 403)
 _CONFLICT = 409
 
@@ -39,12 +40,12 @@ class Cluster:
         self._answers: set[Any] = set()  # that are read, maybe for long
         self._is_over = False
         with self._errors(f"the API server {configuration.host}"):
-            library.client.VersionApi(api).get_code(_preload_content=False, _request_timeout=_ANSWER_SECONDS)
+            library.client.VersionApi(api).get_code(**_RAW)
 
     def create(self, made: Values) -> Values:
         """Create an object, and return it. Fields that the cluster does not know are an error."""
         kind = made["kind"]
-        options = {"field_validation": "Strict", "_preload_content": False, "_request_timeout": _ANSWER_SECONDS}
+        options = {"field_validation": "Strict", **_RAW}
         with self._errors(f"{kind} {made['metadata']['name']}", missing=_CURES.get(kind, "")):
             if kind in _PLURALS:
                 return _values(self._owners.create_namespaced_custom_object(*self._at(made), made, **options))
@@ -56,7 +57,6 @@ class Cluster:
             return _values(creates[kind](self.namespace, made, **options))
 
     def start(self, owner: Values) -> None:
-        """Let a suspended owner run."""
         with self._errors(f"{owner['kind']} {owner['metadata']['name']}"):
             self._owners.patch_namespaced_custom_object(
                 *self._named(owner),
@@ -66,13 +66,8 @@ class Cluster:
             )
 
     def look(self, owner: Values) -> Values | None:
-        """The owner as it is now; None if it is gone."""
         try:
-            found = _values(
-                self._owners.get_namespaced_custom_object(
-                    *self._named(owner), _preload_content=False, _request_timeout=_ANSWER_SECONDS
-                )
-            )
+            found = _values(self._owners.get_namespaced_custom_object(*self._named(owner), **_RAW))
         except self._library.client.ApiException as error:
             if error.status == 404:
                 return None
@@ -82,12 +77,7 @@ class Cluster:
 
     def complaints(self, owner: Values) -> list[str]:
         """The reasons why pods could not be created, such as a quota; the newest last."""
-        found = self._core.list_namespaced_event(
-            self.namespace,
-            field_selector="reason=FailedCreate",
-            _preload_content=False,
-            _request_timeout=_ANSWER_SECONDS,
-        )
+        found = self._core.list_namespaced_event(self.namespace, field_selector="reason=FailedCreate", **_RAW)
         name = owner["metadata"]["name"]
         names, since = {name, f"{name}-{CONTAINER}-0"}, owner["metadata"]["creationTimestamp"]
         ours = [
@@ -101,11 +91,7 @@ class Cluster:
 
     def pods(self, selector: str, changed: Callable[[str, Values], None], ended: Callable[[], bool]) -> None:
         """Report each pod of a job, and each change, until `ended` or until the server ends the watch."""
-        listed = _values(
-            self._core.list_namespaced_pod(
-                self.namespace, label_selector=selector, _preload_content=False, _request_timeout=_ANSWER_SECONDS
-            )
-        )
+        listed = _values(self._core.list_namespaced_pod(self.namespace, label_selector=selector, **_RAW))
         for pod in listed["items"]:
             changed("there", pod)
         answer = self._core.list_namespaced_pod(
@@ -114,8 +100,7 @@ class Cluster:
             resource_version=listed["metadata"]["resourceVersion"],
             watch=True,
             timeout_seconds=_WATCH_SECONDS,
-            _preload_content=False,
-            _request_timeout=_WATCH_SECONDS + _ANSWER_SECONDS,
+            **{**_RAW, "_request_timeout": _WATCH_SECONDS + _ANSWER_SECONDS},
         )
         with self._read(answer):
             for line in answer:
@@ -126,14 +111,8 @@ class Cluster:
 
     def log(self, pod: str) -> Iterator[bytes]:
         """Yield a pod's log from its beginning, until the container ends."""
-        answer = self._core.read_namespaced_pod_log(
-            pod,
-            self.namespace,
-            container=CONTAINER,
-            follow=True,
-            _preload_content=False,
-            _request_timeout=(_ANSWER_SECONDS, _SILENCE_SECONDS),
-        )
+        options = {**_RAW, "_request_timeout": (_ANSWER_SECONDS, _SILENCE_SECONDS)}
+        answer = self._core.read_namespaced_pod_log(pod, self.namespace, container=CONTAINER, follow=True, **options)
         with self._read(answer):
             while data := answer.read1(1 << 16):
                 yield data
@@ -236,7 +215,6 @@ def said(error: Any) -> str:
 
 
 def _refused(error: Any, missing: str) -> str:
-    """Why the API server refuses, and what to do."""
     message = said(error)
     if error.status in _FORBIDDEN:
         return f"you may not: {message}. Try: kubectl auth can-i create jobs"
@@ -247,7 +225,6 @@ def _refused(error: Any, missing: str) -> str:
 
 
 def owned(made: Values, owner: Mapping[str, Any]) -> Values:
-    """The object, deleted together with its owner."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

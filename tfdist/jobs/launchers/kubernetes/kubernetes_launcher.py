@@ -133,7 +133,6 @@ def _is_own(address: str) -> bool:
 
 
 def _beside_an_agent(pod: Pod, launch: Callable[[], int]) -> int:
-    """Run the launcher together with an agent of this pod."""
     words = [sys.executable, "-m", "tfdist", "agent", pod.rendezvous, "--name", pod.host.name]
     agent = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.cluster.environments.kubernetes_environment import PORT
 from tfdist.jobs.launchers.kubernetes.pods import (
     CONTAINER,
+    Request,
     Values,
     container,
     failure_policy,
@@ -16,7 +17,6 @@ from tfdist.jobs.launchers.kubernetes.pods import (
     template,
     variables,
 )
-from tfdist.jobs.launchers.kubernetes.request import Request
 from tfdist.variables import K8S_SERVICE
 
 RUNTIME = "tensorflow-distributed"
@@ -27,45 +27,32 @@ _JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 
 def job(request: Request) -> Values:
     """An indexed Job: one pod for each process, named by its index."""
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(request),
-        "spec": {**_job_spec(request), "ttlSecondsAfterFinished": KEPT_SECONDS},
-    }
+    return _made(request, "batch/v1", "Job", spec={**_job_spec(request), "ttlSecondsAfterFinished": KEPT_SECONDS})
 
 
 def service(request: Request) -> Values:
     """The headless service of a Job, by which pods find each other before they are ready."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(request),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": dict([request.selector]),
-            "ports": [{"name": "tfdist", "port": PORT}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": dict([request.selector]),
+        "ports": [{"name": "tfdist", "port": PORT}],
     }
+    return _made(request, "v1", "Service", spec=spec)
 
 
 def job_set(request: Request) -> Values:
     """A JobSet, which makes the service itself, and restarts all pods where a Job would end."""
-    spec = _job_spec(request)
-    del spec["template"]["spec"]["subdomain"]  # it is the JobSet's to set
+    of_job = _job_spec(request)
+    del of_job["template"]["spec"]["subdomain"]  # it is the JobSet's to set
     failed = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(request),
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": request.name},
-            "failurePolicy": {"maxRestarts": request.restarts, "rules": [failed]},
-            "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}],
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
-        },
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": request.name},
+        "failurePolicy": {"maxRestarts": request.restarts, "rules": [failed]},
+        "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": of_job}}],
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
     }
+    return _made(request, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
 
 
 def train_job(request: Request) -> Values:
@@ -78,37 +65,18 @@ def train_job(request: Request) -> Values:
     }
     if request.resources:
         trainer["resourcesPerNode"] = requirements(request.resources)
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(request),
-        "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer},
-    }
+    spec = {"runtimeRef": {"name": RUNTIME}, "trainer": trainer}
+    return _made(request, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec=spec)
 
 
 def secret(request: Request, values: Mapping[str, str]) -> Values:
-    """The Secret with the job's key and with private variables."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(request),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": dict(values),
-    }
+    return _made(request, "v1", "Secret", type="Opaque", immutable=True, stringData=dict(values))
 
 
 def config_map(request: Request) -> Values:
-    """The ConfigMap with the script."""
     assert request.script is not None
     name, content = request.script
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(request),
-        "immutable": True,
-        "data": {name: content},
-    }
+    return _made(request, "v1", "ConfigMap", immutable=True, data={name: content})
 
 
 def objects(request: Request) -> list[Values]:
@@ -162,7 +130,6 @@ def runtime(image: str = "tfdist:gpu") -> Values:
 
 
 def as_text(made: Sequence[Values]) -> str:
-    """Objects as YAML."""
     yaml = load("yaml")
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
@@ -178,7 +145,6 @@ def as_text(made: Sequence[Values]) -> str:
 
 
 def how_to_make_the_secret(request: Request) -> str:
-    """How to create the Secret for printed manifests, as comments."""
     name, others = request.name, f", with {', '.join(request.secret)}" if request.secret else ""
     return (
         f"# The key of the job is shown nowhere. What is submitted has it in the Secret {name}{others}; by hand:\n"
@@ -187,9 +153,10 @@ def how_to_make_the_secret(request: Request) -> str:
     )
 
 
-def _metadata(request: Request) -> Values:
+def _made(request: Request, version: str, kind: str, **parts: Any) -> Values:
     labels = {"app.kubernetes.io/managed-by": "tfdist"}
-    return {"name": request.name, "namespace": request.namespace, "labels": labels}
+    metadata = {"name": request.name, "namespace": request.namespace, "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
 def _job_spec(request: Request) -> Values:

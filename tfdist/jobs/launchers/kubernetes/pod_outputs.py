@@ -34,7 +34,6 @@ class Output:
     is_folder: bool = False
 
     def in_pod(self, number: int, folder: Path = FOLDER) -> str:
-        """The path in the pod."""
         return str(folder / f"{_GROWS if self.grows else _WHOLE}{number}")
 
 
@@ -65,7 +64,6 @@ class _Sender:
         self._done: dict[Path, int] = {}
 
     def look(self, kind: str) -> None:
-        """Send unsent outputs of a kind."""
         for place in sorted(self._folder.glob(f"{kind}*")):
             number = place.name.removeprefix(kind)
             if not number.isdecimal():  # a file that is to take its place

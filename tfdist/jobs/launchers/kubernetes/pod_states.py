@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tfdist.jobs.launchers.kubernetes.pods import CONTAINER
-from tfdist.jobs.launchers.kubernetes.request import Request
+from tfdist.jobs.launchers.kubernetes.pods import CONTAINER, Request
 
 Pod = Mapping[str, Any]
 
@@ -42,7 +41,6 @@ class Ended:
 
 
 def index_of(pod: Pod) -> int:
-    """The index of a pod in its job."""
     return int(pod["metadata"].get("annotations", {}).get(INDEX, 0))
 
 
@@ -106,10 +104,7 @@ def _asked(request: Request) -> str:
 
 
 def how_it_ended(pod: Pod) -> Ended | None:
-    """How a pod has ended; None while it runs.
-
-    Another container, as of `--pod FILE`, ends a pod only if it fails, and the pod with it.
-    """
+    """How a pod has ended, or None; a container of `--pod FILE` ends it only by failing, and the pod with it."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     node = pod.get("spec", {}).get("nodeName", "")
     for one in _containers(pod):
@@ -155,7 +150,6 @@ def first_failure(ended: Iterable[Ended]) -> Ended | None:
 
 
 def described(failure: Ended, *, pods: int, log_is_shown: bool) -> str:
-    """The report of the pod that failed first."""
     on = f" on node {failure.node}" if failure.node else ""
     why = f"{failure.reason}, " if failure.reason not in ("", "Error") else ""
     text = f"pod {failure.name} (of {pods}){on} failed first: {why}exit code {failure.exit_code}"

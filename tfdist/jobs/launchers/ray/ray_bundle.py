@@ -63,7 +63,6 @@ class Place:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """Yield a private folder; if this process is killed, the next job removes it."""
     with tempfile.TemporaryDirectory(prefix="tfdist-job-call-") as folder:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

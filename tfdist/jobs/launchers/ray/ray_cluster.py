@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tfdist.errors import DeadlineError, MissingDependencyError, TfdistError
@@ -68,51 +68,45 @@ def _demand(remote: Remote) -> Demand:
     return remote.demand
 
 
+@dataclass(eq=False)
 class Cluster:
     """Requests hosts and agents from Ray's driver, which runs in a separate process."""
 
-    def __init__(
-        self,
-        remote: Remote,
-        environ: Mapping[str, str],
-        *,
-        name: str,
-        say: Callable[[str], None],
-        lose: Callable[[str], None],
-    ) -> None:
-        self._remote = remote
-        self._environ = environ
-        self._name = name
-        self._say = say
-        self._lose = lose
+    remote: Remote
+    environ: Mapping[str, str]
+    name: str
+    say: Callable[[str], None]
+    lose: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._driver: _Driver | None = None
 
     def allocate(
         self, count: int, *, interrupted: Callable[[], bool]
     ) -> tuple[tuple[Host, ...], tuple[dict[str, str], ...]]:
-        demand = _demand(self._remote)
+        demand = _demand(self.remote)
         if self._driver is None or self._driver.is_gone:
             self.close()
-            self._driver = _Driver(self._environ, self._say, self._lose)
+            self._driver = _Driver(self.environ, self.say, self.lose)
             self._driver.ask({"do": "connect", "address": demand.address or "auto"})
             self._driver.answer("connected", interrupted=interrupted, seconds=_CONNECT_SECONDS)
-        asked = {"count": count, "resources": demand.resources, "packing": demand.packing, "name": self._name}
+        asked = {"count": count, "resources": demand.resources, "packing": demand.packing, "name": self.name}
         self._driver.ask({"do": "allot", **asked, "wait_seconds": demand.wait_seconds})
         return grouped(self._driver.answer("allotted", interrupted=interrupted))
 
     def start(self, hosts: Sequence[Host], tickets: Sequence[Ticket]) -> "_Driver":
         assert self._driver is not None
-        path = self._environ.get("PYTHONPATH")
+        path = self.environ.get("PYTHONPATH")
         more = {ENDS_WITH_INPUT.name: "1", **({"PYTHONPATH": path} if path else {})}
         agents = {host.address: {**ticket.environment(), **more} for host, ticket in zip(hosts, tickets, strict=True)}
-        python = self._remote.python or ""
-        asked = {"agents": agents, "python": python, "arguments": ["-m", AGENT_MODULE], "call": self._remote.call}
+        python = self.remote.python or ""
+        asked = {"agents": agents, "python": python, "arguments": ["-m", AGENT_MODULE], "call": self.remote.call}
         self._driver.serve({"do": "serve", **asked})
         return self._driver
 
     def close(self) -> None:
         if self._driver is not None:
-            if self._remote.call is not None:
+            if self.remote.call is not None:
                 self._driver.wait_for_agents(_END_SECONDS)
             self._driver.end()
             self._driver = None
@@ -137,8 +131,6 @@ def grouped(where: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], tuple
 
 
 class _Driver(StartedAgents):
-    """The process of Ray's driver."""
-
     def __init__(self, environ: Mapping[str, str], say: Callable[[str], None], lose: Callable[[str], None]) -> None:
         self._say = say
         self._lose = lose
@@ -152,8 +144,9 @@ class _Driver(StartedAgents):
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
         self._wire = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self._errors = Tail(self._process)
+        self._errors = Tail(self._process.stderr)
         self._changed = threading.Condition()
         self._answers: dict[str, Any] = {}
         self._ended: dict[str, str] = {}
@@ -181,7 +174,6 @@ class _Driver(StartedAgents):
         self.ask(request)
 
     def wait_for_agents(self, seconds: float) -> None:
-        """Wait until all agents have ended and their results are here."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone or self._agents <= self._ended.keys(), seconds)
 

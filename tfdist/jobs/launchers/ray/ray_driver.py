@@ -70,8 +70,6 @@ def main() -> None:
 
 
 class Driver:
-    """Carries out the launcher's requests."""
-
     def __init__(self, wire: Wire, gone: threading.Event) -> None:
         self._wire = wire
         self._gone = gone
