@@ -90,7 +90,7 @@ def untold(text: str) -> None:
 
 
 def option(default: Any, text: str, **known: Any) -> Any:
-    """Return a field of a `Suite`, which is an option of its command; a number is at least 1."""
+    """A field of a `Suite`, which is an option of its command; a number is at least 1."""
     example = default[0] if isinstance(default, tuple) and default else default
     kind = str if example in (None, ()) else type(example)
     return options.option(default, text, **{"kind": kind, "minimum": 1, **known})

@@ -33,7 +33,7 @@ class Check:
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """Return the findings of all checks, in their order; a check that raises becomes a finding that says so."""
+    """The findings of all checks, in their order; a check that raises becomes a finding that says so."""
     return [finding for check in checks for finding in _look(check)]
 
 
@@ -46,7 +46,7 @@ def _look(check: Check) -> list[Finding]:
 
 
 def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Sequence[Check]:
-    """Return the checks of ``tfdist doctor``; nothing is looked at before they run.
+    """The checks of ``tfdist doctor``; nothing is looked at before they run.
 
     Args:
         timeout_seconds: deadline for loading TensorFlow in a child process, and for ``nvidia-smi``.

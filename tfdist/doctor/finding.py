@@ -69,12 +69,12 @@ def problem(check: str, seen: str, why: str, cure: str = "") -> Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """Return the highest level among the findings; ok when there are none."""
+    """The highest level among the findings; ok when there are none."""
     return max((finding.level for finding in findings), default=Level.OK)
 
 
 def as_report(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
+    """The findings as the JSON document of ``tfdist doctor --json``; docs/doctor.md describes its fields.
 
     Example:
         >>> as_report([])["schema"]

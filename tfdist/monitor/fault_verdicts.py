@@ -29,7 +29,7 @@ class Verdict:
 
 
 def lines(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines, without an incomplete one."""
+    """The objects of a file of JSON lines, without an incomplete one."""
     found = []
     for line in text.splitlines():
         try:
@@ -44,7 +44,6 @@ def lines(text: str) -> list[dict[str, Any]]:
 def verdicts(
     plan: FaultPlan, happened: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
 ) -> tuple[Verdict, ...]:
-    """Return what became of each fault."""
     left = list(happened)
     found = []
     for fault in plan.faults:
@@ -67,7 +66,10 @@ def _verdict(
         ended = next((event for event in later if event.get("event") in ("failed", "ended")), None)
         survived = ended is None or (ended["event"] == "ended" and ended.get("exit_code") == 0)
         text = "went on" if survived else f"then: {_said(ended or {})}"
-        return Verdict(fault=fault, step=step, text=text + _noticed(fault, any(when >= clock for when in warnings)))
+        if not fault.memory and fault.kind in ("disk-full", "corrupt"):
+            never = "that backup was not read" if fault.kind == "corrupt" else "no warning"
+            text += "; a warning said so" if any(when >= clock for when in warnings) else f"; {never}"
+        return Verdict(fault=fault, step=step, text=text)
     replaced = next((e for e in later if e.get("event") == "replaced" and e.get("task") == fault.task), None)
     if fault.task is not None and replaced is not None:
         after = float(replaced["clock"]) - clock
@@ -87,13 +89,6 @@ def _verdict(
     )
 
 
-def _noticed(fault: Fault, is_warned: bool) -> str:
-    if fault.memory or fault.kind not in ("disk-full", "corrupt"):
-        return ""
-    never = "that backup was not read" if fault.kind == "corrupt" else "no warning"
-    return "; a warning said so" if is_warned else f"; {never}"
-
-
 def _said(event: dict[str, Any]) -> str:
     if event.get("event") == "halted":
         return f"stopped together ({event.get('purpose')})"
@@ -104,7 +99,6 @@ def _said(event: dict[str, Any]) -> str:
 
 
 def table(found: Sequence[Verdict]) -> str:
-    """Format the verdicts as a table."""
     names = [f"{one.fault.kind} {one.fault.victim} at {one.fault.at}" for one in found]
     width = max([26, *map(len, names)])
     rows = [f"{'fault':<{width}}  {'step':>4}  {'found after':>11}  {'all step again after':>20}  {'repeated':>8}"]

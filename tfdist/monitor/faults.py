@@ -170,7 +170,6 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Parse the faults of a plan."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -207,12 +206,12 @@ class Script:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Script":
-        """Return the script that the launcher's variables give this process; an empty one if there is no plan."""
+        """The script that the launcher's variables give this process; an empty one if there is no plan."""
         plan = FAULTS.read(environ)
         return cls(parse(plan) if plan else (), worker=WORKER_INDEX.read(environ), restart=RESTARTS.read(environ))
 
     def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
-        """Return the faults due now, and forget those that happen once."""
+        """The faults due now, and forget those that happen once."""
         found, left = list[Fault](), list[Fault]()
         for fault in self.waiting:
             is_due = fault.at == point and fault.memory == memory and _matches(fault, step)
@@ -258,7 +257,7 @@ class FaultInjector(StepObserver):
 
     @classmethod
     def from_environment(cls) -> "FaultInjector | None":
-        """Return the injector of TFDIST_FAULTS, or None without faults for this worker."""
+        """The injector of TFDIST_FAULTS, or None without faults for this worker."""
         return cls() if _own_script().waiting else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
@@ -291,7 +290,9 @@ def _let_happen(fault: Fault, step: int, path: str | os.PathLike[str] | None) ->
     if fault.kind in SIGNALS:
         os.kill(_process_of(fault, said), SIGNALS[fault.kind])
     elif fault.kind in ("hang", "slow"):
-        _sleep(fault.seconds)
+        end = time.monotonic() + (float("inf") if fault.seconds is None else fault.seconds)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 60.0))
     elif fault.kind == "exit":
         os._exit(EXIT_CODE)
     elif fault.kind == "exception":
@@ -318,12 +319,6 @@ def _process_of(fault: Fault, said: str) -> int:
             name="task",
             received=fault.task,
         ) from error
-
-
-def _sleep(seconds: float | None) -> None:
-    end = time.monotonic() + (float("inf") if seconds is None else seconds)
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, 60.0))
 
 
 def _change_a_byte(path: Path) -> None:

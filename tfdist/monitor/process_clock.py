@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def kinds(
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[type["Stopwatch | StatusReporter | Recorder | FaultInjector"], ...]:
-    """Return the kinds of observers that an environment asks for, in their order at each point of a step.
+    """The kinds of observers that an environment asks for, in their order at each point of a step.
 
     First those that may end the process (`tfdist tune`, then the agent, so that a measured job is not held), then
     records, then observers attached later, and last faults, of which all others know the step.
@@ -32,14 +32,12 @@ def kinds(
 
 @functools.cache
 def step_clock() -> StepClock:
-    """Return the step clock of this process, made at the first call."""
     observers = [one for kind in kinds() if (one := kind.from_environment()) is not None]
     reporter = next((one for one in observers if isinstance(one, StatusReporter)), None)
     return StepClock(observers, reporter=reporter)
 
 
 def recorder() -> "Recorder | None":
-    """Return the recorder of this process's steps, or None."""
     from tfdist.monitor.recording.recorder import Recorder
 
     return next((one for one in step_clock().observers if isinstance(one, Recorder)), None)

@@ -50,7 +50,7 @@ class StatusReporter(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "StatusReporter | None":
-        """Return the reporter of this worker, or None where no agent looks; tell the agent which variables are set."""
+        """The reporter of this worker, or None where no agent looks; tell the agent which variables are set."""
         path = PROGRESS_FILE.read(environ)
         if not path or not os.path.exists(path):
             return None
@@ -109,7 +109,6 @@ class StatusReporter(StepObserver):
         return bool(self._map[RESERVE])
 
     def stand_by(self) -> None:
-        """Wait while the agent keeps these workers in reserve."""
         if self.is_in_reserve:
             before = self._activity
             self.on_activity(Activity.RESERVE, time.monotonic_ns())
@@ -142,11 +141,9 @@ class StatusReporter(StepObserver):
         self._put(Word.RESUMED, step + 1)
 
     def done(self, step: int) -> None:
-        """Report the number of steps done; after a failure those that no state has are repeated."""
         self._put(Word.DONE, step + 1)
 
     def saved(self, step: int) -> None:
-        """Report a complete backup of the state after so many steps."""
         self._put(Word.SAVED, step + 1)
 
     def states_changed(self) -> None:
@@ -162,7 +159,6 @@ class StatusReporter(StepObserver):
         return not self._map[ENDING]
 
     def close(self) -> None:
-        """Release the table; the reporter cannot be used afterwards."""
         self._words.close()
 
     def _put(self, word: int, value: int) -> None:

@@ -1,15 +1,8 @@
 """The status table: memory in which each worker reports its progress, and the agent whether all are to stop.
 
 The agent makes a small file; all map it, and write one aligned word of eight bytes at a time, so no half-written number
-is ever read. No call waits. Loads no TensorFlow.
-
-    word 0  what the file is                          4  whether all are to end at once
-         1  number of workers                         5  whether these workers are in reserve
-         2  number of the request to halt, or 0       6  whether it is a chief's, which is never halted
-         3  the last step before a halt, + 2; or 0
-
-From word 8 on each worker has a record (`Word`), written by `reporter`; `halt` stops all before the same step. Each
-worker appends warnings to a file next to the table.
+is ever read. No call waits. Loads no TensorFlow. From word HEADER on each worker has a record (`Word`), written by
+`reporter`; it appends warnings to a file next to the table.
 """
 
 import contextlib
@@ -49,7 +42,13 @@ class StepPosition:
 
 
 def target_of(positions: Iterable[StepPosition]) -> int | None:
-    """Return the last step that all workers run; None while it is unknown, or without workers."""
+    """The last step that all workers run; None while it is unknown, or without workers.
+
+    After the agent's request, every worker that is about to start a step holds, or had looked before and starts it. A
+    worker that is HELD or RUNNING is known; one that is DONE may have looked already. Once all are known, the target is
+    the largest started step. No wait is endless: all workers start the steps up to it, and the agent has a deadline for
+    the others.
+    """
     known = tuple(positions)
     if not known or any(position.state is StepState.DONE for position in known):
         return None
@@ -58,7 +57,9 @@ def target_of(positions: Iterable[StepPosition]) -> int | None:
 
 HALTED = 75  # exit code of a worker that has stopped after a request, and has saved: EX_TEMPFAIL
 SETTLE_SECONDS = 0.001  # after which a word written by one process is seen by every other
-REQUEST, TARGET, ENDING, RESERVE, CHIEF = 2, 3, 4, 5, 6  # words of the header
+# Words of the header after what the file is and the number of workers: the number of the request to halt, or 0; the
+# last step before a halt, + 2, or 0; all are to end at once; these workers are in reserve; a chief's, never halted
+REQUEST, TARGET, ENDING, RESERVE, CHIEF = 2, 3, 4, 5, 6
 HEADER, RECORD = 8, 24  # words
 SOURCE_BYTES = 64
 
@@ -135,12 +136,12 @@ class StatusTable:
         return _said(self._words.view, worker)
 
     def record(self, worker: int) -> list[int]:
-        """Return the words of a worker, as `status_of` takes them."""
+        """The words of a worker, as `status_of` takes them."""
         start = HEADER + worker * RECORD
         return self._words.view[start : start + RECORD].tolist()
 
     def new_warnings(self) -> list[str]:
-        """Return the workers' warnings since the last call."""
+        """The workers' warnings since the last call."""
         found = []
         for worker, known in enumerate(self._warnings):
             count = self._words.view[HEADER + worker * RECORD + Word.WARNINGS]
@@ -193,12 +194,11 @@ class StatusTable:
 
 
 def warnings_file(table: Path, worker: int) -> Path:
-    """Return where a worker writes its warnings, a line for each, given the path of the status table."""
+    """Where a worker writes its warnings, a line for each, given the path of the status table."""
     return table.with_name(f"warnings-{worker}-of-{table.name}")
 
 
 def read_all(path: str | os.PathLike[str]) -> tuple[WorkerStatus, ...]:
-    """Return the status of all workers in a table that another process has made."""
     with contextlib.closing(Words(path, must_have=0)) as words:
         return tuple(_said(words.view, worker) for worker in range(words.view[1]))
 
@@ -215,7 +215,6 @@ def _said(table: "memoryview[int]", worker: int) -> WorkerStatus:
 
 
 def status_of(words: Sequence[int], request: int) -> WorkerStatus:
-    """Decode a worker's record."""
     step, state = divmod(words[Word.POSITION], 4)
     if state == StepState.HELD and words[Word.HELD_FOR] != request:
         step, state = step - 1, StepState.DONE  # it held for a request that was taken back, and goes on

@@ -66,7 +66,6 @@ class StepClock:
         self._register((*calm, observer, *(one for one in self.observers if one.may_raise)))
 
     def detach(self, observer: StepObserver) -> None:
-        """Remove an observer, if it is attached."""
         self._register(tuple(one for one in self.observers if one is not observer))
 
     @property
@@ -229,19 +228,17 @@ class StepClock:
             self._tell(self._on_activity, self.activity, self._now())
 
     def during(self, phase: Phase) -> "_During":
-        """Return a context in which the step is in this phase, and after which it is in the one before.
+        """A context in which the step is in this phase, and after which it is in the one before.
 
         Outside of steps it is an activity; in a thread without a step nothing, while others have one.
         """
         return _During(self, phase)
 
     def trained(self, examples: int, replicas: int) -> None:
-        """Report a trained batch; see `StepObserver.on_trained`."""
         step = self._steps.get(get_ident())
         self._tell(self._on_trained, self._last if step is None else step.number, examples, replicas)
 
     def computed(self, worker: int, seconds: float, passes: Passes | None = None) -> None:
-        """Report a part that a chief's worker has computed; see `StepObserver.on_computed`."""
         step = self._steps.get(get_ident())
         if step is not None and self._on_computed:
             self._tell(self._on_computed, step.number, worker, round(1e9 * seconds), passes)

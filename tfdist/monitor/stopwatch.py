@@ -32,7 +32,6 @@ class Request:
     steps: int
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that asks for it."""
         return {STOPWATCH.name: json.dumps(asdict(self))}
 
 

@@ -53,7 +53,7 @@ def seconds(times: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
-    """Return the bytes per second that each link carries in a perfect all-reduce of that duration.
+    """The bytes per second that each link carries in a perfect all-reduce of that duration.
 
     A worker has to send 2 S (n - 1) / n bytes, whatever the algorithm, so this can be compared with what the wire
     does; the algorithm's bandwidth is S / t. With two workers both are equal.

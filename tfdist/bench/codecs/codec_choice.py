@@ -46,7 +46,7 @@ def load(modules: Sequence[str]) -> None:
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a codec as it is written on the command line.
+    """The name and the options of a codec as it is written on the command line.
 
     Example:
         >>> parsed("powersgd:rank=4,min_saving=1.5")

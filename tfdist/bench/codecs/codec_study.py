@@ -44,7 +44,7 @@ def study(codec: str, model: str, global_batch_size: int, times: int, modules: S
 def _computing(
     codec: Codec, gradients: list[tf.Tensor], groups: list[list[int]], workers: clusters.Cluster, times: int
 ) -> list[tuple[float, float]]:
-    """Return the seconds of each of the two parts, so many times.
+    """The seconds of each of the two parts, so many times.
 
     What others would send is replaced by what this worker sends: of the same size, and there at once.
     """
@@ -134,7 +134,7 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def units(codec: Codec, specs: Sequence[tf.TensorSpec]) -> list[list[int]]:
-    """Return the indices of gradients that are compressed as one tensor, as `Compressed` has them in a step.
+    """The indices of gradients that are compressed as one tensor, as `Compressed` has them in a step.
 
     Example:
         >>> from tfdist.compression import PowerSGD, QSGD

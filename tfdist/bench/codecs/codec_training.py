@@ -45,7 +45,7 @@ def measure(arm: str, steps: int) -> training_loops.Measured:
 
 
 def _optimizer(arm: str, learning_rate: float, momentum: float = 0.0) -> keras.optimizers.Optimizer:
-    """Return the optimizer of an arm: SGD, whose momentum is the codec's where that has one.
+    """The optimizer of an arm: SGD, whose momentum is the codec's where that has one.
 
     Codecs compress from the first step on: what is measured is compression.
     """

@@ -1,4 +1,9 @@
-"""Resources and settings shared by all starts of a job."""
+"""Resources and settings shared by all starts of a job, and its standby workers.
+
+Standby workers have run the script up to its first step and replace workers that failed, so the cost of a restart
+(strategy, model, connections) is paid in advance; the price is memory, and that the script runs up to `fit` beside the
+job. They are forked like restarted ones, and wait in `StatusReporter.stand_by`.
+"""
 
 import contextlib
 import threading

@@ -1,7 +1,9 @@
 """The placement on this host.
 
 Every process leads its own session, so that its children can be reached, and Ctrl-C in a terminal reaches only the
-agent. An ended process stays a zombie until `close`: its group keeps its number, and no signal goes astray.
+agent. An ended process stays a zombie until `close`: its group keeps its number, and no signal goes astray. A process
+that stays after its script has ended is reported with its native stack on its own standard error, and ended:
+`script_worker` writes a note after the script's last line, and again when no user code can run any more.
 """
 
 import contextlib

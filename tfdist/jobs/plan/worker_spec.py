@@ -66,7 +66,7 @@ class WorkerSpec:
         return f"{self.host}:{self.port}" if self.host else ""
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the complete environment, given that of the agent.
+        """The complete environment, given that of the agent.
 
         Example:
             >>> me, own = TaskId(type="worker", index=0), {"A": "1"}

@@ -1,4 +1,8 @@
-"""Copies of states between hosts: each host sends its newest states to one other, and keeps those of another."""
+"""Copies of states between hosts: each host sends its newest states to one other, and keeps those of another.
+
+`tfdist.checkpoint` writes the states of each training into a folder in memory, one folder for each state, which gets
+its name once it is complete and immutable. Hidden names are incomplete. Later states have greater names.
+"""
 
 import contextlib
 import os

@@ -107,7 +107,7 @@ def resume_at(number: int) -> None:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the last checkpoint that this run has reported, before a failure too: of `ray.train.get_checkpoint`.
+    """The last checkpoint that this run has reported, before a failure too: of `ray.train.get_checkpoint`.
 
     Returns:
         None where there is none yet.

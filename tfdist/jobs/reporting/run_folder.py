@@ -89,7 +89,7 @@ class CheckpointConfig:
         validation.one_of("checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
 
     def of(self, rows: list[dict[str, Any]]) -> set[str]:
-        """Return the names of those that are kept.
+        """The names of those that are kept.
 
         Args:
             rows: the reports, in order.

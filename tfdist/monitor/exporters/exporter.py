@@ -1,4 +1,4 @@
-"""The `Exporter` protocol: receives updates of a job, each with what is new since the previous one.
+"""The `Exporter` protocol, and the exporters by name: ``tensorboard:DIR``, ``prometheus:PORT``, ``mlflow:URI``.
 
 An exporter runs in a thread of its own, outside of the job: it may block and raise without any effect on workers.
 """
@@ -61,38 +61,20 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of exporter.
+    """A kind of exporter; its class `title` is in the module ``NAME_exporter``."""
 
-    Attributes:
-        module, title: of its class.
-        where: what the colon precedes.
-        package: the module that it imports, or "".
-        extra: of tfdist that installs it.
-        default: file or folder where nothing follows the colon, or "".
-    """
-
-    module: str
     title: str
-    where: str
-    package: str
-    extra: str
-    default: str = ""
+    where: str  # what follows the colon
+    package: str  # the module that it imports, or ""
+    extra: str  # of tfdist that installs it
+    default: str = ""  # file or folder where nothing follows the colon
 
 
 KINDS = {
-    "tensorboard": Kind(
-        "tfdist.monitor.exporters.tensorboard_exporter",
-        "TensorBoard",
-        "a folder",
-        "tensorboard",
-        "monitor",
-        "tensorboard",
-    ),
-    "prometheus": Kind(
-        "tfdist.monitor.exporters.prometheus_exporter", "Prometheus", "a port", "prometheus_client", "monitor"
-    ),
-    "html": Kind("tfdist.monitor.exporters.html_exporter", "HTML", "a file", "", "", "tfdist.html"),
-    "mlflow": Kind("tfdist.monitor.exporters.mlflow_exporter", "MLflow", "a tracking URI", "mlflow", "mlflow"),
+    "tensorboard": Kind("TensorBoard", "a folder", "tensorboard", "monitor", "tensorboard"),
+    "prometheus": Kind("Prometheus", "a port", "prometheus_client", "monitor"),
+    "html": Kind("HTML", "a file", "", "", "tfdist.html"),
+    "mlflow": Kind("MLflow", "a tracking URI", "mlflow", "mlflow"),
 }
 
 
@@ -108,7 +90,6 @@ class Target:
 
 
 def parse(text: str, *, option: str = "exporters") -> Target:
-    """Parse the name of an exporter, such as ``tensorboard:logs/run 1``."""
     if not isinstance(text, str):
         raise ConfigError(
             f"{option} has {shown(text)}; it must be a text such as 'tensorboard:DIR'.",
@@ -127,7 +108,7 @@ def parse(text: str, *, option: str = "exporters") -> Target:
 
 
 def parse_all(texts: Sequence[str], *, option: str = "exporters") -> tuple[Target, ...]:
-    """Return the exporters that texts name, after a look whether what they need is installed."""
+    """The exporters that texts name, after a look whether what they need is installed."""
     if isinstance(texts, str):
         raise ConfigError(
             f"{option} is {shown(texts)}; it must be a list, such as [{texts!r}].", name=option, received=texts
@@ -162,7 +143,6 @@ def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
 
 
 def make(target: Target) -> Exporter:
-    """Return an exporter."""
-    kind = KINDS[target.name]
-    made: Exporter = getattr(importlib.import_module(kind.module), kind.title)(target.where)
+    module = importlib.import_module(f"tfdist.monitor.exporters.{target.name}_exporter")
+    made: Exporter = getattr(module, KINDS[target.name].title)(target.where)
     return made

@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def interval(elapsed: float) -> float:
-    """Return the seconds between two points: short at first, longer in a day's curve."""
+    """The seconds between two points: short at first, longer in a day's curve."""
     return min(10.0, max(0.5, elapsed / 60))
 
 
@@ -56,7 +56,7 @@ class Feed:
         self._last: Snapshot | None = None
 
     def look(self, *, is_last: bool = False) -> Update | None:
-        """Return the news; None where the job was never seen."""
+        """The news; None where the job was never seen."""
         found = self._observer.look()
         if found is None:
             if self._last is None:
@@ -107,7 +107,6 @@ class Feed:
 
 
 def joined(pieces: Sequence[Timeline]) -> Timeline:
-    """Return the steps of several timelines of the same workers, in this order."""
     whole: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in OF_STEPS}
     is_divided, traced = all(piece.is_divided for piece in pieces), max(piece.traced for piece in pieces)
     return replace(pieces[0], traced=traced, is_divided=is_divided, **whole)

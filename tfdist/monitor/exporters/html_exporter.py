@@ -48,7 +48,6 @@ class HTML:
         self._losses: deque[list[float]] = deque(maxlen=KEPT)
 
     def write(self, update: Update) -> None:
-        """Write the page."""
         for point in update.points:
             means = point.steps.step.mean(axis=0)
             self._rates.append([1.0 / float(one) if one > 0 else 0.0 for one in means])
@@ -66,7 +65,6 @@ class HTML:
 
 
 def page(shown: Snapshot, rates: Sequence[Sequence[float]] = (), losses: Sequence[Sequence[float]] = ()) -> str:
-    """Render a job as HTML."""
     longest = max((sum(one.parts.values()) for one in shown.workers), default=0.0)
     state = "" if shown.is_running else ", ended"
     pieces = [

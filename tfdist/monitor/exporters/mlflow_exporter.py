@@ -80,7 +80,6 @@ class MLflow:
 
 
 def parameters_of(events: tuple[Mapping[str, Any], ...]) -> dict[str, str]:
-    """Return the parameters of a job that its events name, as texts."""
     told = [event.get("parameters", {}) for event in events if event.get("event") == "parameters"]
     return {name: str(value)[:_LONGEST_PARAMETER] for one in told for name, value in one.items() if value is not None}
 
@@ -104,7 +103,6 @@ def of_point(point: Point) -> Iterator[Metric]:
 
 
 def of_resources(workers: tuple[WorkerView, ...], step: int, when: float) -> list[Metric]:
-    """Return the system metrics of all workers."""
     moment = int(1e3 * (when or time.time()))
     return [
         Metric(f"system/{name}/worker_{one.worker}", value, moment, step)

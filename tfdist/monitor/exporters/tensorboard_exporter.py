@@ -37,7 +37,6 @@ class TensorBoard:
         self._step = 0
 
     def write(self, update: Update) -> None:
-        """Write what is new."""
         job = update.snapshot.job[:8]
         for point in update.points:
             self._step = point.step
@@ -66,7 +65,7 @@ class TensorBoard:
 
 
 def of_steps(point: Point, place: int) -> list[Any]:
-    """Return the values of a point for the worker at this place: scalars are means, histograms are of single steps."""
+    """The values of a point for the worker at this place: scalars are means, histograms are of single steps."""
     steps, found = point.steps, []
     for part in Part:
         seconds = steps.parts[:, place, part]

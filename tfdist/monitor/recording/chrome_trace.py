@@ -27,16 +27,16 @@ _UNDIVIDED = (
     (Column.AGREE, "agree"),
     (Column.UPDATE, "update"),
 )
+# and what the graph does, with the stamp at which each ends
 _GRAPH = (
-    ("forward", Column.GRAPH_BEGIN, Column.FORWARD),
-    ("backward", Column.FORWARD, Column.GRADIENTS),
-    ("communication", Column.GRADIENTS, Column.REDUCED),
-    ("update", Column.REDUCED, Column.GRAPH_END),
+    ("forward", Column.FORWARD),
+    ("backward", Column.GRADIENTS),
+    ("communication", Column.REDUCED),
+    ("update", Column.GRAPH_END),
 )
 
 
 def trace(rows: Mapping[int, np.ndarray], *, aligned: bool = False) -> dict[str, Any]:
-    """Return the trace of these workers' rows."""
     shifts = offsets(rows) if aligned else dict.fromkeys(rows, 0)
     times = [int(found[0, Column.BEGIN]) - shifts[rank] for rank, found in rows.items() if len(found)]
     zero = min(times, default=0)
@@ -94,7 +94,7 @@ def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
     if not stamped:
         return
     reached = int(row[Column.GRAPH_BEGIN])
-    for name, _, after in _GRAPH:
+    for name, after in _GRAPH:
         end = max(int(row[after]), reached)
         if end > reached:
             yield event(name, reached, end)
@@ -106,7 +106,6 @@ def _of_step(rank: int, row: np.ndarray, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def _loss(row: np.ndarray) -> float | None:
-    """Return the loss of this worker's examples; of a chief, the mean of its workers'."""
     if row[Column.FORWARD]:
         return float(row[Column.LOSS : Column.LOSS + 1].view(np.float64)[0])
     told = row[Column.FORWARDS : Column.FORWARDS + CHIEF_WORKERS] > 0

@@ -86,7 +86,7 @@ class Stamps:
         _current.stamps = None
 
     def from_begin(self, data: Any) -> Any:
-        """Return a nest of tensors as it is, behind the stamp of the begin, which else comes when a thread is free."""
+        """A nest of tensors as it is, behind the stamp of the begin, which else comes when a thread is free."""
         import tensorflow as tf
 
         def behind(leaf: Any) -> Any:
@@ -101,7 +101,6 @@ class Stamps:
             self._row.mark(column, _leaves(tensors))
 
     def loss(self, value: Any) -> None:
-        """Note the loss, and the time at which it is known."""
         if self._is_new(Column.LOSS):
             self._row.loss(value)
 
@@ -149,7 +148,7 @@ def _leaves(tensors: Sequence[Any]) -> list[Any]:
 
 
 def current() -> Stamps | None:
-    """Return the stamps of the step that this thread traces, or None."""
+    """The stamps of the step that this thread traces, or None."""
     return getattr(_current, "stamps", None)
 
 

@@ -63,7 +63,6 @@ class _Step:
     computed: tuple[tuple[int, int, Passes | None], ...] = ()  # of a chief's workers
 
     def row(self) -> list[int]:
-        """Return its words, without those of the graph."""
         row = [0] * _FIRST
         row[_STEP], row[_KIND], row[_BEGIN], row[_END] = self.number, KINDS.index(self.kind), self.begin, self.end
         row[_IS_FIRST], row[_SAVING], row[_AGREED] = self.is_first, self.saving, self.agreed
@@ -105,7 +104,7 @@ class Recorder(StepObserver):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Recorder | None":
-        """Return the recorder of this worker, or None without a folder that it can write."""
+        """The recorder of this worker, or None without a folder that it can write."""
         folder = MONITOR_DIR.read(environ)
         if not folder:
             return None
@@ -123,7 +122,6 @@ class Recorder(StepObserver):
     # What is told of steps
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:
-        """Keep when it began, and what came before it."""
         begun = _Step(step, kind, now, self._is_first or step != self._number + 1, self._saving)
         if self._agreed:
             begun.agreed = sum(nanoseconds for _, nanoseconds in self._agreed)
@@ -131,7 +129,6 @@ class Recorder(StepObserver):
         self._open[step], self._number, self._is_first, self._saving = begun, step, False, 0
 
     def on_outside(self, phase: Phase, begin: int, end: int) -> None:
-        """Note how long workers agreed on something between two steps."""
         if phase is _AGREE:
             self._agreed.append((begin, end - begin))
 
@@ -204,7 +201,7 @@ class Recorder(StepObserver):
         self._is_due.set()
 
     def _new_stamps(self) -> np.ndarray:
-        """Return the rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
+        """The rows of stamps since the last time, on the monotonic clock, shape (n, len(STAMPS))."""
         nothing = np.zeros([0, len(STAMPS)], np.int64)
         if self._stamps is None:
             return nothing
@@ -226,7 +223,7 @@ class Recorder(StepObserver):
 
 
 def both_clocks() -> tuple[int, int]:
-    """Return the wall clock and the monotonic clock of one moment, from the fastest of several readings."""
+    """The wall clock and the monotonic clock of one moment, from the fastest of several readings."""
     best = (2**62, 0, 0)
     for _ in range(_READINGS):
         before = time.monotonic_ns()
@@ -249,7 +246,7 @@ def on_monotonic_clock(stamps: np.ndarray, offset: int) -> np.ndarray:
 
 
 def joined(steps: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-    """Return a row for each step of the graph, with the host's data; for other steps the host's alone.
+    """A row for each step of the graph, with the host's data; for other steps the host's alone.
 
     Stamps belong to the host's step in whose time they are. Of several in one call the first has the host's phases;
     each other begins where the one before ended, and waits for input in between.

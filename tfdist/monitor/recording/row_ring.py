@@ -63,7 +63,7 @@ class Ring:
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
-    """Return the rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
+    """The rows of a file in the order of their numbers, shape (n, WIDTH), int64."""
     with open(path, "rb") as file:
         words = np.fromfile(file, np.int64)
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:

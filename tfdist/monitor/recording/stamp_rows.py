@@ -1,4 +1,4 @@
-"""Rows of stamps in a ring, by operations of our own (`tfdist/native/stamps`), or by `tf.timestamp` without them."""
+"""Rows of stamps in a ring, by our own operations or by `tf.timestamp`; or of a part that a chief's worker returns."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -198,7 +198,6 @@ class PassesRow:
         self.begun: Any = None
 
     def open(self) -> "PassesRow":
-        """Begin, in the graph that is being traced."""
         self.begun = self._now(())
         return self
 
@@ -219,7 +218,7 @@ class PassesRow:
         """Leave out the end: `numbers` are what is written."""
 
     def numbers(self, reads: Sequence[Any]) -> Any:
-        """Return the numbers for `Passes`, float64 of shape (5,); None without a gradient.
+        """The numbers for `Passes`, float64 of shape (5,); None without a gradient.
 
         The last number only makes TensorFlow wait for the largest weights: it would drop an operation without a
         consumer.
@@ -245,7 +244,6 @@ class PassesRow:
 
 
 def passes_of(numbers: Iterable[float]) -> Passes:
-    """Convert the numbers of `PassesRow.numbers`."""
     ready, known, gradients, loss, _ = map(float, numbers)
     forward = max(known - ready, _LEAST) if known else 0.0
     backward = max(gradients - max(known, ready), _LEAST)

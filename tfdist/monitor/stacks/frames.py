@@ -50,7 +50,7 @@ def from_faulthandler(text: str) -> tuple[Thread, ...]:
 
 
 def from_py_spy(text: str) -> tuple[Thread, ...]:
-    """Return the threads that ``py-spy dump --json`` has printed, the main thread first."""
+    """The threads that ``py-spy dump --json`` has printed, the main thread first."""
     printed = json.loads(text)
     if not isinstance(printed, list):
         raise ValueError(f"py-spy has printed {type(printed).__name__} instead of a list of threads.")
@@ -88,13 +88,11 @@ class Stacks:
     waits: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
         threads = [{"name": one.name, "frames": [str(frame) for frame in one.frames]} for one in self.threads]
         return {"task": self.name, "pid": self.pid, "source": self.source, "waits": self.waits, "threads": threads}
 
 
 def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[str]:
-    """Format the stacks of a process in lines."""
     head = f"{stacks.name} (process {stacks.pid})"
     if not stacks.threads:
         return [f"{head}: {stacks.source}", *([f"  waits in {stacks.waits}"] if stacks.waits else [])]
@@ -110,14 +108,10 @@ def lines(stacks: Stacks, *, threads: bool = False, most: int = MOST) -> list[st
 
 
 def apart(waits: Mapping[str, str]) -> str:
-    """Return a sentence where processes wait in different collectives, else ""."""
-    operations = {name: _operation(text) for name, text in waits.items()}
+    """A sentence where processes wait in different collectives, else ""."""
+    # the collective alone: for whom each one waits differs in any case
+    operations = {name: text.partition(" is waiting for ")[0] or "no collective" for name, text in waits.items()}
     if len(set(operations.values())) < 2:
         return ""
     pieces = [f"{name} {'waits ' if not at else ''}in {what}" for at, (name, what) in enumerate(operations.items())]
     return "; ".join(pieces)
-
-
-def _operation(text: str) -> str:
-    """Return the collective alone: for whom each one waits differs in any case."""
-    return text.partition(" is waiting for ")[0] or "no collective"

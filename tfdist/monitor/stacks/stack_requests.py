@@ -37,7 +37,7 @@ class Target:
 
 
 def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) -> tuple[Stacks, ...]:
-    """Return the stacks of these processes, in their order; without an answer, no threads and a reason."""
+    """The stacks of these processes, in their order; without an answer, no threads and a reason."""
     deadline = time.monotonic() + seconds
     found: dict[str, tuple[tuple[Thread, ...], str]] = {}
     program = py_spy() if spies else None
@@ -53,7 +53,7 @@ def ask(targets: Sequence[Target], *, seconds: float = 5.0, spies: bool = True) 
 
 
 def py_spy() -> str | None:
-    """Return the path of py-spy, beside the interpreter or where commands are found; None where there is none."""
+    """The path of py-spy, beside the interpreter or where commands are found; None where there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -112,7 +112,7 @@ def _signalled(targets: Sequence[Target], deadline: float) -> dict[str, tuple[tu
 
 
 def _dumped(file: Path, since: int, *, by: str = _MAIN) -> tuple[Thread, ...]:
-    """Return the threads of a complete dump, which ends with the main thread."""
+    """The threads of a complete dump, which ends with the main thread."""
     with suppress(OSError):
         text = file.read_bytes()[since:].decode(errors="replace")
         time.sleep(_LOOK_SECONDS)
@@ -138,7 +138,7 @@ def _why_not(one: Target) -> str:
 
 
 def native_lines(pid: int) -> list[str]:
-    """Return the native stack of a process's main thread in lines, the innermost call first.
+    """The native stack of a process's main thread in lines, the innermost call first.
 
     Without py-spy, or where it may not read the process: what each thread waits for in the kernel.
     """
@@ -162,7 +162,6 @@ def _spied_native(program: str, pid: int) -> list[str]:
 
 
 def frames_of(thread: int, text: str) -> list[str]:
-    """Return the frames of one thread in the output of ``py-spy dump``."""
     frames: list[str] = []
     is_inside = False
     for line in text.splitlines():

@@ -64,14 +64,13 @@ class Alert:
 
 
 def alerts(found: Timeline, after: int = -1) -> list[Alert]:
-    """Return the problems of a job's steps."""
     if not len(found.steps):
         return []
     return [*not_finite(found), *diverges(found), *slow(found, after), *starved(found), *of_gradients(found)]
 
 
 def not_finite(found: Timeline) -> list[Alert]:
-    """Return the workers whose loss was NaN or infinite in the last steps."""
+    """The workers whose loss was NaN or infinite in the last steps."""
     last = found.last(NOT_FINITE_STEPS)
     if len(last.steps) < NOT_FINITE_STEPS:
         return []
@@ -86,14 +85,15 @@ def not_finite(found: Timeline) -> list[Alert]:
 
 
 def diverges(found: Timeline) -> list[Alert]:
-    """Return an alert if the loss rises and rises, and has doubled by it."""
+    """An alert if the loss rises and rises, and has doubled by it."""
     mean = found.loss.mean(axis=1)
     mean = mean[np.isfinite(mean)]
     pieces = [mean[len(mean) - LOSS_STEPS * back :][:LOSS_STEPS] for back in range(RISES + 1, 0, -1)]
     if len(mean) < LOSS_STEPS * len(pieces):
         return []
     medians = [float(np.median(piece)) for piece in pieces]
-    spread = 3 * _deviation(np.diff(pieces[0])) / 2**0.5  # of a step from the one before: how it goes on does not count
+    changes = np.diff(pieces[0])  # of a step from the one before: how it goes on does not count
+    spread = 3 * float(_ROBUST * np.median(np.abs(changes - np.median(changes)))) / 2**0.5
     rises = all(later - sooner > spread for sooner, later in itertools.pairwise(medians))
     if not rises or medians[-1] - medians[0] < abs(medians[0]):
         return []
@@ -103,7 +103,7 @@ def diverges(found: Timeline) -> list[Alert]:
 
 
 def slow(found: Timeline, after: int = -1) -> list[Alert]:
-    """Return the workers for which the others have waited in many steps one after the other, and for some seconds."""
+    """The workers for which the others have waited in many steps one after the other, and for some seconds."""
     return [
         Alert(Kind.SLOW_WORKER, one.worker, one.text)
         for one in slow_workers(found)
@@ -112,7 +112,6 @@ def slow(found: Timeline, after: int = -1) -> list[Alert]:
 
 
 def starved(found: Timeline) -> list[Alert]:
-    """Return an alert if steps wait for input for half of their time."""
     last = found.last(INPUT_STEPS)
     if len(last.steps) < INPUT_STEPS:
         return []
@@ -151,7 +150,6 @@ def _of_gradient(norms: np.ndarray) -> tuple[Kind, str] | None:
 
 
 def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
-    """Return an alert if a process takes more and more memory."""
     looks = list(memory)
     if len(looks) < LOOKS or looks[-1][0] - looks[0][0] < GROWING_SECONDS:
         return []
@@ -162,10 +160,6 @@ def grows(worker: int, memory: Iterable[tuple[float, int]]) -> list[Alert]:
     (began, first), (ended, last) = looks[0], looks[-1]
     sizes = f"{first / 1e6:.0f} MB, and {last / 1e6:.0f} MB {ended - began:.0f} s later"
     return [Alert(Kind.MEMORY_GROWS, worker, f"worker {worker} takes more and more memory: {sizes}")]
-
-
-def _deviation(values: np.ndarray) -> float:
-    return float(_ROBUST * np.median(np.abs(values - np.median(values))))
 
 
 def sizes(table: Path) -> dict[int, int]:
@@ -211,7 +205,7 @@ class Alarm:
         self._after = -1
 
     def look(self, found: Timeline | None, memory: Mapping[int, int], now: float) -> list[Alert]:
-        """Return the alerts to raise now."""
+        """The alerts to raise now."""
         raised = [] if found is None else alerts(found, self._after)
         if found is not None and len(found.steps):
             self._after = int(found.steps[-1])

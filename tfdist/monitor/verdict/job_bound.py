@@ -1,4 +1,4 @@
-"""Find what a job is bound by: a pure function of the parts of its steps.
+"""What a job is bound by, from the recorded steps of its workers, and the text that says so.
 
 All workers' steps and reductions are equally long, because they wait for each other. The worker that comes last shows:
 the others wait for it. A cause is named only if it explains four fifths of that waiting. Numbers are means over the
@@ -151,7 +151,7 @@ class _Late:
 
 
 def _late(found: Timeline, means: np.ndarray) -> _Late | None:
-    """Return the worker that comes last, and what it does longer than the others."""
+    """The worker that comes last, and what it does longer than the others."""
     if len(found.ranks) < 2:
         return None
     waits = found.of(Part.WAIT)
@@ -181,7 +181,7 @@ def _avoidable(found: Timeline, part: Part | None) -> float:
 
 
 def _largest(found: Timeline, means: np.ndarray, step_seconds: float) -> tuple[Part | None, float]:
-    """Return the largest part, other than computation, of the median worker, and its share of a step."""
+    """The largest part, other than computation, of the median worker, and its share of a step."""
     middle = np.median(means, axis=0)
     part = max(_BOUND_BY, key=lambda one: _avoidable(found, one) * float(middle[one]))
     return (part, float(middle[part]) / step_seconds) if step_seconds > 0 else (None, 0.0)
@@ -192,7 +192,6 @@ RECENT = 1024
 
 
 def read_folder(folder: Path) -> dict[int, np.ndarray]:
-    """Return the rows of each worker that has recorded steps there."""
     found = {}
     for path in folder.glob("worker-*"):
         try:
@@ -205,13 +204,12 @@ def read_folder(folder: Path) -> dict[int, np.ndarray]:
 
 
 def verdict_of(folder: Path) -> Verdict | None:
-    """Return the verdict on the workers of a start, None where none of them has recorded a step."""
     rows = read_folder(folder)
     return judge(timeline(of_workers(rows))) if rows else None
 
 
 def recent(folder: Path) -> Timeline | None:
-    """Return the last steps of the workers of a start, None where none of them has recorded a step."""
+    """The last steps of the workers of a start, None where none of them has recorded a step."""
     rows = {rank: found[-RECENT:] for rank, found in read_folder(folder).items()}
     return timeline(of_workers(rows)) if rows else None
 
@@ -253,7 +251,6 @@ _NEXT_WITH_SERVERS = {
 
 
 def lines(verdict: Verdict) -> tuple[str, ...]:
-    """Format the verdict as five lines of text."""
     if verdict.bound is Bound.UNKNOWN:
         return (
             f"verdict    too few steps: {verdict.steps} were seen on all workers, 20 are needed",
@@ -262,17 +259,20 @@ def lines(verdict: Verdict) -> tuple[str, ...]:
             "evidence   steps in which a function is traced do not count, nor do those of validation",
             f"next       {_NEXT[verdict.bound]}",
         )
+    seconds, left = verdict.step_seconds, verdict.step_seconds - verdict.won_seconds
+    won = f"{verdict.won:.0%} of a step: {_ms(seconds)} now, {_ms(left)} without it"
+    if verdict.bound is Bound.COMPUTING:
+        won = f"nothing beside it takes a large part of a step of {_ms(seconds)}"
     return (
         f"verdict    bound by {verdict.bound}",
         f"where      {_where(verdict)}",
-        f"won        {_won(verdict)}",
+        f"won        {won}",
         f"evidence   {_evidence(verdict)}",
         f"next       {_next(verdict)}",
     )
 
 
 def labelled(verdict: Verdict) -> dict[str, dict[str, float]]:
-    """Return the seconds of each part by the worker and the part's label."""
     return {
         str(rank): {part.label: round(float(row[part]), 9) for part in Part}
         for rank, row in zip(verdict.ranks, verdict.means, strict=True)
@@ -286,13 +286,6 @@ def _where(verdict: Verdict) -> str:
         return "no worker comes last often enough, or does one thing longer, to be named"
     who = "all workers" if len(verdict.ranks) > 1 else f"worker {verdict.ranks[0]}"
     return f"{who}, alike" if len(verdict.ranks) > 1 else who
-
-
-def _won(verdict: Verdict) -> str:
-    if verdict.bound is Bound.COMPUTING:
-        return f"nothing beside it takes a large part of a step of {_ms(verdict.step_seconds)}"
-    left = verdict.step_seconds - verdict.won_seconds
-    return f"{verdict.won:.0%} of a step: {_ms(verdict.step_seconds)} now, {_ms(left)} without it"
 
 
 def _evidence(verdict: Verdict) -> str:

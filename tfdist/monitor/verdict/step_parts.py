@@ -34,7 +34,6 @@ class Part(IntEnum):
 
     @property
     def label(self) -> str:
-        """What it is called: the label of metrics."""
         return self.name.lower()
 
 
@@ -90,20 +89,18 @@ class Timeline:
         return (*OWN, Part.COMMUNICATION) if self.has_servers else OWN
 
     def of(self, part: Part) -> np.ndarray:
-        """Return the seconds of a part, shape (steps, workers)."""
         return np.asarray(self.parts[:, :, part])
 
     def last(self, count: int) -> "Timeline":
         return self.only(slice(-count, None))
 
     def only(self, chosen: Any) -> "Timeline":
-        """Return the steps that an index of NumPy's chooses."""
         cut = {name: getattr(self, name)[chosen] for name in OF_STEPS}
         return replace(self, **cut)
 
 
 def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
-    """Return the steps of training that all of these workers have in their rows."""
+    """The steps of training that all of these workers have in their rows."""
     ranks = tuple(sorted(rows))
     trained = {rank: _trained(rows[rank]) for rank in ranks}
     every = [np.unique(keys) for keys, *_ in trained.values()]
@@ -115,12 +112,13 @@ def timeline(rows: Mapping[int, np.ndarray]) -> Timeline:
         last, back = np.unique(keys[::-1], return_index=True)  # of steps that are done again
         chosen = len(keys) - 1 - back[np.searchsorted(last, common)]
         table[:, place], between[:, place] = kept[chosen], before[chosen]
-    traced = max(map(_last_traced, rows.values()), default=-1)
+    is_traced = {rank: (one[:, Column.KIND] == 0) & (one[:, Column.TRACE] > 0) for rank, one in rows.items()}
+    traced = max((int(one[is_traced[rank], Column.STEP].max(initial=-1)) for rank, one in rows.items()), default=-1)
     return _divided(ranks, common // _PARTS, table, between, traced=traced)
 
 
 def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
-    """Return the rows of a chief's workers, where it knows how long each took.
+    """The rows of a chief's workers, where it knows how long each took.
 
     A worker's step is the chief's: beyond its own time, the worker waits for others.
     """
@@ -142,11 +140,6 @@ def of_workers(rows: Mapping[int, np.ndarray]) -> Mapping[int, np.ndarray]:
             mine[:, _of_chief(block)][:, others] = 0
         found[int(worker)] = mine
     return found or rows
-
-
-def _last_traced(rows: np.ndarray) -> int:
-    traced = rows[(rows[:, Column.KIND] == 0) & (rows[:, Column.TRACE] > 0), Column.STEP]
-    return int(traced.max(initial=-1))
 
 
 def _trained(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -276,7 +269,7 @@ def _hidden(table: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def what_is_longer(mine: np.ndarray, usual: np.ndarray, own: Sequence[Part] = OWN) -> tuple[Part, float]:
-    """Return the part that takes a worker longer than others, and by how many seconds.
+    """The part that takes a worker longer than others, and by how many seconds.
 
     A slower or shared processor makes both passes longer by the same factor: one cause, "compute", that no part
     explains.

@@ -54,7 +54,7 @@ class Slow:
 
 
 def slow_workers(found: Timeline) -> list[Slow]:
-    """Return the workers for which the others have waited in many successive steps."""
+    """The workers for which the others have waited in many successive steps."""
     if len(found.ranks) < 2 or not len(found.steps):
         return []
     own = found.parts[:, :, found.own].sum(axis=2)
@@ -98,7 +98,7 @@ class Staying:
         self._slow: dict[int, Slow] = {}
 
     def look(self, slow: Sequence[Slow], *, known_from: int = 0) -> list[Slow]:
-        """Return those that are slow now, with all the steps in which they have been since they began to be."""
+        """Those that are slow now, with all the steps in which they have been since they began to be."""
         found = {}
         for one in slow:
             if not one.goes_on:
@@ -114,7 +114,7 @@ class Staying:
 
 
 def _calm_deviation(values: np.ndarray) -> float:
-    """Return the deviation by the smaller half of the values, so that a slow period is no noise."""
+    """The deviation by the smaller half of the values, so that a slow period is no noise."""
     calm = np.sort(values)[: len(values) // 2 + 1]
     return float(_ROBUST_HALF * np.median(np.abs(calm - np.median(calm))))
 

@@ -60,7 +60,6 @@ def event_of(line: str) -> Mapping[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Remove control characters from a JSON value."""
     if isinstance(value, str):
         return _ODD.sub("\ufffd", value)
     if isinstance(value, float):
@@ -71,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
-    """Return the events of a job in a file, of the last one by default; lines that are none are left out."""
+    """The events of a job in a file, of the last one by default; lines that are none are left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -82,7 +81,7 @@ def read_events(path: Path, job: str | None = None) -> list[Mapping[str, Any]]:
 
 
 def from_events(path: Path) -> Snapshot:
-    """Return the last job of an event file, as it was when the file was written."""
+    """The last job of an event file, as it was when the file was written."""
     events = read_events(path)
     if not events:
         raise ConfigError(f"{path} has no event of a job; `tfdist run --event-file {path}` writes them.", path=path)

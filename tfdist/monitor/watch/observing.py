@@ -43,7 +43,7 @@ class Observer:
         self._last: Snapshot | None = None
 
     def look(self) -> Snapshot | None:
-        """Return the job as it is now; None when it has ended.
+        """The job as it is now; None when it has ended.
 
         Before the first start it has no workers. Between two starts, and after the last, they are as they were.
         """
@@ -128,7 +128,6 @@ class Observer:
 
 
 def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], float, float | None, float | None]:
-    """Return mean seconds of parts, hidden communication, the last loss, and steps per second, of a worker's record."""
     if recent is None or worker not in recent.ranks or not len(recent.steps):
         return {}, 0.0, None, None
     place = recent.ranks.index(worker)
@@ -142,7 +141,7 @@ def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], fl
 def of_model(
     events: Sequence[Mapping[str, Any]], start: int, steps_per_second: float | None
 ) -> tuple[float | None, float | None]:
-    """Return the model's FLOP/s, and the part of the devices' peak that this is; None if unknown."""
+    """The model's FLOP/s, and the part of the devices' peak that this is; None if unknown."""
     told = [one for one in events if one["event"] == "model" and one.get("start") == start and "flops_per_step" in one]
     if not told or steps_per_second is None:
         return None, None
@@ -152,7 +151,6 @@ def of_model(
 
 
 def last_norm(recent: Timeline | None, worker: int) -> float | None:
-    """Return the last norm of the gradient that a worker has measured in these steps, or None."""
     if recent is None or worker not in recent.ranks:
         return None
     norms = recent.gradient_norm[:, recent.ranks.index(worker)]
@@ -161,7 +159,6 @@ def last_norm(recent: Timeline | None, worker: int) -> float | None:
 
 
 def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:
-    """Return the id and the directory of a job that runs here."""
     places = (MEMORY, Path(tempfile.gettempdir())) if folders is None else folders
     jobs: dict[str, Path] = {}
     for place in places:
@@ -189,7 +186,7 @@ def _known_from(folder: Path) -> int:
 
 
 def newest_start(folder: Path) -> int | None:
-    """Return the number of the newest start with a status table, or None; workers in reserve count last."""
+    """The number of the newest start with a status table, or None; workers in reserve count last."""
     numbers: dict[bool, list[int]] = {True: [], False: []}
     for path in folder.glob("progress-*"):
         with contextlib.suppress(OSError, ConfigError):  # it has gone, or is being made

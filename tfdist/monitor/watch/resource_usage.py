@@ -30,7 +30,7 @@ class Gpus:
 
     @classmethod
     def found(cls) -> "Gpus | None":
-        """Return those of this machine; None where there is no driver, or `nvidia-ml-py` is not installed."""
+        """Those of this machine; None where there is no driver, or `nvidia-ml-py` is not installed."""
         try:
             import pynvml
         except ImportError:
@@ -50,7 +50,7 @@ class Gpus:
         figures: dict[str, float | None] = {
             "gpus": len(own),
             "gpu_memory_bytes": sum(own.values()),
-            "gpu_kernel_resident_ratio": _mean(self._each(lambda one: self._resident(one), devices)),
+            "gpu_kernel_resident_ratio": _mean(self._each(self._resident, devices)),
             "gpu_power_watts": _sum(self._each(lambda one: self._nvml.nvmlDeviceGetPowerUsage(one) / 1e3, devices)),
             "gpu_slowed_by_power": _most(self._each(lambda one: self._slowed(one, _BY_POWER), devices)),
             "gpu_slowed_by_heat": _most(self._each(lambda one: self._slowed(one, _BY_HEAT), devices)),
@@ -88,12 +88,12 @@ class Gpus:
         return float(bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & reasons))
 
     def _pcie(self, counter: str) -> Callable[[Any], float]:
-        """Return a reader of NVML's figure, which is that of the last 20 ms, in KB a second."""
+        """A reader of NVML's figure, which is that of the last 20 ms, in KB a second."""
         which = getattr(self._nvml, f"NVML_PCIE_UTIL_{counter}_BYTES")
         return lambda device: 1e3 * float(self._nvml.nvmlDeviceGetPcieThroughput(device, which))
 
     def _by_links(self, place: int) -> dict[str, float]:
-        """Return the bytes per second over NVLink since the last look, or nothing."""
+        """The bytes per second over NVLink since the last look, or nothing."""
         fields = {
             "sent": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "received": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,

@@ -35,7 +35,6 @@ POINTS = 150
 
 
 def history(recorded: Timeline | None, points: int = POINTS) -> dict[str, Any]:
-    """Return curves of recorded steps, as JSON can hold them."""
     if recorded is None or not len(recorded.steps):
         return {"rate": [], "loss": [], "parts": []}
     places = np.array_split(np.arange(len(recorded.steps)), min(points, len(recorded.steps)))
@@ -88,13 +87,12 @@ class Page:
         self._server.server_close()
 
     def wait(self) -> None:
-        """Wait until the job has ended."""
         while self.snapshot() is not None:
             # a longer wait may miss Ctrl-C, which a thread that answers can have taken
             self._ended.wait(min(self._every, LOOK_SECONDS))
 
     def snapshot(self) -> Snapshot | None:
-        """Return the state of the job, not older than an interval; None when it has ended."""
+        """The state of the job, not older than an interval; None when it has ended."""
         with self._lock:
             if not self._ended.is_set() and time.monotonic() - self._at >= self._every:
                 self._seen, self._at = self._look(), time.monotonic()
@@ -103,7 +101,6 @@ class Page:
             return self._seen
 
     def history(self) -> dict[str, Any]:
-        """Return curves of the steps that were recorded until now."""
         self.snapshot()
         return history(self._recorded())
 
@@ -153,12 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self, found: Snapshot) -> None:
         try:
-            from tfdist.monitor.exporters import prometheus_exporter
+            from tfdist.monitor.watch import prometheus_metrics
         except ImportError:
             cure = "prometheus_client is missing: pip install 'tfdist[monitor]'\n"
             self._text(HTTPStatus.NOT_IMPLEMENTED, "text/plain", cure)
             return
-        self._text(HTTPStatus.OK, prometheus_exporter.CONTENT_TYPE, prometheus_exporter.text(found))
+        self._text(HTTPStatus.OK, prometheus_metrics.CONTENT_TYPE, prometheus_metrics.text(found))
 
     def _events(self) -> None:
         self.send_response(HTTPStatus.OK)

@@ -53,7 +53,6 @@ class WorkerView:
 
     @property
     def cells(self) -> dict[str, str]:
-        """A row of a table, by the headings of its columns."""
         total = sum(self.parts.values())
         return {
             "worker": str(self.worker),
@@ -103,7 +102,6 @@ class Snapshot:
 
 
 def gpus(resources: Mapping[str, float]) -> str:
-    """Describe a worker's use of its GPUs; "" without any."""
     count = int(resources.get("gpus", 0))
     if not count:
         return ""
@@ -118,7 +116,6 @@ def gpus(resources: Mapping[str, float]) -> str:
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """Describe an event."""
     kind = event.get("event")
     if kind == "failed":
         who = event.get("task") or ("the workers" if event.get("worker") is None else f"worker {event['worker']}")
@@ -150,5 +147,4 @@ def sentence(event: Mapping[str, Any]) -> str:
 
 
 def newest(events: Sequence[Mapping[str, Any]], count: int = 8) -> list[Mapping[str, Any]]:
-    """Return the last events that a page shows."""
     return list(events)[-count:]

@@ -68,7 +68,6 @@ class _Bar:
 
 
 def bar(one: WorkerView, longest: float, width: int) -> Text:
-    """Draw the parts of a worker's step as a bar; the longest step of all is ``width`` wide."""
     text, done, total = Text(), 0, 0.0
     for label, seconds in one.parts.items():
         total += seconds

@@ -1,4 +1,4 @@
-"""The template of a job's pods, as values."""
+"""A request to Kubernetes, and the template of a job's pods, as values."""
 
 import copy
 import importlib
