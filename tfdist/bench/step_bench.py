@@ -27,8 +27,6 @@ from tfdist.planner import machine
 from tfdist.validation import integer, one_of
 from tfdist.variables import COLLECTIVES
 
-__all__ = ["PEERS", "STRATEGIES", "StepBench", "StepReport", "arms", "shown"]
-
 PEERS = ("tensorflow loop", "horovod loop")
 #: strategies beside which a hand-written loop can be measured
 STRATEGIES = tuple(name for name in strategy_table.names() if strategy_table.get(name).is_replicated)
@@ -140,7 +138,6 @@ class StepReport(Report):
     seconds: Mapping[str, Sequence[float]]
 
     def speed(self, peer: str) -> Quartiles | None:
-        """Steps per second of `fit` over those of a peer's loop; None where the peer was not measured."""
         return ratio(self.seconds[peer], self.seconds["tfdist fit"]) if peer in self.seconds else None
 
     @property
@@ -190,14 +187,13 @@ def shown(reports: Sequence[StepReport]) -> Iterator[Table | str]:
     if any(several):
         rows.append([f"speed of {setup.steps_per_execution} steps at once, against single ones", *map(str, several)])
     rows.append(["cost of correctness, fit / tfdist loop", *(str(report.correctness_cost) for report in reports)])
-    yield Table(["", *(_title(report.setup) for report in reports)], rows)
+    titles = []
+    for one in (report.setup for report in reports):
+        name = one.strategy if one.collectives is None else f"{one.strategy} {one.collectives}"
+        titles.append(f"{name}, {one.workers} x {one.replicas_per_worker}")
+    yield Table(["", *titles], rows)
     yield (
         f"{setup.model}, global batch {setup.global_batch_size}; {setup.warm_up_steps} steps to warm up, "
         f"{setup.rounds} rounds of {setup.steps} steps; processes x replicas; ratios as median [lower-upper quartile], "
         f"examples per second as mean +- 1.96 standard deviations; {reports[0].ran_on()}"
     )
-
-
-def _title(setup: StepBench) -> str:
-    name = setup.strategy if setup.collectives is None else f"{setup.strategy} {setup.collectives}"
-    return f"{name}, {setup.workers} x {setup.replicas_per_worker}"

@@ -15,25 +15,6 @@ from typing import Any, TypeVar
 
 from tfdist import options
 
-__all__ = [
-    "MODELS",
-    "Quartiles",
-    "Report",
-    "Spread",
-    "Suite",
-    "Table",
-    "Told",
-    "in_turns",
-    "option",
-    "quartiles",
-    "ratio",
-    "rotated",
-    "rounds",
-    "spread",
-    "turn",
-    "untold",
-]
-
 
 @dataclass(frozen=True)
 class Quartiles:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.bench.all_reduce import bare, reduced_message
+from tfdist.bench.all_reduce import limits, reduced_message
 from tfdist.bench.suite import Quartiles, Report, Suite, Told, in_turns, option, quartiles, ratio, turn, untold
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import EmulatedLink, Network, network
@@ -16,8 +16,6 @@ from tfdist.planner import machine
 from tfdist.planner.plot_style import caption, figure_of, plain
 from tfdist.validation import shown_bytes
 from tfdist.variables import ALL_REDUCE_ALGORITHM, BENCH_MEMORY, BENCH_RANKS
-
-__all__ = ["ENGINES", "LIMITS", "PEERS", "AllReduceBench", "AllReduceReport", "Row", "engines", "header", "lines"]
 
 # Each has worker processes of its own: two multi-worker strategies cannot share a process, and the ring starts Horovod
 # with settings that are good for it and not for others.
@@ -29,11 +27,7 @@ PEERS = ("tensorflow", "horovod", _OPEN_MPI)
 _MOST_WARM_UP_CALLS = 5
 _COLUMNS = "{:>13}  {:>9}  {:>5}  {:>5}  {:<24}  {:>25}  {:>6}  {:>6}  {:>6}  {:>17}  {:>17}  {:>17}"
 _WORKER = "tfdist.bench.all_reduce.reducing_workers"
-_MODULES = {
-    **dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"),
-    _OPEN_MPI: "tfdist.bench.all_reduce.open_mpi",
-    _BARE: "tfdist.bench.all_reduce.bare",
-}
+_MODULES = {**dict.fromkeys(LIMITS, "tfdist.bench.all_reduce.limits"), _OPEN_MPI: "tfdist.bench.all_reduce.open_mpi"}
 
 
 def engines(*, linked: bool) -> tuple[str, ...]:
@@ -93,13 +87,16 @@ class AllReduceBench(Suite):
             call = stack.enter_context(lanes.running(found))
             left_out = self._start(call)
             running = [engine for engine in found if engine not in left_out]
-            for name, elements in self._messages(running, call) if running else ():
+            messages = [(shown_bytes(size), [size // 4]) for size in self.sizes if running]
+            if self.gradients is not None and running:
+                of_model = call(running[0], f"{_WORKER}:gradients", model=self.gradients)[0]
+                messages.append((self.gradients, of_model))
+            for name, elements in messages:
                 rows.append(self._row(running, call, name, elements, told))
                 on_row(rows[-1])
         return AllReduceReport(setup=self, rows=rows, left_out=left_out, machine=about)
 
     def _start(self, call: lanes.Call) -> dict[str, str]:
-        """Start every engine; return those that cannot run, and why."""
         left_out = {}
         for engine in self.arms():
             try:
@@ -109,12 +106,6 @@ class AllReduceBench(Suite):
                     raise
                 left_out[engine] = str(error)
         return left_out
-
-    def _messages(self, running: Sequence[str], call: lanes.Call) -> Iterator[tuple[str, list[int]]]:
-        for size in self.sizes:
-            yield shown_bytes(size), [size // 4]
-        if self.gradients is not None:
-            yield self.gradients, call(running[0], f"{_WORKER}:gradients", model=self.gradients)[0]
 
     def _row(self, running: Sequence[str], call: lanes.Call, name: str, elements: Sequence[int], told: Told) -> "Row":
         calls = reduced_message.calls(4 * sum(elements))
@@ -267,7 +258,7 @@ def _lane(engine: str, workers: int, joined: Network | None, stack: contextlib.E
     name, _, algorithm = engine.partition(":")
     environment = {ALL_REDUCE_ALGORITHM.name: algorithm} if algorithm else {}
     if engine == _BARE:
-        environment = {BENCH_MEMORY.name: stack.enter_context(bare.memory())}
+        environment = {BENCH_MEMORY.name: stack.enter_context(limits.shared_memory())}
     return lanes.Lane(name, workers=workers, environment=environment, network=joined)
 
 

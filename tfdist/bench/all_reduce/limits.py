@@ -2,14 +2,20 @@
 
 - ``tcp``: each worker sends the next one as many bytes as an all-reduce has to, 2 S (n - 1) / n, and receives as many:
   one connection of the kernel's, nothing added up;
-- ``memcpy``: each worker copies S bytes from one array, written anew each time, to another.
+- ``memcpy``: each worker copies S bytes from one array, written anew each time, to another;
+- ``bare``: a loop without a framework or threads (`native/bare/sum.cc`) adds up an array through shared memory, with
+  the passes over memory that a sum needs: nearer to what an all-reduce can reach than a copy. It is compiled at first.
 """
 
 import contextlib
+import ctypes
+import mmap
+import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,18 +23,62 @@ from tfdist import cluster as clusters
 from tfdist.bench.all_reduce.reduced_message import values
 from tfdist.cluster.cluster_values import split_address
 from tfdist.errors import DeadlineError
-
-__all__ = ["measure", "prepare", "start"]
+from tfdist.native import build_target, library
+from tfdist.variables import BENCH_MEMORY
 
 _MEET_SECONDS = 120.0
 _PART = 1 << 20
 
 _connections: list[socket.socket] = []  # to the next worker, from the one before
-_arrays: list[np.ndarray] = []  # what is sent or copied, and where to
+_arrays: list[np.ndarray] = []  # the own values, and where they are sent, copied, or summed in place
+_sums: list["_Sums"] = []
+
+
+@dataclass
+class _Sums:
+    """The bare loop, and the memory of its slots."""
+
+    library: ctypes.CDLL
+    memory: mmap.mmap
+    member: int
+    members: int
+
+    def add_up(self, array: np.ndarray) -> None:
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        done = self.library.tfdist_bare_sum(base, self.member, self.members, array.ctypes.data, array.size)
+        if not done:
+            raise DeadlineError("another worker did not come to a sum within 60 s. See its output.")
+
+
+@contextlib.contextmanager
+def shared_memory() -> Iterator[str]:
+    """Yield where workers of this host open memory that is theirs alone; it ends with the last of them."""
+    file = os.memfd_create("tfdist-bench")
+    try:
+        os.fchmod(file, 0o600)
+        yield f"/proc/{os.getpid()}/fd/{file}"
+    finally:
+        os.close(file)
+
+
+def _start_bare() -> None:
+    workers = clusters.from_environment()
+    built = library.build(library.BARE, build_target.observe(), os.environ)
+    loop, size = ctypes.CDLL(str(built.path)), ctypes.c_size_t
+    loop.tfdist_bare_bytes.restype, loop.tfdist_bare_bytes.argtypes = size, [size]
+    loop.tfdist_bare_sum.restype = ctypes.c_bool
+    loop.tfdist_bare_sum.argtypes = [ctypes.c_void_p, size, size, ctypes.c_void_p, size]
+    length = loop.tfdist_bare_bytes(workers.num_workers)
+    with open(BENCH_MEMORY.read(os.environ), "r+b") as file:
+        os.ftruncate(file.fileno(), length)  # every worker does, to the same length
+        shared = mmap.mmap(file.fileno(), length)
+    _sums[:] = [_Sums(loop, shared, workers.worker_index, workers.num_workers)]
 
 
 def start(engine: str) -> None:
-    """Connect each worker to the next."""
+    """Connect each worker to the next, or to the memory that it shares."""
+    if engine == "bare":
+        _start_bare()
     if engine != "tcp":
         return
     workers = clusters.from_environment()
@@ -46,21 +96,28 @@ def start(engine: str) -> None:
 
 def prepare(engine: str, elements: Sequence[int], warm_up: int) -> int:
     workers = clusters.from_environment()
-    count = sum(elements)
-    before = workers.worker_index
+    count, before = sum(elements), workers.worker_index
     if engine == "tcp":
         count = count * 2 * (workers.num_workers - 1) // workers.num_workers
         before = (workers.worker_index - 1) % workers.num_workers
-    _arrays[:] = [values(count, tensor=0, worker=workers.worker_index), np.zeros(count, np.float32)]
+    own = values(count, tensor=0, worker=workers.worker_index)
+    _arrays[:] = [own, np.zeros(count, np.float32)]
     for _ in range(warm_up):
+        if engine == "bare":  # sums in place
+            np.copyto(_arrays[1], own)
         _move(engine)
-    return int(np.count_nonzero(_arrays[1] != values(count, tensor=0, worker=before)))
+    members = range(workers.num_workers) if engine == "bare" else (before,)
+    return int(np.count_nonzero(_arrays[1] != sum(values(count, tensor=0, worker=one) for one in members)))
 
 
 def measure(engine: str, calls: int) -> list[tuple[float, float]]:
     times = []
+    source, target = _arrays
     for call in range(calls + 1):
-        _arrays[0].fill(call)
+        if engine == "bare":  # as the engines' tensors are written: caches hold the source too
+            np.multiply(source, np.float32(call), out=target)
+        else:
+            source.fill(call)
         began = time.monotonic()
         _move(engine)
         times.append((began, time.monotonic()))
@@ -69,7 +126,9 @@ def measure(engine: str, calls: int) -> list[tuple[float, float]]:
 
 def _move(engine: str) -> None:
     source, target = _arrays
-    if engine == "memcpy":
+    if engine == "bare":
+        _sums[-1].add_up(target)
+    elif engine == "memcpy":
         np.copyto(target, source)
     else:
         _exchange(source.view(np.uint8).data, target.view(np.uint8).data)

@@ -9,7 +9,6 @@ from tfdist.validation import shown_bytes
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["bus_bandwidth", "calls", "seconds", "sizes", "values"]
 
 _ELEMENT_BYTES = 4
 _BYTES_PER_MEASUREMENT = 64 << 20

@@ -42,7 +42,6 @@ def start(engine: str) -> None:
 
 
 def gradients(model: str) -> list[int]:
-    """The sizes of a model's gradients, in the order of its variables."""
     return [int(np.prod(variable.shape)) for variable in MODELS[model].build().trainable_variables]
 
 

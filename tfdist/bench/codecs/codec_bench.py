@@ -1,7 +1,7 @@
 """Gradient compression beside Horovod and beside none: bytes, the time of a step, and the error of a gradient."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from tfdist.bench.codecs.codec_choice import (
@@ -32,8 +32,6 @@ from tfdist.bench.suite import (
 from tfdist.bench.workers.slow_network import EmulatedLink, Sent
 from tfdist.errors import ConfigError
 from tfdist.planner import machine
-
-__all__ = ["CodecBench", "CodecReport", "Row"]
 
 _PACKAGE = "tfdist.bench.codecs"
 
@@ -108,34 +106,23 @@ class Row:
     error: float | None = None
 
     @property
-    def sent(self) -> float | None:
-        """Median bytes that a worker sends in a step."""
-        return quartiles(self.sent_bytes).median if self.sent_bytes else None
-
-    @property
-    def payload(self) -> float | None:
-        """The same without the headers of packets."""
-        return quartiles(self.payload_bytes).median if self.payload_bytes else None
+    def medians(self) -> dict[str, float | None]:
+        """Bytes that a worker sends in a step, and seconds of computing until the first messages leave and after."""
+        encode, decode = zip(*self.computing, strict=True) if self.computing else ((), ())
+        of_rounds = {"sent_bytes": self.sent_bytes, "payload_bytes": self.payload_bytes}
+        return {
+            name: quartiles(rounds).median if rounds else None
+            for name, rounds in {**of_rounds, "encode": encode, "decode": decode}.items()
+        }
 
     @property
     def payload_over_formula(self) -> float | None:
-        return self.payload / self.wire_bytes if self.payload is not None and self.wire_bytes else None
-
-    @property
-    def encode(self) -> float | None:
-        """Median seconds of computing until the first messages leave."""
-        return quartiles([first for first, _ in self.computing]).median if self.computing else None
-
-    @property
-    def decode(self) -> float | None:
-        """Median seconds of computing from then on."""
-        return quartiles([rest for _, rest in self.computing]).median if self.computing else None
+        payload = self.medians["payload_bytes"]
+        return payload / self.wire_bytes if payload is not None and self.wire_bytes else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecReport(Report):
-    """A row for each way, and why ways were left out."""
-
     setup: CodecBench
     rows: Sequence[Row]
     left_out: Mapping[str, str]
@@ -157,11 +144,8 @@ class CodecReport(Report):
             {
                 "name": row.name,
                 "seconds": quartiles(row.seconds),
-                "sent_bytes": row.sent,
-                "payload_bytes": row.payload,
+                **row.medians,
                 "payload_over_formula": row.payload_over_formula,
-                "encode": row.encode,
-                "decode": row.decode,
                 "speed": {peer: q for peer in (NONE, HOROVOD) if (q := self.speed(row, peer)) is not None},
             }
             for row in self.rows
@@ -175,9 +159,10 @@ class CodecReport(Report):
         rows = [
             [
                 row.name,
-                *(_number(value, ",.0f") for value in (row.sent, row.payload, row.wire_bytes)),
+                *(_number(row.medians[name], ",.0f") for name in ("sent_bytes", "payload_bytes")),
+                _number(row.wire_bytes, ",.0f"),
                 _number(row.payload_over_formula, ".3f"),
-                *("-" if value is None else f"{1e3 * value:.1f}" for value in (row.encode, row.decode)),
+                *(_number(row.medians[name], ".1f", 1e3) for name in ("encode", "decode")),
                 "{:.1f} [{:.1f}-{:.1f}]".format(*astuple(quartiles([1e3 * seconds for seconds in row.seconds]))),
                 *(str(self.speed(row, peer) or "-") for peer in (NONE, HOROVOD)),
                 _number(row.error, ".3g"),
@@ -195,30 +180,22 @@ class CodecReport(Report):
         yield self.ran_on()
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: float | None, form: str, unit: float = 1) -> str:
+    return "-" if value is None else format(unit * value, form)
 
 
 def _row(name: str, setup: CodecBench, rounds: list[list[Any]], study: list[Any] | None, whole: list[Any]) -> Row:
     seconds = [max(seconds for seconds, _ in workers) / setup.steps for workers in rounds]
     sent = [[Sent(*sent) for _, sent in workers] for workers in rounds] if setup.link else []
-    sent_bytes = [sum(one.bytes for one in workers) / setup.workers / setup.steps for workers in sent]
-    payload_bytes = [sum(one.payload for one in workers) / setup.workers / setup.steps for workers in sent]
-    if study is None:
-        return Row(
-            name=name,
-            seconds=seconds,
-            sent_bytes=sent_bytes,
-            payload_bytes=payload_bytes,
-            wire_bytes=None if name == NOOP else whole[0]["wire_bytes"],
-        )
-    slowest = [max(turn, key=sum) for turn in zip(*(worker["seconds"] for worker in study), strict=True)]
-    return Row(
+    row = Row(
         name=name,
         seconds=seconds,
-        sent_bytes=sent_bytes,
-        payload_bytes=payload_bytes,
-        wire_bytes=study[0]["wire_bytes"],
-        computing=[tuple(turn) for turn in slowest],
-        error=study[0]["error"],
+        sent_bytes=[sum(one.bytes for one in workers) / setup.workers / setup.steps for workers in sent],
+        payload_bytes=[sum(one.payload for one in workers) / setup.workers / setup.steps for workers in sent],
+        wire_bytes=None if name == NOOP else whole[0]["wire_bytes"],
     )
+    if study is None:
+        return row
+    slowest = [max(turn, key=sum) for turn in zip(*(worker["seconds"] for worker in study), strict=True)]
+    known = study[0]
+    return replace(row, wire_bytes=known["wire_bytes"], computing=[tuple(one) for one in slowest], error=known["error"])

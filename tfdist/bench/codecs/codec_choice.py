@@ -17,10 +17,6 @@ from tfdist.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from tfdist.compression.codec import Codec
 
-__all__ = [
-    *("AUTO", "DEFAULT", "HOROVOD", "NONE", "NOOP", "Compared"),
-    *("codec_of", "compared", "linked_lanes", "load", "parsed", "require_equal_parts", "where"),
-]
 
 AUTO, NONE = "auto", "none"
 #: the peer, and what an infinitely good codec would give
@@ -90,12 +86,7 @@ class Compared:
 
 
 def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None) -> Compared:
-    """Return what is measured.
-
-    Example:
-        >>> compared(["powersgd"], bound=True, horovod=True).lanes
-        {'noop': 'multi-worker', 'horovod': 'horovod', 'none': 'multi-worker', 'powersgd': 'multi-worker'}
-    """
+    """What is measured: each codec, with no compression, Horovod if it is installed, and with ``bound`` the limit."""
     if horovod is None:
         horovod = strategy_table.get("ring").is_installed
     names = [*([NOOP] if bound else []), *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]
@@ -115,7 +106,6 @@ def require_equal_parts(global_batch_size: int, workers: int) -> None:
 
 @contextlib.contextmanager
 def linked_lanes(found: Compared, workers: int, link: EmulatedLink | None) -> Iterator[lanes.Call]:
-    """Yield a `lanes.Call` for everything that is compared; all processes end with the block."""
     with contextlib.ExitStack() as stack:
         joined = stack.enter_context(network(link, workers)) if link else None
         lane = {name: lanes.Lane(name, workers=workers, network=joined) for name in dict.fromkeys(found.lanes.values())}

@@ -13,8 +13,6 @@ from tfdist.planner import machine
 from tfdist.planner.plot_style import caption, plain, require_matplotlib
 from tfdist.validation import integer, number
 
-__all__ = ["CodecRace", "Curve", "RaceReport"]
-
 #: SGD's, with momentum 0.9
 _LEARNING_RATE = 0.02
 # the peer and no compression in greys, codecs in colours
@@ -86,13 +84,7 @@ class CodecRace(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One training.
-
-    Attributes:
-        seconds: of training until each check, of the slowest worker; without the first step, which traces, and without
-            the checks.
-        accuracy: on the test images at each check.
-    """
+    """One training: seconds of the slowest worker until each check, without tracing and checks; the accuracy there."""
 
     seconds: Sequence[float]
     accuracy: Sequence[float]

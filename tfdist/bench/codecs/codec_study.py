@@ -17,10 +17,8 @@ from tfdist.compression import messages
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec, Exchange, reduced_bytes
 from tfdist.compression.codec_exchange import by_itself, together
-from tfdist.compression.messages import AllReduce, Context, Request
+from tfdist.compression.messages import AllReduce, Context
 from tfdist.gradients.reduction.compressed_reducer import grouped, is_compressed, joined
-
-__all__ = ["study", "units", "wire_bytes"]
 
 _SEED = 7
 
@@ -44,10 +42,7 @@ def study(codec: str, model: str, global_batch_size: int, times: int, modules: S
 def _computing(
     codec: Codec, gradients: list[tf.Tensor], groups: list[list[int]], workers: clusters.Cluster, times: int
 ) -> list[tuple[float, float]]:
-    """The seconds of each of the two parts, so many times.
-
-    What others would send is replaced by what this worker sends: of the same size, and there at once.
-    """
+    """The seconds of each of the two parts; what others would send is what this worker sends, and there at once."""
     if not groups:
         return [(0.0, 0.0)] * times
     rank, size = workers.worker_index, workers.num_workers
@@ -63,7 +58,8 @@ def _computing(
 
     @tf.function
     def first(step: tf.Tensor, states: Any) -> list[tf.Tensor]:
-        return [_tensor(next(exchange)) for exchange in exchanges(step, states)]
+        sent = [next(exchange) for exchange in exchanges(step, states)]
+        return [one.tensor if isinstance(one, AllReduce) else one.rows for one in sent]
 
     @tf.function
     def whole(step: tf.Tensor, states: Any) -> list[Any]:
@@ -117,10 +113,6 @@ def _first_state(codec: Codec, value: tf.Tensor) -> tuple[tf.Tensor, ...]:
 def _context(codec: Codec, rank: int, size: int, step: tf.Tensor, place: int) -> Context:
     slower = tf.constant(1.0) if codec.needs_learning_rate else None
     return messages.context_of(rank, size, step=step, seed=_SEED, place=place, slower=slower)
-
-
-def _tensor(request: Request) -> tf.Tensor:
-    return request.tensor if isinstance(request, AllReduce) else request.rows
 
 
 def _square(value: tf.Tensor) -> float:

@@ -20,8 +20,6 @@ from tfdist.bench.workers import training_loops, workloads
 from tfdist.gradients.reduction import reducer
 from tfdist.optimizers import DistributedOptimizer
 
-__all__ = ["Check", "examples", "measure", "prepare", "train"]
-
 _MOMENTUM = 0.9
 
 # arm -> trains so many steps; a worker process keeps what it has built
@@ -45,10 +43,7 @@ def measure(arm: str, steps: int) -> training_loops.Measured:
 
 
 def _optimizer(arm: str, learning_rate: float, momentum: float = 0.0) -> keras.optimizers.Optimizer:
-    """The optimizer of an arm: SGD, whose momentum is the codec's where that has one.
-
-    Codecs compress from the first step on: what is measured is compression.
-    """
+    """SGD, whose momentum is the codec's where that has one; codecs compress from the first step on."""
     if arm == NOOP:
         return _Unreduced(keras.optimizers.SGD(learning_rate, momentum=momentum))
     codec = dataclasses.replace(codec_of(arm), start_after=0)
@@ -70,12 +65,7 @@ class _AsTheyAre(reducer.GradientReducer):
 
 
 class Check(NamedTuple):
-    """How far training has come.
-
-    Attributes:
-        seconds: of training alone since the first step, which traces and is not counted.
-        accuracy: on the test images.
-    """
+    """The seconds of training alone, without the first step, which traces, and the accuracy on the test images."""
 
     seconds: float
     accuracy: float

@@ -21,8 +21,6 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 
-__all__ = ["Held", "holding", "main", "relay"]
-
 _ALL_PROTOCOLS = 3
 _SOL_PACKET, _VNET_HEADER, _IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h; Python has no names for them
 _SEND_BUFFER_FORCE, _RECEIVE_BUFFER_FORCE = 32, 33  # asm/socket.h
@@ -95,7 +93,6 @@ def _send(device: socket.socket, frame: bytes) -> None:
 
 @contextlib.contextmanager
 def holding(inside: Sequence[str], seconds: float, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Hold incoming frames at devices, in the block."""
     names = [name for pair in pairs for name in pair]
     process = subprocess.Popen(
         [*inside, sys.executable, "-m", __name__, str(seconds), *names],
@@ -123,7 +120,6 @@ def holding(inside: Sequence[str], seconds: float, pairs: Sequence[tuple[str, st
 
 
 def main() -> None:
-    """Open the named devices, say so, and forward frames until standard input ends."""
     names = sys.argv[2:]
     opened = [_opened(name) for name in names]
     sys.stdout.write(_READY)

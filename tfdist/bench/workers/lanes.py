@@ -1,7 +1,6 @@
 """Lanes of a benchmark: worker processes that run in turns with those of other lanes."""
 
 import contextlib
-import functools
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +15,6 @@ from tfdist.errors import MissingDependencyError, TfdistError
 from tfdist.jobs.placement.worker_environment import WorkerSession
 from tfdist.processes.pool.worker_pool import started
 from tfdist.variables import HOST_ID, WORKER_INDEX
-
-__all__ = ["LONGEST_SECONDS", "NOT_STRATEGIES", "Call", "Lane", "running", "turn"]
 
 #: calls ``module:function`` with keyword arguments on all workers of an arm, and returns what each returned
 Call = Callable[..., list[Any]]
@@ -48,7 +45,7 @@ class Lane(WorkerSession):
             workers=workers,
             replicas_per_worker=replicas_per_worker,
             hosts=network.hosts if network else None,
-            start=functools.partial(_start_in, network) if network else None,
+            start=self._start_inside if network else None,
         )
         self.name = name
         self._network = network
@@ -62,7 +59,6 @@ class Lane(WorkerSession):
         return self.name in ("horovod", "ring")
 
     def environments(self) -> list[dict[str, str]]:
-        """The environment of each worker, for a new start."""
         environments = super().environments()
         if self.name == "horovod":
             here = self._network.gateway if self._network else "127.0.0.1"
@@ -86,7 +82,6 @@ class Lane(WorkerSession):
         self._stores.close()
 
     def call(self, target: str, **arguments: Any) -> list[Any]:
-        """Run ``module:function`` on every worker and return what each returned."""
         if not self._started:
             # a worker that is held does not see that this process is gone; the kernel does
             self._started = True
@@ -99,11 +94,12 @@ class Lane(WorkerSession):
                 raise TfdistError(f"{self.name}: worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}")
         return [reply.value for reply in replies]
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the workers from using the processor in the ``with`` block."""
-        with self.pool.paused():
-            yield
+    def _start_inside(
+        self, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]
+    ) -> "subprocess.Popen[bytes]":
+        assert self._network is not None
+        inside = self._network.inside(WORKER_INDEX.read(environment))
+        return started(environment, requests, replies, log, inside=inside)
 
 
 @contextlib.contextmanager
@@ -112,7 +108,7 @@ def turn(lane: Lane, lanes: Iterable[Lane]) -> Iterator[Lane]:
     with contextlib.ExitStack() as stack:
         for other in lanes:
             if other.spins and other is not lane:
-                stack.enter_context(other.held())
+                stack.enter_context(other.pool.paused())
         yield lane
 
 
@@ -128,10 +124,3 @@ def running(lane_of: Mapping[Any, Lane]) -> Iterator[Call]:
                 return alone.call(target, **arguments)
 
         yield call
-
-
-def _start_in(
-    network: Network, environment: Mapping[str, str], requests: int, replies: int, log: IO[bytes]
-) -> "subprocess.Popen[bytes]":
-    inside = network.inside(WORKER_INDEX.read(environment))
-    return started(environment, requests, replies, log, inside=inside)

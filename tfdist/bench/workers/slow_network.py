@@ -47,13 +47,7 @@ class EmulatedLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The network of a benchmark's workers.
-
-    Attributes:
-        name: the prefix of its namespaces.
-        subnet: the first three numbers of its addresses.
-        workers: their number.
-    """
+    """The network of a benchmark's workers: the prefix of its namespaces, the first three numbers of its addresses."""
 
     name: str
     subnet: str

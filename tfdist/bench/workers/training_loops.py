@@ -21,34 +21,25 @@ import tensorflow as tf
 from tfdist.bench.workers import slow_network, workloads
 from tfdist.bench.workers.workloads import MODELS
 
-__all__ = [
-    "Clock",
-    "Measured",
-    "Runner",
-    "dataset",
-    "fit",
-    "horovod",
-    "horovod_step",
-    "measure",
-    "prepare",
-    "tensorflow",
-]
-
 
 class Clock(keras.callbacks.Callback):
-    """Records when the last epoch began and ended, without what `fit` does once per call."""
+    """Records when the last epoch began and ended, without what `fit` does once per call, and what it sent."""
 
     began = ended = 0.0
+    before: slow_network.Sent | None = None
+    sent: slow_network.Sent | None = None
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.before = slow_network.sent()
         self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.ended = time.perf_counter()
+        self.sent = slow_network.since(self.before)
 
 
 class Measured(NamedTuple):
@@ -132,21 +123,6 @@ def _timed(step: Callable[[], tf.Tensor]) -> Runner:
     return run
 
 
-class _Meter(Clock):
-    """Records what an epoch sends, too."""
-
-    before: slow_network.Sent | None = None
-    sent: slow_network.Sent | None = None
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.before = slow_network.sent()
-        super().on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        self.sent = slow_network.since(self.before)
-
-
 def fit(
     strategy: tf.distribute.Strategy,
     model: str,
@@ -164,7 +140,7 @@ def fit(
     batches = dataset(model, global_batch_size)
 
     def run(steps: int) -> Measured:
-        meter = _Meter()
+        meter = Clock()
         network.fit(batches, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[meter])
         return Measured(meter.seconds, meter.sent)
 
@@ -176,14 +152,12 @@ _prepared: dict[str, Runner] = {}
 
 
 def prepare(arm: str, strategy: str, model: str, global_batch_size: int, steps_per_execution: int, steps: int) -> None:
-    """Build the model of an arm, and trace and warm it with some steps."""
     if arm not in _prepared:
         _prepared[arm] = _runner(arm, strategy, model, global_batch_size, steps_per_execution)
     _prepared[arm](steps)
 
 
 def measure(arm: str, steps: int) -> float:
-    """The seconds that this worker needs for some steps."""
     return _prepared[arm](steps).seconds
 
 

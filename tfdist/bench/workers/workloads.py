@@ -54,16 +54,13 @@ def _small() -> keras.Model:
     return keras.Sequential([keras.Input((32,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
 
 
-def _resnet50() -> keras.Model:
-    return keras.applications.ResNet50(weights=None, classifier_activation=None)
-
-
+_RESNET50 = functools.partial(keras.applications.ResNet50, weights=None, classifier_activation=None)
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "perceptron": Model(build=_perceptron, input_shape=(1000,), classes=1000),
         "convolutional": Model(build=_convolutional, input_shape=(8, 8, 1), classes=10),
         "small": Model(build=_small, input_shape=(32,), classes=10),
-        "resnet50": Model(build=_resnet50, input_shape=(224, 224, 3), classes=1000),
+        "resnet50": Model(build=_RESNET50, input_shape=(224, 224, 3), classes=1000),
     }
 )
 

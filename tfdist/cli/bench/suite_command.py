@@ -16,8 +16,6 @@ from tfdist.cli.common.option_parts import field_options, json_option, plot_opti
 from tfdist.cli.common.progress import Line, screen, unwinding
 from tfdist.planner.plot_style import require_matplotlib
 
-__all__ = ["leave", "link_of", "link_options", "measured", "show", "suite_command"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -13,8 +13,6 @@ from tfdist.verify.column import Column
 from tfdist.verify.feature import Feature
 from tfdist.verify.matrix_report import Cell, Report
 
-__all__ = ["MatrixWatch", "print_list", "print_report"]
-
 _STYLES = {"green": "green", "refused": "yellow", "left out": "dim"}
 _DETAIL_LINES = 6
 

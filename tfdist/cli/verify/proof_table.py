@@ -18,8 +18,6 @@ from tfdist.verify import column
 from tfdist.verify.column import Column
 from tfdist.verify.proof.proving import Job, Outcome, Proof, prove, to_json
 
-__all__ = ["TIMEOUT_SECONDS", "jobs", "run"]
-
 TIMEOUT_SECONDS = 600.0
 _REPLICAS = 2
 _MOST_ROWS = 12
