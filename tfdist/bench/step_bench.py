@@ -60,16 +60,11 @@ _LOOPS = "tfdist.bench.workers.training_loops"
 
 @dataclass(frozen=True, kw_only=True)
 class StepBench(Suite):
-    """A strategy's `fit` and its peers' loops.
+    """A strategy's `fit` and its peers' loops."""
 
-    Attributes:
-        strategy: a name from `STRATEGIES`.
-        replicas_per_worker: replicas in each process.
-        collectives: the backend of "multi-worker", from `strategy_table.COLLECTIVES`; None: its default.
-    """
-
-    strategy: str
-    replicas_per_worker: int = 1
+    strategy: str  # a name from `STRATEGIES`
+    replicas_per_worker: int = 1  # replicas in each process
+    # the backend of "multi-worker", from `strategy_table.COLLECTIVES`; None: its default
     collectives: str | None = None
     workers: int = option(2, "Workers, except under mirrored.")
     model: str = option("perceptron", "Model to train.", choices=MODELS)

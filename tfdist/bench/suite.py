@@ -97,15 +97,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(abc.ABC):
-    """The measurements of a benchmark.
+    """The measurements of a benchmark."""
 
-    Attributes:
-        setup: the benchmark with its options.
-        machine: processor, cores, versions, time and load; see `tfdist.planner.machine.observed`.
-    """
-
-    setup: Suite
-    machine: Mapping[str, str]
+    setup: Suite  # the benchmark with its options
+    machine: Mapping[str, str]  # processor, cores, versions, time and load; see `tfdist.planner.machine.observed`
 
     @abc.abstractmethod
     def derived(self) -> Mapping[str, Any]:

@@ -47,31 +47,20 @@ os._exit(0)
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """What a child process saw when it loaded TensorFlow.
+    """What a child process saw when it loaded TensorFlow."""
 
-    Attributes:
-        error: why it could not be asked; empty when it answered.
-        version: TensorFlow's version.
-        keras: Keras' version; empty when it does not load.
-        keras_error: why Keras does not load.
-        build: TensorFlow's build information (``is_cuda_build``, ``cuda_version``, ``cudnn_version``, ...).
-        gpus: names of the GPUs that TensorFlow can use.
-        capabilities: compute capabilities of these GPUs, such as ``(8, 0)``.
-        nccl: NCCL's version as one number (22703 for 2.27.3); None when it does not load.
-        horovod: how Horovod was built (``gloo``, ``mpi``, ``nccl``); None when it does not load.
-        horovod_error: why Horovod does not load.
-    """
-
-    error: str = ""
-    version: str = ""
-    keras: str = ""
-    keras_error: str = ""
+    error: str = ""  # why it could not be asked; empty when it answered
+    version: str = ""  # TensorFlow's version
+    keras: str = ""  # Keras' version; empty when it does not load
+    keras_error: str = ""  # why Keras does not load
+    # TensorFlow's build information (``is_cuda_build``, ``cuda_version``, ``cudnn_version``, ...)
     build: Mapping[str, Any] = field(default_factory=dict)
-    gpus: tuple[str, ...] = ()
-    capabilities: tuple[tuple[int, int], ...] = ()
-    nccl: int | None = None
+    gpus: tuple[str, ...] = ()  # names of the GPUs that TensorFlow can use
+    capabilities: tuple[tuple[int, int], ...] = ()  # compute capabilities of these GPUs, such as ``(8, 0)``
+    nccl: int | None = None  # NCCL's version as one number (22703 for 2.27.3); None when it does not load
+    # how Horovod was built (``gloo``, ``mpi``, ``nccl``); None when it does not load
     horovod: Mapping[str, bool] | None = None
-    horovod_error: str = ""
+    horovod_error: str = ""  # why Horovod does not load
 
 
 def observe(environ: Mapping[str, str], *, timeout_seconds: float) -> Framework:

@@ -11,20 +11,13 @@ from tfdist.monitor.faults import RESTARTING, Fault
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The outcome of one fault.
-
-    Attributes:
-        step: of the fault; None if it did not happen.
-        found_after: seconds until the agent noticed, or None.
-        recovered_after: seconds until all workers had ended a step again.
-        lost: number of repeated steps.
-    """
+    """The outcome of one fault."""
 
     fault: Fault
-    step: int | None = None
-    found_after: float | None = None
-    recovered_after: float | None = None
-    lost: int | None = None
+    step: int | None = None  # of the fault; None if it did not happen
+    found_after: float | None = None  # seconds until the agent noticed, or None
+    recovered_after: float | None = None  # seconds until all workers had ended a step again
+    lost: int | None = None  # number of repeated steps
     text: str
 
 

@@ -23,12 +23,9 @@ class StepObserver:
 
     For each step `on_begin`, then `on_phase` for each interval in one phase, in order and without gaps, then `on_end`
     and `on_step`. A phase may have several intervals. A step that raises ends like any other.
-
-    Attributes:
-        may_raise: what it raises is meant for the step, as a fault on purpose is.
     """
 
-    may_raise: ClassVar[bool] = False
+    may_raise: ClassVar[bool] = False  # what it raises is meant for the step, as a fault on purpose is
 
     def before_step(self, step: int) -> End | None:
         """Decide, perhaps after waiting, whether this process ends instead of beginning the step."""

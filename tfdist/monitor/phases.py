@@ -74,14 +74,8 @@ ACTIVITY_OF: Mapping[Phase, Activity] = {
 
 @dataclass(frozen=True)
 class Passes:
-    """The report of a worker without a script on its part of a step.
+    """The report of a worker without a script on its part of a step."""
 
-    Attributes:
-        forward: seconds from weights and data to the loss; 0 where it was not seen.
-        backward: seconds from the loss to the last gradient.
-        loss: of its examples; NaN where it was not seen.
-    """
-
-    forward: float
-    backward: float
-    loss: float
+    forward: float  # seconds from weights and data to the loss; 0 where it was not seen
+    backward: float  # seconds from the loss to the last gradient
+    loss: float  # of its examples; NaN where it was not seen

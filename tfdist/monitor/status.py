@@ -88,33 +88,20 @@ class Word(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """What a worker has reported.
+    """What a worker has reported."""
 
-    Attributes:
-        pid: 0 before the first report.
-        changed: clock time of the last change of activity or position, in seconds; 0 before.
-        step_seconds: of its last step; 0 when none has ended.
-        ended: number of ended steps.
-        first_step_ended: clock time, or None.
-        resumed: steps that it need not repeat, or None when it has restored nothing.
-        source: of the restored state.
-        done: steps done, in earlier starts too, or None when unknown.
-        saved: steps in its newest backup, or None.
-        leaves: it was asked to end.
-    """
-
-    pid: int
+    pid: int  # 0 before the first report
     activity: Activity
     position: StepPosition
-    changed: float
-    step_seconds: float
-    ended: int
-    first_step_ended: float | None
-    resumed: int | None
-    source: str
-    done: int | None
-    saved: int | None
-    leaves: bool
+    changed: float  # clock time of the last change of activity or position, in seconds; 0 before
+    step_seconds: float  # of its last step; 0 when none has ended
+    ended: int  # number of ended steps
+    first_step_ended: float | None  # clock time, or None
+    resumed: int | None  # steps that it need not repeat, or None when it has restored nothing
+    source: str  # of the restored state
+    done: int | None  # steps done, in earlier starts too, or None when unknown
+    saved: int | None  # steps in its newest backup, or None
+    leaves: bool  # it was asked to end
 
 
 class StatusTable:

@@ -37,23 +37,15 @@ class Request:
 
 @dataclass(kw_only=True)
 class Measurement:
-    """The measurement of a worker.
+    """The measurement of a worker."""
 
-    Attributes:
-        steps: ended steps of training, with those of the warm-up.
-        examples: the most of a step over all replicas; 0 if unknown.
-        replicas: over all workers.
-        blocks: pairs of examples and seconds of successive steps, with the time between steps of an epoch.
-        memory: largest resident set of the process, bytes.
-        device_memory: most GPU memory of the process, bytes; 0 without any.
-    """
-
-    steps: int = 0
-    examples: int = 0
-    replicas: int = 1
+    steps: int = 0  # ended steps of training, with those of the warm-up
+    examples: int = 0  # the most of a step over all replicas; 0 if unknown
+    replicas: int = 1  # over all workers
+    # pairs of examples and seconds of successive steps, with the time between steps of an epoch
     blocks: list[tuple[int, float]] = field(default_factory=list)
-    memory: int = 0
-    device_memory: int = 0
+    memory: int = 0  # largest resident set of the process, bytes
+    device_memory: int = 0  # most GPU memory of the process, bytes; 0 without any
     is_complete: bool = False
 
 

@@ -37,24 +37,17 @@ def engines(*, linked: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceBench(Suite):
-    """All-reduces of single tensors and of a model's gradients, by every engine.
+    """All-reduces of single tensors and of a model's gradients, by every engine."""
 
-    Attributes:
-        engines: names from `ENGINES`.
-        sizes: bytes of one float32 tensor, each a row.
-        gradients: a model from `tfdist.bench.suite.MODELS`, whose gradients are one more row; None for none.
-        link: what connects the workers; None: they share this host.
-        algorithms: from `tfdist.native.engine.ALGORITHMS`: each is one more engine, the native one by this algorithm.
-            Only over a link: workers of one host need none.
-        leave_out: whether to go on without an engine that is not installed.
-    """
-
-    engines: Sequence[str]
-    sizes: Sequence[int]
+    engines: Sequence[str]  # names from `ENGINES`
+    sizes: Sequence[int]  # bytes of one float32 tensor, each a row
+    # a model from `tfdist.bench.suite.MODELS`, whose gradients are one more row; None for none
     gradients: str | None = None
-    link: EmulatedLink | None = None
+    link: EmulatedLink | None = None  # what connects the workers; None: they share this host
+    # from `tfdist.native.engine.ALGORITHMS`: each is one more engine, the native one by this algorithm. Only over a
+    # link: workers of one host need none
     algorithms: Sequence[str] = ()
-    leave_out: bool = True
+    leave_out: bool = True  # whether to go on without an engine that is not installed
     workers: int = option(2, "Workers per backend.", minimum=2)
     rounds: int = option(7, "Measurements of each backend.")
 
@@ -124,21 +117,14 @@ class AllReduceBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One message, reduced by every engine.
+    """One message, reduced by every engine."""
 
-    Attributes:
-        name: the size, or whose gradients.
-        elements: of each float32 tensor in it.
-        calls: all-reduces in one measurement.
-        seconds: engine -> seconds per all-reduce, one per round; see `reduced_message.seconds`.
-        wrong: engine -> wrong elements of a result, over all workers.
-    """
-
-    name: str
-    elements: Sequence[int]
-    calls: int
+    name: str  # the size, or whose gradients
+    elements: Sequence[int]  # of each float32 tensor in it
+    calls: int  # all-reduces in one measurement
+    # engine -> seconds per all-reduce, one per round; see `reduced_message.seconds`
     seconds: Mapping[str, Sequence[float]]
-    wrong: Mapping[str, int]
+    wrong: Mapping[str, int]  # engine -> wrong elements of a result, over all workers
 
     @property
     def bytes(self) -> int:

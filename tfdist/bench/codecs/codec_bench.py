@@ -38,19 +38,12 @@ _PACKAGE = "tfdist.bench.codecs"
 
 @dataclass(frozen=True, kw_only=True)
 class CodecBench(Suite):
-    """Steps of a model with each codec.
+    """Steps of a model with each codec."""
 
-    Attributes:
-        codecs: names with options, see `codec_choice.parsed`.
-        warm_up_steps: of each arm before the first measurement.
-        link: what connects the workers; None: they share this host.
-        modules: that register codecs of the user's.
-    """
-
-    codecs: Sequence[str]
-    warm_up_steps: int = 2
-    link: EmulatedLink | None = None
-    modules: Sequence[str] = ()
+    codecs: Sequence[str]  # names with options, see `codec_choice.parsed`
+    warm_up_steps: int = 2  # of each arm before the first measurement
+    link: EmulatedLink | None = None  # what connects the workers; None: they share this host
+    modules: Sequence[str] = ()  # that register codecs of the user's
     model: str = option("perceptron", "Model to train.", choices=MODELS)
     workers: int = option(2, "Worker processes.", minimum=2)
     global_batch_size: int = option(64, "Global batch size.", flags=["--batch-size"])
@@ -84,26 +77,19 @@ class CodecBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way to reduce gradients.
+    """One way to reduce gradients."""
 
-    Attributes:
-        name: of a codec with its options, or `HOROVOD`, or `NOOP`.
-        seconds: per step, one per round; the slowest worker's.
-        sent_bytes: per step and worker, one per round, by the counter of the worker's interface, the mean over workers;
-            empty without a link.
-        payload_bytes: those without the headers of packets.
-        wire_bytes: that a worker sends for the gradients of a step, by the formulas; None where nothing is said.
-        computing: seconds until the first messages leave, and from then on, one pair per round; the slowest worker's.
-        error: |total - exact| / |exact| of the gradients of one batch; None of what is no codec.
-    """
-
-    name: str
-    seconds: Sequence[float]
+    name: str  # of a codec with its options, or `HOROVOD`, or `NOOP`
+    seconds: Sequence[float]  # per step, one per round; the slowest worker's
+    # per step and worker, one per round, by the counter of the worker's interface, the mean over workers; empty
+    # without a link
     sent_bytes: Sequence[float] = ()
-    payload_bytes: Sequence[float] = ()
+    payload_bytes: Sequence[float] = ()  # those without the headers of packets
+    # that a worker sends for the gradients of a step, by the formulas; None where nothing is said
     wire_bytes: float | None = None
+    # seconds until the first messages leave, and from then on, one pair per round; the slowest worker's
     computing: Sequence[tuple[float, float]] = ()
-    error: float | None = None
+    error: float | None = None  # |total - exact| / |exact| of the gradients of one batch; None of what is no codec
 
     @property
     def medians(self) -> dict[str, float | None]:

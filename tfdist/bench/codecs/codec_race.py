@@ -21,31 +21,18 @@ _GREYS = {HOROVOD: "#4d4d4d", NONE: "#9a9a9a"}
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRace(Suite):
-    """Trainings to an accuracy with each codec.
+    """Trainings to an accuracy with each codec."""
 
-    Attributes:
-        codecs: names with options, see `codec_choice.parsed`.
-        data: folder with the digits, as `tfdist.testing.digits.write_digits` returns it.
-        workers: number of processes, at least 2.
-        global_batch_size: examples per step over all workers; a multiple of their number.
-        steps: of each training; a multiple of ``steps_per_check``.
-        steps_per_check: how many there are between two looks at the accuracy.
-        target: the accuracy on the test images that is to be reached.
-        rounds: trainings with each codec, each with another seed.
-        link: what connects the workers; None: they share this host.
-        modules: that register codecs of the user's.
-    """
-
-    codecs: Sequence[str]
-    data: Path
-    workers: int
-    global_batch_size: int
-    target: float
-    steps: int = 150
-    rounds: int = 1
-    steps_per_check: int = 5
-    link: EmulatedLink | None = None
-    modules: Sequence[str] = ()
+    codecs: Sequence[str]  # names with options, see `codec_choice.parsed`
+    data: Path  # folder with the digits, as `tfdist.testing.digits.write_digits` returns it
+    workers: int  # number of processes, at least 2
+    global_batch_size: int  # examples per step over all workers; a multiple of their number
+    target: float  # the accuracy on the test images that is to be reached
+    steps: int = 150  # of each training; a multiple of ``steps_per_check``
+    rounds: int = 1  # trainings with each codec, each with another seed
+    steps_per_check: int = 5  # how many there are between two looks at the accuracy
+    link: EmulatedLink | None = None  # what connects the workers; None: they share this host
+    modules: Sequence[str] = ()  # that register codecs of the user's
 
     def __post_init__(self) -> None:
         integer("workers", self.workers, minimum=2)

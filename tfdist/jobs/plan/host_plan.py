@@ -154,31 +154,24 @@ class Demand:
 class Remote:
     """Where else than in processes of this host a job runs.
 
-    Attributes:
-        hosts: the machines, in the order in which they are filled; none if the launcher chooses them.
-        launcher: what starts an agent on each of them: a name in `launcher_table.LAUNCHERS`.
-        shell: the command that runs another command on a host: `ssh`, or with options of the user's.
-        python: the interpreter there; by default the same path as here.
-        passed: names of variables that the processes get from here, besides those that frameworks read.
-        rendezvous: where hosts join, as "host:port"; empty: the launcher chooses.
-        key: with which hosts join, in hexadecimal digits; empty: one is drawn. It is never shown.
-        demand: what is requested from a launcher that chooses the hosts; None for any other.
-        call: for such a launcher, the paths here of a file that is sent to each host, and of one that comes back from
-            the host that has it at the end; None for a script.
-
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
         3
     """
 
-    hosts: tuple[Host, ...]
-    launcher: str = "ssh"
+    hosts: tuple[Host, ...]  # the machines, in the order in which they are filled; none if the launcher chooses them
+    launcher: str = "ssh"  # what starts an agent on each of them: a name in `launcher_table.LAUNCHERS`
+    # the command that runs another command on a host: `ssh`, or with options of the user's
     shell: tuple[str, ...] = ("ssh",)
-    python: str | None = None
+    python: str | None = None  # the interpreter there; by default the same path as here
+    # names of variables that the processes get from here, besides those that frameworks read
     passed: tuple[str, ...] = ()
-    rendezvous: str = ""
+    rendezvous: str = ""  # where hosts join, as "host:port"; empty: the launcher chooses
+    # with which hosts join, in hexadecimal digits; empty: one is drawn. It is never shown
     key: str = field(default="", repr=False)
-    demand: Demand | None = None
+    demand: Demand | None = None  # what is requested from a launcher that chooses the hosts; None for any other
+    # for such a launcher, the paths here of a file that is sent to each host, and of one that comes back from the
+    # host that has it at the end; None for a script
     call: tuple[str, str] | None = None
 
     @property

@@ -17,17 +17,11 @@ from tfdist.validation import shown
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Steps of training that are one point of a curve.
+    """Steps of training that are one point of a curve."""
 
-    Attributes:
-        step: the last one's number, over restarts as far as a backup says.
-        time: of its end, seconds since 1970.
-        steps: their parts, losses and hidden communication, on all workers.
-    """
-
-    step: int
-    time: float
-    steps: Timeline
+    step: int  # the last one's number, over restarts as far as a backup says
+    time: float  # of its end, seconds since 1970
+    steps: Timeline  # their parts, losses and hidden communication, on all workers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,20 +72,13 @@ def from_py_spy(text: str) -> tuple[Thread, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """The stacks of a process.
+    """The stacks of a process."""
 
-    Attributes:
-        name: in the job, such as "worker 0".
-        threads: the main thread first; none where they could not be read.
-        source: "py-spy" or "faulthandler", or why there is none.
-        waits: for which other workers, and in what; "" if for none, or unknown.
-    """
-
-    name: str
+    name: str  # in the job, such as "worker 0"
     pid: int
-    threads: tuple[Thread, ...]
-    source: str
-    waits: str = ""
+    threads: tuple[Thread, ...]  # the main thread first; none where they could not be read
+    source: str  # "py-spy" or "faulthandler", or why there is none
+    waits: str = ""  # for which other workers, and in what; "" if for none, or unknown
 
     def as_json(self) -> dict[str, Any]:
         threads = [{"name": one.name, "frames": [str(frame) for frame in one.frames]} for one in self.threads]

@@ -56,35 +56,21 @@ _BOUND_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a job is bound by.
-
-    Attributes:
-        rank: the slow worker, or None.
-        part: what takes its time there; None where nothing explains enough.
-        step_seconds: the mean of a calm step.
-        won_seconds: how much shorter a step would be without it; 0 if unknown.
-        explained: the part of the waiting that the cause explains.
-        often: the part of the steps in which this worker came last.
-        steps: on which this is based.
-        means: seconds of each part on each worker, shape (workers, parts).
-        hidden: of communication during the backward pass, shape (workers,).
-        is_divided: the graph had stamps.
-        has_servers: workers exchange with servers, not with each other.
-    """
+    """What a job is bound by."""
 
     bound: Bound
-    rank: int | None = None
-    part: Part | None = None
-    step_seconds: float = 0.0
-    won_seconds: float = 0.0
-    explained: float = 0.0
-    often: float = 0.0
-    steps: int = 0
-    means: np.ndarray
-    hidden: np.ndarray
+    rank: int | None = None  # the slow worker, or None
+    part: Part | None = None  # what takes its time there; None where nothing explains enough
+    step_seconds: float = 0.0  # the mean of a calm step
+    won_seconds: float = 0.0  # how much shorter a step would be without it; 0 if unknown
+    explained: float = 0.0  # the part of the waiting that the cause explains
+    often: float = 0.0  # the part of the steps in which this worker came last
+    steps: int = 0  # on which this is based
+    means: np.ndarray  # seconds of each part on each worker, shape (workers, parts)
+    hidden: np.ndarray  # of communication during the backward pass, shape (workers,)
     ranks: tuple[int, ...] = ()
-    is_divided: bool = False
-    has_servers: bool = False
+    is_divided: bool = False  # the graph had stamps
+    has_servers: bool = False  # workers exchange with servers, not with each other
 
     @property
     def won(self) -> float:

@@ -54,34 +54,20 @@ OF_STEPS = ("steps", "parts", "step", "hidden", "ends", "loss", "has_loss", "gra
 
 @dataclass(frozen=True)
 class Timeline:
-    """Steps of training that all workers have done, without traced ones.
-
-    Attributes:
-        steps: numbers of the steps, shape (steps,).
-        parts: seconds of each part, shape (steps, workers, parts).
-        step: seconds of each step, shape (steps, workers), as all below.
-        hidden: seconds of communication during the backward pass, no part of the sum.
-        ends: of each step on the monotonic clock, seconds.
-        loss: of each worker's examples; NaN where it was not seen.
-        has_loss: it was seen.
-        gradient_norm: of each worker's reduced gradient; NaN where not measured, infinite where no number.
-        traced: the last step that traced a function, or -1.
-        is_divided: stamps divide forward, backward and communication.
-        has_servers: workers exchange with servers, not with each other.
-    """
+    """Steps of training that all workers have done, without traced ones."""
 
     ranks: tuple[int, ...]
-    steps: np.ndarray
-    parts: np.ndarray
-    step: np.ndarray
-    hidden: np.ndarray
-    ends: np.ndarray
-    loss: np.ndarray
-    has_loss: np.ndarray
-    gradient_norm: np.ndarray
-    traced: int
-    is_divided: bool
-    has_servers: bool
+    steps: np.ndarray  # numbers of the steps, shape (steps,)
+    parts: np.ndarray  # seconds of each part, shape (steps, workers, parts)
+    step: np.ndarray  # seconds of each step, shape (steps, workers), as all below
+    hidden: np.ndarray  # seconds of communication during the backward pass, no part of the sum
+    ends: np.ndarray  # of each step on the monotonic clock, seconds
+    loss: np.ndarray  # of each worker's examples; NaN where it was not seen
+    has_loss: np.ndarray  # it was seen
+    gradient_norm: np.ndarray  # of each worker's reduced gradient; NaN where not measured, infinite where no number
+    traced: int  # the last step that traced a function, or -1
+    is_divided: bool  # stamps divide forward, backward and communication
+    has_servers: bool  # workers exchange with servers, not with each other
 
     @property
     def own(self) -> tuple[Part, ...]:

@@ -22,28 +22,19 @@ _ROBUST_HALF = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A worker that was slow in successive steps.
-
-    Attributes:
-        part: what took it longer.
-        steps: how many, from `first` to `last`.
-        seconds: its own time of a step, the median; `others` is that of the median worker.
-        waited: the part of a step for which all others waited for it.
-        began, ended: of the first and the last of these steps, on the monotonic clock, seconds.
-        goes_on: it was still slow in the last known step.
-    """
+    """A worker that was slow in successive steps."""
 
     worker: int
-    part: Part
-    steps: int
+    part: Part  # what took it longer
+    steps: int  # how many, from `first` to `last`
     first: int
     last: int
-    seconds: float
+    seconds: float  # its own time of a step, the median; `others` is that of the median worker
     others: float
-    waited: float
-    began: float
+    waited: float  # the part of a step for which all others waited for it
+    began: float  # of the first and the last of these steps, on the monotonic clock, seconds
     ended: float
-    goes_on: bool
+    goes_on: bool  # it was still slow in the last known step
 
     @property
     def text(self) -> str:

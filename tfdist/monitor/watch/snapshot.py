@@ -13,37 +13,22 @@ LABELS = tuple(part.label for part in Part)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:
-    """The state of a worker.
-
-    Attributes:
-        pid: 0 before the first report.
-        step: ended steps since its start.
-        steps_per_second: between two looks, or of the last step; None when none has ended.
-        loss: of its examples in the last recorded step, or None.
-        gradient_norm: the last measured one of its part; infinite where no number, or None.
-        parts: mean seconds of each part of a step; empty without a record.
-        hidden: seconds of communication during the backward pass.
-        memory: resident bytes of the process; None when it is gone.
-        cpu: processors that it keeps busy, or None.
-        saved: steps in its newest backup, or None.
-        resumed: steps in the backup that it started from; 0 without one.
-        resources: other metrics of the machine, without ``tfdist_``.
-    """
+    """The state of a worker."""
 
     worker: int
-    pid: int = 0
+    pid: int = 0  # 0 before the first report
     activity: str = ""
-    step: int = 0
-    steps_per_second: float | None = None
-    loss: float | None = None
-    gradient_norm: float | None = None
-    parts: Mapping[str, float]
-    hidden: float = 0.0
-    memory: int | None = None
-    cpu: float | None = None
-    saved: int | None = None
-    resumed: int = 0
-    resources: Mapping[str, float] = field(default_factory=dict)
+    step: int = 0  # ended steps since its start
+    steps_per_second: float | None = None  # between two looks, or of the last step; None when none has ended
+    loss: float | None = None  # of its examples in the last recorded step, or None
+    gradient_norm: float | None = None  # the last measured one of its part; infinite where no number, or None
+    parts: Mapping[str, float]  # mean seconds of each part of a step; empty without a record
+    hidden: float = 0.0  # seconds of communication during the backward pass
+    memory: int | None = None  # resident bytes of the process; None when it is gone
+    cpu: float | None = None  # processors that it keeps busy, or None
+    saved: int | None = None  # steps in its newest backup, or None
+    resumed: int = 0  # steps in the backup that it started from; 0 without one
+    resources: Mapping[str, float] = field(default_factory=dict)  # other metrics of the machine, without ``tfdist_``
 
     @property
     def used(self) -> dict[str, float]:
@@ -68,28 +53,18 @@ class WorkerView:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of a job.
-
-    Attributes:
-        start: how often its workers were started again.
-        time: seconds since 1970.
-        verdict: in five lines; empty without a record.
-        bound: what the job is bound by, a word; empty without a record.
-        model_flops_per_second: of the whole job, or None.
-        model_flops_utilization: the part of its devices' peak, or None.
-        events: the newest last, as the event file has them.
-    """
+    """The state of a job."""
 
     job: str
-    start: int
-    time: float
+    start: int  # how often its workers were started again
+    time: float  # seconds since 1970
     is_running: bool
     workers: tuple[WorkerView, ...]
-    verdict: tuple[str, ...] = ()
-    bound: str = ""
-    model_flops_per_second: float | None = None
-    model_flops_utilization: float | None = None
-    events: tuple[Mapping[str, Any], ...] = ()
+    verdict: tuple[str, ...] = ()  # in five lines; empty without a record
+    bound: str = ""  # what the job is bound by, a word; empty without a record
+    model_flops_per_second: float | None = None  # of the whole job, or None
+    model_flops_utilization: float | None = None  # the part of its devices' peak, or None
+    events: tuple[Mapping[str, Any], ...] = ()  # the newest last, as the event file has them
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it; a loss or norm that is not finite is null."""
