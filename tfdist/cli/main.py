@@ -65,12 +65,7 @@ class _Refused(click.ClickException):
 
 
 @click.group(
-    cls=Main,
-    examples=EXAMPLES,
-    package="tfdist.cli",
-    modules="{}_command",
-    table=COMMANDS,
-    context_settings=SETTINGS,
+    cls=Main, examples=EXAMPLES, package="tfdist.cli", modules="{}_command", table=COMMANDS, context_settings=SETTINGS
 )
 @click.version_option(tfdist.__version__, prog_name="tfdist", message="%(prog)s %(version)s")
 def main() -> None:

@@ -89,17 +89,9 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
         "copy_bandwidth": {"type": str},  # as 64MB
     },
 )
+@click.option("--mesh", metavar="AXES", envvar=variables.MESH.name, help="As batch=2,model=2, or data=2,pipeline=2.")
 @click.option(
-    "--mesh",
-    metavar="AXES",
-    envvar=variables.MESH.name,
-    help="As batch=2,model=2, or data=2,pipeline=2.",
-)
-@click.option(
-    "--collectives",
-    metavar="NAME",
-    type=click.Choice(COLLECTIVES),
-    help=f"What sums: {', '.join(COLLECTIVES)}.",
+    "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"What sums: {', '.join(COLLECTIVES)}."
 )
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
 @click.option("--synchronization", metavar="SCHEDULE", envvar=variables.SYNCHRONIZATION.name, hidden=True)

@@ -49,11 +49,7 @@ def command() -> None:
     page="large-batch-tune",
 )
 @click.option(
-    "--strategy",
-    metavar="NAME",
-    envvar=STRATEGY.name,
-    shell_complete=complete_strategies,
-    help="As for `tfdist run`.",
+    "--strategy", metavar="NAME", envvar=STRATEGY.name, shell_complete=complete_strategies, help="As for `tfdist run`."
 )
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="As for `tfdist run`.")
 @click.option("--replicas-per-worker", type=click.IntRange(1), help="As for `tfdist run`.")

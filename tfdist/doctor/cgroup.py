@@ -1,10 +1,6 @@
-"""The limits of the control group that this process lives in: memory and processor time, versions 1 and 2.
+"""The limits of this process's control group on memory and processor time, of versions 1 and 2.
 
-A container sees the memory and the cores of its host; what it may use stands here.
-
-Example:
-    >>> Limits().cpus is None
-    True
+A container sees the memory and the cores of its host; the group limits what it may use.
 """
 
 from collections.abc import Iterator
@@ -27,7 +23,9 @@ def observe(root: Path = Path("/")) -> Limits:
     memory: list[tuple[int, int]] = []
     cpus: list[float] = []
     for controllers, group in _groups(root):
-        for folder in _folders(root, controllers, group):
+        mount = root / "sys/fs/cgroup" / controllers
+        for inner in (group, *group.parents):  # inside a container the mount may begin at the group itself
+            folder = mount / inner
             memory += _memory(folder)
             cpus += _cpus(folder)
     tightest = min(memory, default=None)
@@ -43,13 +41,6 @@ def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
         _, controllers, path = line.split(":", 2)
         if not controllers or {"memory", "cpu"} & set(controllers.split(",")):
             yield controllers, PurePosixPath(path.lstrip("/"))
-
-
-def _folders(root: Path, controllers: str, group: PurePosixPath) -> Iterator[Path]:
-    """The folders of a group and of its parents. Inside a container the mount may begin at the group itself."""
-    mount = root / "sys/fs/cgroup" / controllers
-    for inner in (group, *group.parents):
-        yield mount / inner
 
 
 def _memory(folder: Path) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,4 @@
-"""Run a program with a deadline that holds, so that whatever hangs in a driver or a resolver hangs elsewhere.
-
-Example:
-    >>> run(["echo", "hello"], timeout_seconds=10).output
-    'hello'
-"""
+"""Run a program with a deadline that holds, so that whatever hangs in a driver or a resolver hangs elsewhere."""
 
 import os
 import signal
@@ -24,10 +19,7 @@ class Outcome:
 
 
 def run(command: Sequence[str], *, timeout_seconds: float, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program; at the deadline kill it and what it started.
-
-    A process that SIGKILL does not end, because it waits inside a driver, is left to the kernel.
-    """
+    """Run a program; at the deadline kill it and what it started."""
     try:
         process = subprocess.Popen(
             command,
@@ -55,7 +47,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
         try:
             process.communicate(timeout=_AFTER_KILL_SECONDS)
-        except subprocess.TimeoutExpired:  # not even SIGKILL: nothing more can be done from here
+        except subprocess.TimeoutExpired:  # SIGKILL does not end a wait inside a driver; the kernel has to
             return
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -1,9 +1,4 @@
-"""The list of checks, and their run: each alone, so that one that crashes is a finding and hides no other.
-
-Example:
-    >>> [finding.level.name for finding in examine([Check("broken", lambda: 1 / 0)])]
-    ['WARNING']
-"""
+"""The list of checks, and their run: each alone, so that one that crashes is a finding and hides no other."""
 
 import os
 import platform
@@ -74,13 +69,19 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         ),
         Check("numpy", lambda: software_check.judge_numpy(packages())),
         Check("tensorflow-io", lambda: software_check.judge_tensorflow_io(packages())),
-        Check("horovod", lambda: _horovod(asked())),
-        Check("gpus", lambda: _gpus(asked(), timeout_seconds, environ)),
+        Check(
+            "horovod",
+            lambda: software_check.judge_horovod(asked(), find_installed(), tensorflow=version_of_tensorflow()),
+        ),
+        Check("gpus", lambda: gpu_check.judge_gpus(asked(), gpu_check.observe_driver(timeout_seconds), environ)),
         Check("nccl", lambda: gpu_check.judge_nccl(asked(), packages())),
         Check("precision", lambda: gpu_check.judge_precision(asked(), gpu_check.observe_processor())),
         Check("compiler", lambda: software_check.judge_toolchain(software_check.observe_toolchain(environ))),
         Check("native", lambda: [native_check.judge_native(native_check.observe_native(environ))]),
-        Check("collectives", lambda: _collectives(asked(), environ)),
+        Check(
+            "collectives",
+            lambda: [native_check.judge_collectives(native_check.observe_collectives(environ), asked().gpus)],
+        ),
         Check("memory", lambda: machine_check.judge_memory(machine_check.observe_memory(limits()))),
         Check("processors", lambda: machine_check.judge_processors(machine_check.observe_processors(limits()))),
         Check("shared-memory", lambda: machine_check.judge_shared_memory(machine_check.observe_shared_memory())),
@@ -94,15 +95,3 @@ def standard_checks(*, timeout_seconds: float, environ: Mapping[str, str] | None
         Check("cluster", lambda: network_check.judge_cluster(environ)),
         Check("clock", lambda: machine_check.judge_clock(machine_check.observe_clock())),
     )
-
-
-def _collectives(asked: framework.Framework, environ: Mapping[str, str]) -> list[Finding]:
-    return [native_check.judge_collectives(native_check.observe_collectives(environ), asked.gpus)]
-
-
-def _horovod(asked: framework.Framework) -> list[Finding]:
-    return software_check.judge_horovod(asked, find_installed(), tensorflow=version_of_tensorflow())
-
-
-def _gpus(asked: framework.Framework, timeout_seconds: float, environ: Mapping[str, str]) -> list[Finding]:
-    return gpu_check.judge_gpus(asked, gpu_check.observe_driver(timeout_seconds=timeout_seconds), environ)

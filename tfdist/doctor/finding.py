@@ -1,14 +1,9 @@
-"""A finding of the doctor, and the report of all findings.
-
-Example:
-    >>> finding = ok("python", "3.11.7")
-    >>> as_report([finding])["level"]
-    'ok'
-"""
+"""A finding of the doctor, and the report of all findings."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import tfdist
@@ -52,20 +47,11 @@ class Finding:
     cure: str = ""
 
 
-def ok(check: str, seen: str) -> Finding:
-    return Finding(check=check, level=Level.OK, seen=seen)
+def _of(level: Level, check: str, seen: str, why: str = "", cure: str = "") -> Finding:
+    return Finding(check=check, level=level, seen=seen, why=why, cure=cure)
 
 
-def note(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    return Finding(check=check, level=Level.NOTE, seen=seen, why=why, cure=cure)
-
-
-def warning(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    return Finding(check=check, level=Level.WARNING, seen=seen, why=why, cure=cure)
-
-
-def problem(check: str, seen: str, why: str, cure: str = "") -> Finding:
-    return Finding(check=check, level=Level.PROBLEM, seen=seen, why=why, cure=cure)
+ok, note, warning, problem = (partial(_of, level) for level in Level)
 
 
 def worst(findings: Sequence[Finding]) -> Level:

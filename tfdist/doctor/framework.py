@@ -1,9 +1,4 @@
-"""Query TensorFlow in a child process, so that the doctor neither waits for a driver nor opens a GPU.
-
-Example:
-    >>> Framework(error="it did not load").gpus
-    ()
-"""
+"""Query TensorFlow in a child process, so that the doctor neither waits for a driver nor opens a GPU."""
 
 import json
 import sys

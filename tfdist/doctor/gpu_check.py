@@ -22,7 +22,7 @@ class Driver:
     error: str = ""
 
 
-def observe_driver(*, timeout_seconds: float) -> Driver:
+def observe_driver(timeout_seconds: float) -> Driver:
     program = shutil.which("nvidia-smi")
     if program is None:
         return Driver()
@@ -35,7 +35,11 @@ def observe_driver(*, timeout_seconds: float) -> Driver:
 
 def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str]) -> list[Finding]:
     if framework.gpus:
-        return [_usable(framework, driver)]
+        seen = f"TensorFlow can use {len(framework.gpus)}" + (f": {'; '.join(driver.gpus)}" if driver.gpus else "")
+        if len(driver.gpus) > len(framework.gpus):
+            why = f"the driver lists {len(driver.gpus)}; CUDA_VISIBLE_DEVICES hides the others"
+            return [note("gpus", seen, why)]
+        return [ok("gpus", seen)]
     if driver.error:
         why = "the driver is installed but does not answer, so no GPU can be used"
         return [warning("gpus", f"nvidia-smi fails: {driver.error}", why, "nvidia-smi")]
@@ -56,30 +60,19 @@ def judge_gpus(framework: Framework, driver: Driver, environ: Mapping[str, str])
     return [problem("gpus", seen, why, "python -m pip install 'tfdist[cuda]'")]
 
 
-def _usable(framework: Framework, driver: Driver) -> Finding:
-    names = f": {'; '.join(driver.gpus)}" if driver.gpus else ""
-    seen = f"TensorFlow can use {len(framework.gpus)}{names}"
-    if len(driver.gpus) > len(framework.gpus):
-        return note("gpus", seen, f"the driver lists {len(driver.gpus)}; CUDA_VISIBLE_DEVICES hides the others")
-    return ok("gpus", seen)
-
-
 def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Finding]:
     """NCCL matters from two GPUs on."""
     wheel = next((f"{name} {packages[name]}" for name in _NCCL_WHEELS if name in packages), "")
     if framework.nccl is not None:
-        return [ok("nccl", nccl_version(framework.nccl) + (f" (wheel {wheel})" if wheel else ""))]
+        number = framework.nccl  # 22703 is 2.27.3, and 2708 is 2.7.8: the scheme changed with 2.9
+        thousands = 10_000 if number >= 10_000 else 1_000
+        version = f"{number // thousands}.{number % thousands // 100}.{number % 100}"
+        return [ok("nccl", version + (f" (wheel {wheel})" if wheel else ""))]
     seen = f"{wheel} does not load" if wheel else "not installed"
     if len(framework.gpus) > 1:
         why = "GPUs exchange gradients through it; without it they go through host memory"
         return [problem("nccl", seen, why, "python -m pip install 'tfdist[cuda]'")]
     return [note("nccl", seen, "needed from two GPUs on", "python -m pip install 'tfdist[cuda]'")]
-
-
-def nccl_version(number: int) -> str:
-    """NCCL's version as it is written: 22703 is ``2.27.3``, 2708 is ``2.7.8``."""
-    thousands = 10_000 if number >= 10_000 else 1_000  # the scheme changed with 2.9
-    return f"{number // thousands}.{number % thousands // 100}.{number % 100}"
 
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -23,27 +23,20 @@ _TOLERATED_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """The wall clock, and when this package was installed, in seconds since 1970.
-
-    `synchronised` is None where the kernel cannot be asked whether a time service keeps the clock.
-    """
+    """The wall clock, and when this package was installed, in seconds since 1970."""
 
     now: float
     installed: float
-    synchronised: bool | None = None
+    synchronised: bool | None = None  # a time service keeps the clock; None where the kernel cannot be asked
 
 
 def observe_clock() -> Clock:
-    installed = Path(tfdist.__file__).stat().st_mtime
-    return Clock(now=time.time(), installed=installed, synchronised=_synchronised())
-
-
-def _synchronised() -> bool | None:
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (AttributeError, OSError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR
+        state = -1
+    installed = Path(tfdist.__file__).stat().st_mtime
+    return Clock(now=time.time(), installed=installed, synchronised=None if state < 0 else state != _TIME_ERROR)
 
 
 def judge_clock(clock: Clock) -> list[Finding]:

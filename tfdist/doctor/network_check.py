@@ -28,15 +28,12 @@ print(json.dumps(sorted({entry[4][0] for entry in found})))
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of the loopback interface, and the addresses by which others reach this machine.
-
-    `ephemeral` is the range that outgoing connections take their ports from; `listening` counts sockets.
-    """
+    """Ports of the loopback interface, and the addresses by which others reach this machine."""
 
     free: tuple[int, ...] = ()
     error: str = ""
-    ephemeral: tuple[int, int] | None = None
-    listening: int = 0
+    ephemeral: tuple[int, int] | None = None  # the range that outgoing connections take their ports from
+    listening: int = 0  # sockets
     addresses: tuple[str, ...] = ()
 
 
@@ -87,16 +84,13 @@ def _open(seen: Ports) -> list[Finding]:
     """TensorFlow's servers listen on all interfaces; no option binds them to one address."""
     if not seen.addresses:
         return []
-    text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {_few(seen.addresses)}"
+    more = f" and {len(seen.addresses) - _SHOWN} more" if len(seen.addresses) > _SHOWN else ""
+    shown = ", ".join(seen.addresses[:_SHOWN]) + more
+    text = f"TensorFlow's servers listen on all interfaces, also those of a job on this machine: {shown}"
     why = "they accept any client: multi-worker, sharded-data-parallel and parameter-server jobs have such servers"
     return [
         note("ports", text, why, "docs/run.md#who-can-connect   # let a firewall admit the hosts of your jobs alone")
     ]
-
-
-def _few(addresses: Sequence[str]) -> str:
-    more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
-    return ", ".join(addresses[:_SHOWN]) + more
 
 
 def observe_hostname(*, timeout_seconds: float) -> Hostname:
@@ -133,16 +127,13 @@ def judge_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> list[Find
         return [ok("proxies", "gRPC uses none")]
     name = next((name for name in _EXCEPTIONS if environ.get(name)), "no_proxy")
     exceptions = environ.get(name, "")
-    caught = [host for host in dict.fromkeys(hosts) if not excepted(host, exceptions)]
+    entries = [entry.strip() for entry in exceptions.split(",") if entry.strip()]
+    caught = [host for host in dict.fromkeys(hosts) if not any(_matches(host, entry) for entry in entries)]
     if not caught:
         return [ok("proxies", f"{proxy} is set, {name} excepts {', '.join(dict.fromkeys(hosts))}")]
     seen = f"{proxy}={environ[proxy]}, and {name}={exceptions!r} does not except {', '.join(caught)}"
     why = "gRPC between workers goes to the proxy, and training waits without an end"
     return [problem("proxies", seen, why, f"export {name}={','.join(filter(None, [exceptions, *caught]))}")]
-
-
-def excepted(host: str, exceptions: str) -> bool:
-    return any(_matches(host, entry.strip()) for entry in exceptions.split(",") if entry.strip())
 
 
 def _matches(host: str, entry: str) -> bool:

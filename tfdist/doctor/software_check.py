@@ -144,7 +144,9 @@ def judge_keras_backend(environ: Mapping[str, str], config: str = "") -> list[Fi
     if "KERAS_BACKEND" in environ:
         backend, source, cure = environ["KERAS_BACKEND"], "KERAS_BACKEND", "export KERAS_BACKEND=tensorflow"
     else:
-        backend, source = _backend_in(config), "keras.json"
+        backend, source = "tensorflow", "keras.json"
+        with contextlib.suppress(ValueError, AttributeError):  # Keras, too, ignores a file that it cannot read
+            backend = str(json.loads(config).get("backend", "tensorflow")) if config else "tensorflow"
         cure = """sed -i 's/"backend": *"[a-z]*"/"backend": "tensorflow"/' ~/.keras/keras.json"""
     if backend == "tensorflow":
         return [ok("keras-backend", "tensorflow")]
@@ -156,13 +158,6 @@ def keras_config(environ: Mapping[str, str]) -> str:
     home = environ.get("KERAS_HOME") or str(Path(environ.get("HOME", "/"), ".keras"))
     path = Path(home, "keras.json")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _backend_in(config: str) -> str:
-    try:
-        return str(json.loads(config).get("backend", "tensorflow")) if config else "tensorflow"
-    except (ValueError, AttributeError):
-        return "tensorflow"  # Keras, too, ignores a file that it cannot read
 
 
 def judge_numpy(packages: Mapping[str, str]) -> list[Finding]:

@@ -125,7 +125,8 @@ def _limit(link: EmulatedLink, namespace: str, device: str) -> list[str]:
 def network(link: EmulatedLink, workers: int) -> Iterator[Network]:
     """Make a network for this many workers, and remove it at the end of the block."""
     _require_rights()
-    for name in stale(_namespaces(), _begun):
+    there = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()]
+    for name in stale(there, _begun):
         _delete([name])
     pid = os.getpid()
     made = Network(name=f"{_PREFIX}-{pid}-{_begun(pid)}", subnet=f"10.213.{pid % 254}", workers=workers)
@@ -171,10 +172,6 @@ def _require_rights() -> None:
             f"--link makes network namespaces, which root alone may; this is user {os.geteuid()}. "
             "Run the command as root, such as: sudo env PATH=$PATH tfdist bench all-reduce --link 1gbit"
         )
-
-
-def _namespaces() -> list[str]:
-    return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()]
 
 
 def _name(namespace: str, host: str) -> None:

@@ -45,11 +45,7 @@ def moved(name: str) -> click.Command:
 
 
 @click.group(
-    cls=_Benchmarks,
-    package="tfdist.cli.bench",
-    modules="{}_command",
-    table=COMMANDS,
-    context_settings=SETTINGS,
+    cls=_Benchmarks, package="tfdist.cli.bench", modules="{}_command", table=COMMANDS, context_settings=SETTINGS
 )
 def command() -> None:
     """Compare the speed of tfdist with its peers, in alternating rounds of one run.

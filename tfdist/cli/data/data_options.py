@@ -49,10 +49,7 @@ def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
 
 
 storage_option = click.option(
-    "--storage-options",
-    callback=driver_options,
-    metavar="JSON",
-    help="For the driver of a URL: '{\"anon\": true}'.",
+    "--storage-options", callback=driver_options, metavar="JSON", help="For the driver of a URL: '{\"anon\": true}'."
 )
 
 

@@ -54,10 +54,7 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
     help="What an example has, as JSON, or a manifest.",
 )
 @click.option(
-    "--processes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Processes that write; as many as help by default.",
+    "--processes", type=click.IntRange(1), metavar="N", help="Processes that write; as many as help by default."
 )
 @click.option("--split", metavar="NAME", help="Which of several to write; else all.")
 @click.option("--delimiter", metavar="CHARACTER", help="Of CSV files; a tab in .tsv, else a comma.")
@@ -70,27 +67,14 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
     help="What null becomes, else an error: age=-1.",
 )
 @click.option(
-    "--null-mask",
-    "null_masks",
-    multiple=True,
-    metavar="COLUMN",
-    help="May be null; COLUMN_is_null says where.",
+    "--null-mask", "null_masks", multiple=True, metavar="COLUMN", help="May be null; COLUMN_is_null says where."
 )
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace what DIRECTORY holds already.")
 @click.option("--keep", "exists", flag_value="keep", help="Leave them, write nothing, and end well.")
-@click.option(
-    "--check-images/--no-check-images",
-    default=True,
-    help="Decode each first; the default.",
-)
+@click.option("--check-images/--no-check-images", default=True, help="Decode each first; the default.")
 @click.option("--convert-images", is_flag=True, help="BMP and WebP become PNG, else refused.")
 @storage_option
-@click.option(
-    "--source-options",
-    callback=driver_options,
-    metavar="JSON",
-    help="For the driver of SOURCE, a URL.",
-)
+@click.option("--source-options", callback=driver_options, metavar="JSON", help="For the driver of SOURCE, a URL.")
 def command(
     source: tuple[str, ...],
     directory: str,

@@ -85,12 +85,7 @@ def planned(config: LaunchConfig, *, job_id: str, directory: Path, agent_pid: in
         wanted = places(config.remote.hosts, count, servers=config.parameter_servers)
         addresses = [(host.address, 10_000 + port) for port, host in enumerate(wanted)]
     return plan(
-        config,
-        addresses=addresses,
-        job_id=job_id,
-        directory=directory,
-        python=sys.executable,
-        agent_pid=agent_pid,
+        config, addresses=addresses, job_id=job_id, directory=directory, python=sys.executable, agent_pid=agent_pid
     )
 
 

@@ -154,13 +154,7 @@ class WorkerGroup:
 
 @contextlib.contextmanager
 def started(
-    specs: Sequence[WorkerSpec],
-    placement: Placement,
-    out: Output,
-    events: Events,
-    *,
-    verbose: bool,
-    held: bool = False,
+    specs: Sequence[WorkerSpec], placement: Placement, out: Output, events: Events, *, verbose: bool, held: bool = False
 ) -> Iterator[WorkerGroup]:
     """Yield the started processes, with their output forwarded; none is left after the block."""
     piped = any(spec.piped for spec in specs)

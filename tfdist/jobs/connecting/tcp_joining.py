@@ -58,8 +58,7 @@ class Ticket:
         key = job_key.from_environment(environ)
         if key is None:
             raise ConfigError(
-                f"{RENDEZVOUS.name} is set and {JOB_KEY.name} is not; set it to the key of the job.",
-                name=JOB_KEY.name,
+                f"{RENDEZVOUS.name} is set and {JOB_KEY.name} is not; set it to the key of the job.", name=JOB_KEY.name
             )
         found = tuple(addresses.split(","))
         for address in found:
@@ -68,11 +67,7 @@ class Ticket:
         return cls(addresses=found, name=name, key=key, wait_seconds=JOIN_SECONDS.read(environ))
 
     def environment(self) -> dict[str, str]:
-        return {
-            RENDEZVOUS.name: ",".join(self.addresses),
-            HOST_NAME.name: self.name,
-            JOB_KEY.name: self.key.hex(),
-        }
+        return {RENDEZVOUS.name: ",".join(self.addresses), HOST_NAME.name: self.name, JOB_KEY.name: self.key.hex()}
 
 
 def key_of_workers(key: bytes, job_id: str) -> str:

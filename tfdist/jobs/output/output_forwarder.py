@@ -30,8 +30,9 @@ class LineBuffer:
     def feed(self, data: bytes) -> list[bytes]:
         """Add data; return the lines that are complete now, without line ends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if b"\r" in self._rest:
-            self._rest = _from_last_return(self._rest)
+        if b"\r" in self._rest:  # drop frames of a progress bar that newer frames replaced
+            before, _, after = self._rest.rpartition(b"\r")
+            self._rest = visible(before) + b"\r" + after
         while len(self._rest) > LONGEST_LINE:
             cut = _character_boundary(self._rest, LONGEST_LINE)
             lines.append(self._rest[:cut])
@@ -175,12 +176,6 @@ def visible(line: bytes) -> bytes:
         return line
     segments = [segment.replace(b"\b", b"") for segment in line.split(b"\r")]
     return next((segment for segment in reversed(segments) if segment), b"")
-
-
-def _from_last_return(rest: bytes) -> bytes:
-    """Drop frames of a progress bar that newer frames replaced."""
-    before, _, after = rest.rpartition(b"\r")
-    return visible(before) + b"\r" + after
 
 
 def _character_boundary(data: bytes, cut: int) -> int:

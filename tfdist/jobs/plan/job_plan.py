@@ -85,7 +85,10 @@ def plan(
         environment = {**config.environment, JOB_ID.name: job_id, "PYTHONUNBUFFERED": "1"}
         environment[STACKS_FILE.name] = str(stacks_file(start.memory, start.restarts, task))
         environment |= _of_a_script(start, error_file, role) if role.runs_script else {}
-        environment |= _place_in_step(cluster[task.type], index, hosts) if role.in_step else {}
+        if role.in_step:  # its index in the job and on its host
+            here = [one for one, host in enumerate(hosts) if host == hosts[index]]
+            values = (",".join(cluster[task.type]), str(index), str(len(here)), str(here.index(index)))
+            environment |= dict(zip(_PLACE, values, strict=True))
         alone = len(found) == 1  # it is in no cluster, and not in that of an outer job either
         environment |= {} if alone else {"TF_CONFIG": tf_config(cluster, task)}
         run = script_command(config, python=python, agent_pid=agent_pid)
@@ -117,34 +120,21 @@ def _error_file(start: _Start, task: TaskId, role: Role) -> Path:
 
 def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
     config = start.config
-    variables = {
-        ERROR_FILE.name: str(error_file),
-        PROGRESS_FILE.name: str(progress_file(start.memory, start.restarts)),
+    is_restarted, holds_state = config.is_elastic or not role.in_step, config.is_elastic and role.in_step
+    found: dict[str, object] = {
+        ERROR_FILE.name: error_file,
+        PROGRESS_FILE.name: progress_file(start.memory, start.restarts),
+        MONITOR_DIR.name: steps_folder(start.memory, start.restarts) if config.monitor else None,
+        TASKS_FILE.name: None if role.in_step else tasks_file(start.directory),
+        RESTARTS.name: start.restarts if is_restarted else None,
+        ENVIRONMENT_FILE.name: environment_file(start.directory) if is_restarted else None,
+        MEMORY_DIR.name: state_folder(start.memory) if holds_state else None,
+        COPIES_DIR.name: copies_folder(start.memory) if holds_state and config.remote is not None else None,
+        STRATEGY.name: config.strategy,
+        REPLICAS_PER_WORKER.name: config.replicas_per_worker,
+        SHARES.name: config.shares,
     }
-    if config.monitor:
-        variables[MONITOR_DIR.name] = str(steps_folder(start.memory, start.restarts))
-    if not role.in_step:
-        variables[TASKS_FILE.name] = str(tasks_file(start.directory))
-    if config.is_elastic or not role.in_step:
-        variables[RESTARTS.name] = str(start.restarts)
-        variables[ENVIRONMENT_FILE.name] = str(environment_file(start.directory))
-    if config.is_elastic and role.in_step:
-        variables[MEMORY_DIR.name] = str(state_folder(start.memory))
-        if config.remote is not None:
-            variables[COPIES_DIR.name] = str(copies_folder(start.memory))
-    if config.strategy is not None:
-        variables[STRATEGY.name] = config.strategy
-    if config.replicas_per_worker is not None:
-        variables[REPLICAS_PER_WORKER.name] = str(config.replicas_per_worker)
-    if config.shares is not None:
-        variables[SHARES.name] = config.shares
-    return variables
-
-
-def _place_in_step(addresses: Sequence[str], index: int, hosts: Sequence[str]) -> dict[str, str]:
-    here = [one for one, host in enumerate(hosts) if host == hosts[index]]
-    values = (",".join(addresses), str(index), str(len(here)), str(here.index(index)))
-    return dict(zip(_PLACE, values, strict=True))
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequence[str]) -> tuple[int, ...] | None:

@@ -80,11 +80,7 @@ class LaunchConfig:
         may_be_unset=True,
     )
     strategy: str | None = option(
-        None,
-        "What tfdist.strategies.from_environment() returns.",
-        kind=str,
-        metavar="NAME",
-        variable=STRATEGY.name,
+        None, "What tfdist.strategies.from_environment() returns.", kind=str, metavar="NAME", variable=STRATEGY.name
     )
     replicas_per_worker: int | None = option(
         None,

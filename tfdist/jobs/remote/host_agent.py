@@ -24,12 +24,7 @@ from tfdist.cluster.job_files import progress_file
 from tfdist.cluster.ports import loopback
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.jobs.connecting.serialization import KEY_IS_DERIVED, config_from_json, spec_from_json
-from tfdist.jobs.connecting.tcp_joining import (
-    UNFINISHED,
-    Ticket,
-    join,
-    key_of_workers,
-)
+from tfdist.jobs.connecting.tcp_joining import UNFINISHED, Ticket, join, key_of_workers
 from tfdist.jobs.connecting.wire import BEAT_SECONDS, SILENCE_SECONDS, Wire, WireError
 from tfdist.jobs.placement.local_placement import LocalPlacement
 from tfdist.jobs.placement.placement_protocol import Handle

@@ -90,7 +90,8 @@ class HostConnector:
         at = ", ".join(rendezvous.addresses)
         raise DeadlineError(
             f"host {host.name} has not joined within {seconds:g} s at {at}; it has to reach the "
-            f"launcher there (--rendezvous ADDRESS:PORT names another address).{_quoted(started.said())}"
+            "launcher there (--rendezvous ADDRESS:PORT names another address)."
+            + "".join(f"\n  {line}" for line in started.said().splitlines())
             + (f"\n{started.cure()}" if started.cure() else ""),
             name=host.name,
         )
@@ -136,7 +137,3 @@ def _is_known(host: str) -> bool:
         return bool(socket.getaddrinfo(host, None))
     except OSError:
         return False
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"\n  {line}" for line in text.splitlines())

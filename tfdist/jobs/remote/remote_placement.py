@@ -334,13 +334,7 @@ class RemoteStatus:
     """The status channel to other hosts' tables; a request to halt counts once the host has confirmed it."""
 
     def __init__(
-        self,
-        number: int,
-        links: Sequence[HostLink],
-        *,
-        chief: bool,
-        reserve: bool = False,
-        memory: Path | None = None,
+        self, number: int, links: Sequence[HostLink], *, chief: bool, reserve: bool = False, memory: Path | None = None
     ) -> None:
         self._number = number
         self._links = links

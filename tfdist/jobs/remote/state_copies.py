@@ -268,7 +268,9 @@ class Sender:
                     self.look()
                     continue
                 sent[training] = state
-                self._drop_older(training, state[0])
+                # older copies, which this host had as the newest ones when it took over
+                if (copies := states(self._copies, training)) and copies[-1] <= state[0]:
+                    remove(self._copies, training)
                 if newest(self._states).get(training, state) != state:
                     self._tell_if_slow(time.monotonic() - begun, size)
             if not self._is_to_look():
@@ -308,11 +310,6 @@ class Sender:
             if self._closed.wait(self._pace.delay(len(piece))):
                 raise WireError("it is not needed any more")
             wire.send_bytes(piece)
-
-    def _drop_older(self, training: str, name: str) -> None:
-        """Remove older copies, which this host had as the newest ones when it took over."""
-        if (copies := states(self._copies, training)) and copies[-1] <= name:
-            remove(self._copies, training)
 
 
 class Pace:

@@ -81,7 +81,11 @@ def begun(state: State, purpose: Purpose, why: str, now: float) -> Next:
 
 def _halting(state: State, halt: Halt, event: Looked, now: float, rules: Rules) -> Next:
     if halt.target is not None:
-        return _saved(state, now) if event.ended_for > ENDED_SECONDS else (state, ())
+        if event.ended_for <= ENDED_SECONDS:
+            return state, ()
+        # all have saved, and TensorFlow ends slowly, and may wait for others
+        verdict = Verdict.RESTART if state.verdict is Verdict.OPEN else state.verdict
+        return kill(replace(state, verdict=verdict, halted=state.halted | state.running), now)
     target = target_of(event.positions) if now >= halt.asked + SETTLE_SECONDS else None
     if target is not None:
         return replace(state, halt=replace(halt, target=target)), (StopAfter(step=target),)
@@ -99,12 +103,6 @@ def _halting(state: State, halt: Halt, event: Looked, now: float, rules: Rules) 
         return replace(state, halt=None, leaving=event.leaving), (GoOn(), Say(text=f"{waited}; all workers stay"))
     state, actions = fail_together(state, now, rules)
     return state, (*actions, Say(text=f"{waited}; they are killed"))
-
-
-def _saved(state: State, now: float) -> Next:
-    """Kill workers that have saved: TensorFlow ends slowly, and may wait for others."""
-    verdict = Verdict.RESTART if state.verdict is Verdict.OPEN else state.verdict
-    return kill(replace(state, verdict=verdict, halted=state.halted | state.running), now)
 
 
 def stop(

@@ -25,12 +25,7 @@ _UNMADE_SECONDS = 5.0  # after which it is asked why there are fewer pods than t
 
 
 def submit(
-    cluster: Cluster,
-    request: Request,
-    made: Sequence[Values],
-    values: Mapping[str, str],
-    *,
-    say: Callable[[str], None],
+    cluster: Cluster, request: Request, made: Sequence[Values], values: Mapping[str, str], *, say: Callable[[str], None]
 ) -> int:
     """Submit a job, show the output of its first pod, and wait for its end; return its exit code.
 

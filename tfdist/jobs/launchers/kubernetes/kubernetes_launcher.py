@@ -4,6 +4,7 @@ Every pod runs the same command. The first pod has the launcher and an agent, th
 job has ended: if the first pod is replaced, its next launcher finds them. When it has succeeded, Kubernetes ends them.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -105,7 +106,10 @@ def wait_for_name(name: str, *, seconds: float) -> None:
     """Wait until a name resolves to this machine: the name of a replaced pod resolves to the old one at first."""
     deadline = time.monotonic() + seconds
     while True:
-        said = _meaning(name)
+        said = []
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+            said = [str(address[0]) for *_, address in found]
         if any(_is_own(address) for address in said):
             return
         if time.monotonic() >= deadline:
@@ -114,13 +118,6 @@ def wait_for_name(name: str, *, seconds: float) -> None:
                 "headless service has to select the pods of the job, and their subdomain has to be its name."
             )
         time.sleep(_NAME_AGAIN_SECONDS)
-
-
-def _meaning(name: str) -> list[str]:
-    try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
-    except OSError:
-        return []
 
 
 def _is_own(address: str) -> bool:

@@ -158,11 +158,7 @@ class Driver:
         return ray.get([one.where.remote() for one in self._actors], timeout=_ACTOR_SECONDS)
 
     def _serve(
-        self,
-        agents: Mapping[str, Mapping[str, str]],
-        python: str,
-        arguments: list[str],
-        call: tuple[str, str] | None,
+        self, agents: Mapping[str, Mapping[str, str]], python: str, arguments: list[str], call: tuple[str, str] | None
     ) -> None:
         """Run the agent of each host in its first actor; report each end."""
         along = None
