@@ -60,8 +60,6 @@ _LOOPS = "tfdist.bench.workers.training_loops"
 
 @dataclass(frozen=True, kw_only=True)
 class StepBench(Suite):
-    """A strategy's `fit` and its peers' loops."""
-
     strategy: str  # a name from `STRATEGIES`
     replicas_per_worker: int = 1  # replicas in each process
     # the backend of "multi-worker", from `strategy_table.COLLECTIVES`; None: its default

@@ -36,7 +36,6 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Quartiles:
-    """The quartiles of paired measurements, one pair per round."""
     return quartiles([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
@@ -97,8 +96,6 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(abc.ABC):
-    """The measurements of a benchmark."""
-
     setup: Suite  # the benchmark with its options
     machine: Mapping[str, str]  # processor, cores, versions, time and load; see `tfdist.planner.machine.observed`
 

@@ -75,22 +75,13 @@ def command() -> None:
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def batch(
-    strategy: str | None,
-    workers: int,
-    replicas_per_worker: int | None,
-    argument: str | None,
-    start: int,
-    most: int,
-    warm_up: int,
-    steps: int,
-    precision: float,
     memory_limit: str | None,
-    timeout_seconds: float,
     plot: Path | None,
     json_path: str | None,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Find the largest batch that fits, and the fastest.
 
@@ -103,19 +94,17 @@ def batch(
     "Examples/s" is over all replicas, the median over five blocks of steps. "Memory" is that of the largest process,
     and on GPUs what TensorFlow allocated.
     """
-    what: dict[str, Any] = {"workers": workers, "strategy": strategy, "replicas_per_worker": replicas_per_worker}
-    _require_sense(LaunchConfig(target=script, is_module=is_module, **what), start, most)
+    what = {name: options.pop(name) for name in ("workers", "strategy", "replicas_per_worker")}
+    tries = {name: options.pop(name) for name in ("start", "most", "precision")}
+    _require_sense(LaunchConfig(target=script, is_module=is_module, **what), tries["start"], tries["most"])
     if plot is not None:
         require_matplotlib()
-    options = {**{f"--{name.replace('_', '-')}": value for name, value in what.items()}, "--grace-seconds": 5}
+    of_run = {**{f"--{name.replace('_', '-')}": value for name, value in what.items()}, "--grace-seconds": 5}
     job = Job(
-        run=tuple(text for name, value in options.items() if value is not None for text in (name, str(value))),
+        run=tuple(text for name, value in of_run.items() if value is not None for text in (name, str(value))),
         script=(*(["-m"] if is_module else []), script, *arguments),
-        argument=argument,
-        warm_up=warm_up,
-        steps=steps,
         memory_limit=None if memory_limit is None else as_bytes(memory_limit),
-        timeout_seconds=timeout_seconds,
+        **options,
     )
     quiet = json_path == "-"
     with unwinding(), Console(stderr=True).status("starting") as status:
@@ -128,7 +117,7 @@ def batch(
             if following is not None:
                 status.update(f"batch {following:,}")
 
-        report = tune(job, start=start, most=most, precision=precision, machine=machine.describe(), on_trial=show)
+        report = tune(job, **tries, machine=machine.describe(), on_trial=show)
     if not quiet:
         _print(report)
     write_json(report.to_json(), json_path)

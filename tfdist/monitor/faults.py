@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist import validation
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -106,49 +106,34 @@ class Fault:
         if self.seconds is not None:
             validation.number("seconds", self.seconds, above=0)
         if self.kind == "slow" and self.seconds is None:
-            raise ConfigError(
-                "a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1.", name="seconds"
+            self._refuse(
+                "seconds", "a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1."
             )
         if self.seconds is not None and self.kind not in ("slow", "hang"):
-            raise ConfigError(
-                f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.",
-                name="seconds",
-                received=self.seconds,
-            )
+            self._refuse("seconds", f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.")
+        saving = ", ".join(SAVING)
         if self.kind in ("disk-full", "corrupt") and self.at not in SAVING:
-            raise ConfigError(
-                f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {', '.join(SAVING)}.",
-                name="at",
-                received=self.at,
+            self._refuse(
+                "at", f"a fault of kind {self.kind!r} is at {self.at!r}; it can happen only at one of {saving}."
             )
         validation.boolean("memory", self.memory)
         if self.memory and self.at not in SAVING:
-            raise ConfigError(
-                f"a fault at {self.at!r} has memory; only those at {', '.join(SAVING)} take it.",
-                name="memory",
-                received=self.memory,
-            )
+            self._refuse("memory", f"a fault at {self.at!r} has memory; only those at {saving} take it.")
+
+    def _refuse(self, name: str, text: str) -> NoReturn:
+        raise ConfigError(text, name=name, received=getattr(self, name))
 
     def _require_task(self) -> None:
         text = validation.text("task", self.task)
         if not re.fullmatch(r"chief|(worker|ps) \d+", text):
-            raise ConfigError(
-                f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".',
-                name="task",
-                received=text,
-            )
+            self._refuse("task", f'task is {text!r}; it must be "chief", or one such as "worker 1" or "ps 0".')
         if self.worker:
-            raise ConfigError(
-                f"a fault has worker {self.worker} and task {text!r}; give it one of both.",
-                name="worker",
-                received=self.worker,
-            )
+            self._refuse("worker", f"a fault has worker {self.worker} and task {text!r}; give it one of both.")
         if text != CHIEF and self.kind not in SIGNALS:
-            raise ConfigError(
+            self._refuse(
+                "kind",
                 f"a fault of kind {self.kind!r} has task {text!r}, which runs no script; {', '.join(SIGNALS)} can "
                 f"happen to it, the others to task {CHIEF!r}.",
-                name="kind",
-                received=self.kind,
             )
 
     @property

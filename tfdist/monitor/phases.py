@@ -19,16 +19,12 @@ from enum import IntEnum, StrEnum
 
 
 class Kind(StrEnum):
-    """What a step is for."""
-
     TRAIN = "train"
     TEST = "test"
     PREDICT = "predict"
 
 
 class Phase(StrEnum):
-    """What a step does."""
-
     CALLBACKS = "callbacks"  # the step is announced, and the user's callbacks run before it: no time of the step's work
     DISPATCH = "dispatch"  # Python of tfdist: the step begins, work is handed out and results are taken in
     INPUT = "input"  # waits for the next batch

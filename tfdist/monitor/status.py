@@ -21,8 +21,6 @@ from tfdist.variables import PROGRESS_FILE
 
 
 class StepState(IntEnum):
-    """What a worker does with a step."""
-
     DONE = 0  # it has ended the step, and whether it will start another is not known
     RUNNING = 1  # it has started the step
     HELD = 2  # it has not started the step, and waits for the target
@@ -170,7 +168,6 @@ class StatusTable:
         self._words.view[RESERVE] = 0
 
     def end(self) -> None:
-        """Announce that the workers' next signals mean their end, not a halt."""
         self._words.view[ENDING] = 1
 
     def close(self) -> None:

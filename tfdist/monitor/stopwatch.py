@@ -37,8 +37,6 @@ class Request:
 
 @dataclass(kw_only=True)
 class Measurement:
-    """The measurement of a worker."""
-
     steps: int = 0  # ended steps of training, with those of the warm-up
     examples: int = 0  # the most of a step over all replicas; 0 if unknown
     replicas: int = 1  # over all workers

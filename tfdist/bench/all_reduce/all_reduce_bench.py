@@ -139,7 +139,6 @@ class Row:
         return quartiles([self.bytes / seconds for seconds in self.seconds[engine]])
 
     def bus_bandwidth(self, engine: str, workers: int) -> Quartiles:
-        """See `reduced_message.bus_bandwidth`."""
         return quartiles(
             [reduced_message.bus_bandwidth(self.bytes, seconds, workers) for seconds in self.seconds[engine]]
         )
@@ -153,8 +152,6 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceReport(Report):
-    """A row for each message, and why engines were left out."""
-
     setup: AllReduceBench
     rows: Sequence[Row]
     left_out: Mapping[str, str]

@@ -77,8 +77,6 @@ class CodecBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way to reduce gradients."""
-
     name: str  # of a codec with its options, or `HOROVOD`, or `NOOP`
     seconds: Sequence[float]  # per step, one per round; the slowest worker's
     # per step and worker, one per round, by the counter of the worker's interface, the mean over workers; empty

@@ -81,7 +81,6 @@ class Curve:
         return next((index for index, found in enumerate(self.accuracy) if found >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
-        """Seconds of training to an accuracy, or None."""
         index = self.reached(target)
         return None if index is None else self.seconds[index]
 

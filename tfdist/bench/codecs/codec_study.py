@@ -24,7 +24,6 @@ _SEED = 7
 
 
 def study(codec: str, model: str, global_batch_size: int, times: int, modules: Sequence[str]) -> dict[str, Any]:
-    """What a codec does with the gradients of one batch."""
     load(modules)
     workers = clusters.from_environment()
     chosen, parts = codec_of(codec), _parts(model, global_batch_size, workers.num_workers)

@@ -38,7 +38,6 @@ def prepare(arm: str, model: str, global_batch_size: int, steps: int, modules: S
 
 
 def measure(arm: str, steps: int) -> training_loops.Measured:
-    """The seconds that this worker needs for this many steps, and the bytes that it sends."""
     return _prepared[arm](steps)
 
 
@@ -81,7 +80,6 @@ def train(
     steps_per_check: int,
     modules: Sequence[str],
 ) -> list[Check]:
-    """Train a new model, and return its state after every few steps."""
     load(modules)
     if arm == HOROVOD:
         rate = keras.optimizers.SGD(learning_rate, momentum=_MOMENTUM)

@@ -74,7 +74,6 @@ class Network:
         return [*(self.namespace(worker) for worker in range(self.workers)), self.hub]
 
     def inside(self, worker: int) -> list[str]:
-        """The beginning of a command that runs where a worker is."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
 

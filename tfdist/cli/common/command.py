@@ -18,7 +18,6 @@ _ARGUMENTS = f"{__name__}.arguments"
 
 
 def arguments_of(context: click.Context) -> tuple[str, ...]:
-    """The arguments of a `Command`, as they were given."""
     found: tuple[str, ...] = context.meta[_ARGUMENTS]
     return found
 

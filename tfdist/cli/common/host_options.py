@@ -141,7 +141,6 @@ def worker_count(workers: int | None, remote: Remote | None, servers: int) -> in
 
 
 def require_places(config: LaunchConfig) -> None:
-    """Check that the named hosts take as many processes as the job may have."""
     if config.remote is not None and config.remote.demand is None:
         places(config.remote.hosts, most_processes(config), servers=config.parameter_servers)
 

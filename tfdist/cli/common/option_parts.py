@@ -75,7 +75,6 @@ def write_json(text: str, path: str | None) -> None:
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    """The names that begin with a text, each once."""
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 

@@ -15,8 +15,6 @@ from tfdist.waiting import handled
 
 
 class Watch:
-    """Progress bars in a ``with`` block."""
-
     def __init__(self, *columns: ProgressColumn, transient: bool = True) -> None:
         console = Console(stderr=True)
         self.is_terminal = console.is_terminal

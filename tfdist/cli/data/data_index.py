@@ -25,7 +25,7 @@ from tfdist.data.writing.foreign_tfrecords import shown_features
 )
 @click.argument("directory")
 @click.option("--label", metavar="NAME", help='The feature that is learnt; "label" by default, if there is one.')
-@schema_option
+@schema_option()
 @click.option("--split", metavar="NAME", help="The one to take, where the names of the files say several: train.")
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace the manifest and the indices there are.")
 @storage_option

@@ -1,7 +1,7 @@
 """Parts that commands of `tfdist data` share: options, the report of damage, and the table of a schema."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ def size(_ctx: Any, _param: Any, value: str | None) -> int | None:
 
 
 def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] | None:
-    """Options of an fsspec driver, from JSON."""
     if value is None:
         return None
     try:
@@ -38,7 +37,6 @@ def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] 
 
 
 def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
-    """The value for null in each column."""
     found = {}
     for value in values:
         name, equals, given = value.partition("=")
@@ -60,17 +58,15 @@ follow_option = click.option(
 )
 
 
-schema_option = click.option(
-    "--schema",
-    "schema_file",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="FILE",
-    help='What an example consists of, as JSON: {"x": {"dtype": "float32", "shape": [40]}, ...}, or a manifest.',
-)
+_SCHEMA = 'What an example consists of, as JSON: {"x": {"dtype": "float32", "shape": [40]}, ...}, or a manifest.'
+
+
+def schema_option(text: str = _SCHEMA) -> Callable[[Any], Any]:
+    kind = click.Path(dir_okay=False, exists=True, path_type=Path)
+    return click.option("--schema", "schema_file", type=kind, metavar="FILE", help=text)
 
 
 def schema_of(path: Path) -> Any:
-    """The schema in a JSON file or a manifest."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -93,8 +89,6 @@ def echo_some(lines: list[str], *, last: int) -> None:
 
 
 class Reading(Watch):
-    """Shows how many bytes were read, on a terminal only."""
-
     def __init__(self, what: str) -> None:
         super().__init__(
             TextColumn("{task.description}"),

@@ -31,7 +31,7 @@ from tfdist.cli.data.data_options import Reading, echo_some, follow_option, sche
 )
 @click.option("--drop-missing", is_flag=True, help="Go on without shards that are not there; their examples are lost.")
 @click.option("--decode", is_flag=True, help="Decode pictures, and take out examples with one that cannot be decoded.")
-@schema_option
+@schema_option()
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 @storage_option
 @follow_option

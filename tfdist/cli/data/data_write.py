@@ -15,6 +15,7 @@ from tfdist.cli.data.data_options import (
     nulls_of,
     readable,
     schema_of,
+    schema_option,
     schema_table,
     size,
     storage_option,
@@ -46,13 +47,7 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
 @click.option("--num-shards", type=click.IntRange(1), metavar="N", help="How many TFRecord files.")
 @click.option("--shard-bytes", callback=size, metavar="SIZE", help="About how large each is; 256MiB by default.")
 @click.option("--label", metavar="NAME", help='Which feature is learnt; "label", if there is one.')
-@click.option(
-    "--schema",
-    "schema_file",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="FILE",
-    help="What an example has, as JSON, or a manifest.",
-)
+@schema_option("What an example has, as JSON, or a manifest.")
 @click.option(
     "--processes", type=click.IntRange(1), metavar="N", help="Processes that write; as many as help by default."
 )

@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from tfdist.cluster.job_files import processes_file, stacks_file, tasks_file
 from tfdist.jobs.agent.shared_job import Job
@@ -63,12 +64,8 @@ class ProcessReport:
         )
 
     def write(self) -> None:
-        path = processes_file(self._job.guard.memory)
-        temporary = path.with_name(f"{path.name}.new")
         made = [{"task": one.name, "pid": one.pid, "file": str(one.file)} for one in self.targets()]
-        with contextlib.suppress(OSError):  # memory is full: `tfdist stacks` finds nothing then
-            temporary.write_text(json.dumps(made), encoding="utf-8")
-            temporary.replace(path)
+        _write(processes_file(self._job.guard.memory), made)
 
     def tell(self, hang: Hang) -> None:
         """Report, once per hang, where all processes are. A process stopped by SIGSTOP needs no report."""
@@ -88,8 +85,6 @@ class ProcessReport:
 
 
 class Controller:
-    """Observes one start of a job, and carries out what was decided."""
-
     def __init__(self, job: Job, rules: Rules, channel: StatusChannel, group: WorkerGroup, *, starts: int) -> None:
         self._job = job
         self._rules = rules
@@ -221,9 +216,12 @@ class Controller:
             self._report.write()
         if self._rules.in_step:
             return
-        path = tasks_file(self._job.guard.directory)
         pids = {str(self._rules.task(index)): handle.pid for index, handle in self._group.present.items()}
-        temporary = path.with_name(f"{path.name}.new")
-        with contextlib.suppress(OSError):  # a full disk: a fault is refused then, and nothing else
-            temporary.write_text(json.dumps(pids), encoding="utf-8")
-            temporary.replace(path)
+        _write(tasks_file(self._job.guard.directory), pids)
+
+
+def _write(path: Path, content: object) -> None:
+    temporary = path.with_name(f"{path.name}.new")
+    with contextlib.suppress(OSError):  # it is full: `tfdist stacks` finds nothing then, or a fault is refused
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(path)

@@ -125,7 +125,6 @@ def run_to(
     verbose: bool = False,
     if_killed: tuple[Path, ...] = (),
 ) -> Outcome:
-    """Run the job to its end, as `run` does, with an output of the caller's."""
     require_script(config)
     if not config.all_logs:
         out.noise = tf_log_filter.known_noise(has_gpu=tf_log_filter.has_nvidia_device())

@@ -41,8 +41,6 @@ def place(environ: Mapping[str, str], job_id: str) -> Path:
 
 
 class Control:
-    """The socket of this job, and the clients that wait for an answer."""
-
     def __init__(self, path: Path, events: "SimpleQueue[Any]", workers: tuple[int, int]) -> None:
         self._events = events
         self._workers = workers

@@ -61,7 +61,6 @@ class Wire:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Announce that messages follow."""
         with self._lock:
             self._write(PREAMBLE)
 

@@ -34,7 +34,6 @@ _LINES = 30
 
 
 def kind_of(said: str) -> str | None:
-    """The implementation by the output of `mpirun --version`; None if unknown."""
     if "Open MPI" in said or "OpenRTE" in said:
         return OPEN_MPI
     return MPICH if "HYDRA" in said.upper() and "Intel" not in said else None

@@ -199,7 +199,6 @@ def run_in_allocation(
 
 
 def searches(asked: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The arguments of each job of a search: every combination of values."""
     axes: dict[str, list[str]] = {}
     for one in asked:
         name, _, values = one.partition("=")
@@ -332,21 +331,21 @@ def tell_why_it_waits(
 
 
 def _restarts(job: str) -> int:
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        command = ["scontrol", "show", "job", "-o", job]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
-        if found := re.search(r"\bRestarts=(\d+)", done.stdout):
-            return int(found[1])
-    return 0
+    found = re.search(r"\bRestarts=(\d+)", _printed("scontrol", "show", "job", "-o", job))
+    return int(found[1]) if found else 0
 
 
 def _column(job: str, states: str, what: str) -> list[str]:
     """A column of `squeue` without repetitions: it has a line for each part of a job."""
-    command = ["squeue", "-h", "-j", job, "-t", states, "-o", what]
+    lines = _printed("squeue", "-h", "-j", job, "-t", states, "-o", what).splitlines()
+    return [line for line in dict.fromkeys(map(str.strip, lines)) if line]
+
+
+def _printed(*command: str) -> str:
+    """What a command of Slurm prints; nothing if it does not answer."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
-        return [line for line in dict.fromkeys(map(str.strip, done.stdout.splitlines())) if line]
-    return []
+        return subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False).stdout
+    return ""
 
 
 def _follow(paths: Mapping[Path, bytes], ended: threading.Event) -> None:

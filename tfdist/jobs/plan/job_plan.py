@@ -70,7 +70,6 @@ def plan(
     restarts: int = 0,
     key: str = "",
 ) -> tuple[WorkerSpec, ...]:
-    """One specification per process, in the order of `roles.tasks`."""
     found = members(roles_of(config))
     assert len(addresses) == len(found)
     start = _Start(config=config, job_id=job_id, directory=directory, memory=memory or directory, restarts=restarts)
@@ -138,7 +137,6 @@ def _of_a_script(start: _Start, error_file: Path, role: Role) -> dict[str, str]:
 
 
 def _gpus(config: LaunchConfig, tasks: Sequence[TaskId], index: int, hosts: Sequence[str]) -> tuple[int, ...] | None:
-    """The GPUs of its host that a process sees: a chief and parameter servers see none."""
     if config.gpus_per_worker is None:
         return None
     if tasks[index].type != "worker":

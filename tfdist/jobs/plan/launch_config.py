@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist.cluster import strategy_table
 from tfdist.errors import ConfigError, ConfigTypeError, MissingDependencyError
@@ -141,23 +141,21 @@ class LaunchConfig:
             integer("max_workers (--max-workers)", self.max_workers, minimum=self.workers, maximum=MAX_WORKERS)
         self._require_shares()
         if self.standby and (self.max_restarts == 0 or self.parameter_servers):
-            raise ConfigError(
+            self._refuse(
+                "standby",
                 f"standby (--standby) is given with max_restarts (--max-restarts) {self.max_restarts} and "
                 f"{self.parameter_servers} parameter servers; a second set of workers takes the place of workers that "
                 "failed and may be started again, and tasks of parameter-server jobs are ready at once. Give "
                 "--max-restarts, and no --parameter-servers.",
-                name="standby (--standby)",
-                received=self.standby,
             )
         self._require_eviction()
         require_variables("environment", self.environment)
         if self.parameter_servers and (self.min_workers is not None or self.max_workers is not None):
-            raise ConfigError(
+            self._refuse(
+                "parameter_servers",
                 f"min_workers (--min-workers) is {self.min_workers} and max_workers (--max-workers) "
                 f"{self.max_workers} with parameter servers; the number of their workers cannot be changed. Leave "
                 "both out.",
-                name="parameter_servers (--parameter-servers)",
-                received=self.parameter_servers,
             )
 
     def _require_shares(self) -> None:
@@ -165,54 +163,52 @@ class LaunchConfig:
             return
         parsed = parsed_shares("shares (--shares)", self.shares)
         if self.parameter_servers:
-            raise ConfigError(
+            self._refuse(
+                "shares",
                 f"shares (--shares) is {self.shares} with {self.parameter_servers} parameter servers; a chief hands "
                 "equal parts of a batch to workers. Leave one of the two out.",
-                name="shares (--shares)",
-                received=self.shares,
             )
         if parsed != "measured" and self.range != (self.workers, self.workers):
-            raise ConfigError(
+            self._refuse(
+                "shares",
                 f"shares (--shares) is {self.shares}, and the number of workers may change (--min-workers, "
                 "--max-workers); a weight belongs to each. Leave one of the two out.",
-                name="shares (--shares)",
-                received=self.shares,
             )
+
+    def _refuse(self, field: str, text: str) -> NoReturn:
+        name = f"{field} (--{field.replace('_', '-')})"
+        raise ConfigError(text, name=name, received=getattr(self, field))
 
     def _require_eviction(self) -> None:
         if not self.evict_stragglers:
             return
         if self.parameter_servers:
-            raise ConfigError(
+            self._refuse(
+                "parameter_servers",
                 f"evict_stragglers (--evict-stragglers) is given with {self.parameter_servers} parameter servers; "
                 "their workers do not wait for each other, and a slow one holds up no other. Leave it out.",
-                name="parameter_servers (--parameter-servers)",
-                received=self.parameter_servers,
             )
         if self.remote is not None and not self.standby:
-            raise ConfigError(
+            self._refuse(
+                "standby",
                 "evict_stragglers (--evict-stragglers) is given on several hosts (--hosts or --engine) without standby "
                 "(--standby); workers fill the hosts in their order, so one worker fewer would not be the slow one. "
                 "Give --standby and --max-restarts, so that another process takes the slow one's place, or leave it "
                 "out: --monitor names slow workers.",
-                name="standby (--standby)",
-                received=self.standby,
             )
         if not self.monitor:
-            raise ConfigError(
+            self._refuse(
+                "monitor",
                 "evict_stragglers (--evict-stragglers) is given without monitor (--monitor); slow workers are found "
                 "in what --monitor records. Give both.",
-                name="monitor (--monitor)",
-                received=self.monitor,
             )
         if not self.standby and self.range[0] >= self.workers:
-            raise ConfigError(
+            self._refuse(
+                "standby",
                 f"evict_stragglers (--evict-stragglers) is given with {self.workers} workers (-n), min_workers "
                 f"(--min-workers) {self.range[0]} and no standby (--standby); a slow worker can be replaced by a "
                 "standby, or the job goes on with fewer workers. Give --standby and --max-restarts, or --min-workers "
                 "below -n.",
-                name="standby (--standby)",
-                received=self.standby,
             )
 
     @property

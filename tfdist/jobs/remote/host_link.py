@@ -96,8 +96,6 @@ class RemoteSteps:
 
 @dataclass(eq=False)
 class HostLink:
-    """A host that acts for the agent."""
-
     host: Host
     connection: Connection
     say: Callable[[str], None] = lambda text: None
@@ -213,10 +211,11 @@ class HostLink:
             return self._warnings.pop(start, [])
 
     def shown(self, start: int, worker: int) -> list[int]:
-        """A worker's record for programs that look here."""
         with self._lock:
             _, _, workers = self._tables.get(start, (0, 0, {}))
-            return record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
+            found = record_on_our_clock(workers.get(str(worker), [0] * RECORD), clock_offset=self._offset)
+        found[Word.PID] = 0  # the process is another host's
+        return found
 
     # Reports
 
@@ -347,9 +346,8 @@ def lost_host_record(why: str, *, now: float) -> str:
 
 
 def record_on_our_clock(words: Sequence[int], *, clock_offset: float) -> list[int]:
-    """A worker's record on this host's clock, without the process number, which is another host's."""
+    """A worker's record on this host's clock."""
     found = list(words)
-    found[Word.PID] = 0
     for word in (Word.CHANGED, Word.FIRST_STEP):
         if found[word] and math.isfinite(clock_offset):
             found[word] += int(clock_offset * 1e9)
@@ -371,12 +369,5 @@ def status_on_our_clock(words: Sequence[int], request: int, *, is_settled: bool,
         >>> status_on_our_clock(words, 0, is_settled=False, clock_offset=-1.0).position.state.name
         'DONE'
     """
-    said, offset = status_of(words, request), clock_offset if math.isfinite(clock_offset) else 0.0
-    first = said.first_step_ended
-    position = said.position if is_settled else StepPosition(step=said.position.step, state=StepState.DONE)
-    return replace(
-        said,
-        position=position,
-        changed=said.changed + offset if said.changed else 0.0,
-        first_step_ended=None if first is None else first + offset,
-    )
+    said = status_of(record_on_our_clock(words, clock_offset=clock_offset), request)
+    return said if is_settled else replace(said, position=StepPosition(step=said.position.step, state=StepState.DONE))

@@ -104,8 +104,6 @@ class Steps:
 
 
 class Tables:
-    """The status tables of starts with processes on this host, by number."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[StatusTable, list[int]]] = {}

@@ -105,7 +105,6 @@ class Receiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more copies; present ones stay."""
         self._closed.set()
         self._rendezvous.close()
         joined = self._joined
@@ -345,7 +344,6 @@ def place(root: Path, training: str) -> Path:
 
 
 def states(root: Path, training: str) -> list[str]:
-    """The states of a training, the newest last."""
     try:
         return sorted(name for name in os.listdir(place(root, training)) if not name.startswith("."))
     except OSError:

@@ -54,8 +54,6 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class Hung:
-    """Event: workers hang."""
-
     hang: Hang
 
 

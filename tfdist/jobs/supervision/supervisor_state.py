@@ -115,8 +115,6 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """Event: the agent got a signal."""
-
     number: int
 
 
@@ -172,8 +170,6 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Say:
-    """Action: tell the user, in one line."""
-
     text: str
 
 

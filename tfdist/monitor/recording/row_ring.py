@@ -24,8 +24,6 @@ _WORDS = _HEADER + ROWS * WIDTH
 
 
 class Ring:
-    """The writer's side."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -56,7 +54,6 @@ class Ring:
         self._words[_LOST] += count
 
     def close(self) -> None:
-        """Release the file, which stays."""
         del self._words, self._rows
         self._view.release()
         self._mapped.close()

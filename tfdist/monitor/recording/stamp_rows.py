@@ -40,8 +40,6 @@ class OperationRows:
 
 
 class OperationRow:
-    """The row of a step that is being traced; see `graph.Row`."""
-
     def __init__(self, rows: OperationRows) -> None:
         self._rows = rows
         self._values: dict[int, Any] = {}
@@ -129,8 +127,6 @@ class CompiledRows:
 
 
 class CompiledRow:
-    """The row of a step that is being traced; see `graph.Row`."""
-
     def __init__(self, ops: Any, rows: int, independent: Callable[[Any], Any]) -> None:
         self._ops, self._rows, self._independent = ops, rows, independent
         self._others = 0
@@ -188,8 +184,6 @@ _READS = 8
 
 
 class PassesRow:
-    """The stamps of a part that is being traced; see `graph.Row`."""
-
     def __init__(self, independent: Callable[[Any], Any]) -> None:
         self._independent = independent
         self._times: dict[int, Any] = {}

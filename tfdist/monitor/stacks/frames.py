@@ -72,8 +72,6 @@ def from_py_spy(text: str) -> tuple[Thread, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """The stacks of a process."""
-
     name: str  # in the job, such as "worker 0"
     pid: int
     threads: tuple[Thread, ...]  # the main thread first; none where they could not be read

@@ -205,7 +205,6 @@ class Alarm:
         self._after = -1
 
     def look(self, found: Timeline | None, memory: Mapping[int, int], now: float) -> list[Alert]:
-        """The alerts to raise now."""
         raised = [] if found is None else alerts(found, self._after)
         if found is not None and len(found.steps):
             self._after = int(found.steps[-1])

@@ -30,8 +30,6 @@ LEAST_PART = 0.15
 
 
 class Bound(StrEnum):
-    """What a job is bound by."""
-
     UNKNOWN = "too few steps"
     STRAGGLER = "one slow worker"
     UNEVEN = "workers that wait for each other in turn"
@@ -56,8 +54,6 @@ _BOUND_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a job is bound by."""
-
     bound: Bound
     rank: int | None = None  # the slow worker, or None
     part: Part | None = None  # what takes its time there; None where nothing explains enough

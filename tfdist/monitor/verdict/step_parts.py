@@ -71,7 +71,6 @@ class Timeline:
 
     @property
     def own(self) -> tuple[Part, ...]:
-        """Parts that a worker takes by itself, as long as others do or longer; with servers, communication too."""
         return (*OWN, Part.COMMUNICATION) if self.has_servers else OWN
 
     def of(self, part: Part) -> np.ndarray:

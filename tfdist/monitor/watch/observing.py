@@ -90,23 +90,21 @@ class Observer:
         )
 
     def _view(self, worker: int, said: WorkerStatus, recent: Timeline | None) -> WorkerView:
-        parts, hidden, loss, rate = recorded(recent, worker)
+        steps = recorded(recent, worker)
+        rate = steps.pop("steps_per_second", None) or self._rate(worker, said)
         usage = self._usage(said.pid)
         return WorkerView(
             worker=worker,
             pid=said.pid,
             activity=Activity(said.activity).name.lower(),
             step=said.ended,
-            steps_per_second=rate or self._rate(worker, said),
-            loss=loss,
-            gradient_norm=last_norm(recent, worker),
-            parts=parts,
-            hidden=hidden,
+            steps_per_second=rate,
             memory=usage.memory,
             cpu=usage.cpu,
             saved=said.saved,
             resumed=said.resumed or 0,
             resources={**usage.others, **({} if self._gpus is None else self._gpus.used_by(said.pid))},
+            **steps,
         )
 
     def _rate(self, worker: int, said: WorkerStatus) -> float | None:
@@ -127,15 +125,21 @@ class Observer:
         return self._processes[pid].look()
 
 
-def recorded(recent: Timeline | None, worker: int) -> tuple[dict[str, float], float, float | None, float | None]:
+def recorded(recent: Timeline | None, worker: int) -> dict[str, Any]:
+    """Fields of `WorkerView` from the record of a worker: means of these steps, the last loss, and the last norm."""
     if recent is None or worker not in recent.ranks or not len(recent.steps):
-        return {}, 0.0, None, None
+        return {"parts": {}}
     place = recent.ranks.index(worker)
     means = recent.parts[:, place].mean(axis=0)
-    loss = float(recent.loss[-1, place])
-    rate = 1.0 / float(recent.step[:, place].mean())
-    parts = {part.label: float(means[part]) for part in Part}
-    return parts, float(recent.hidden[:, place].mean()), None if math.isnan(loss) else loss, rate
+    loss, norms = float(recent.loss[-1, place]), recent.gradient_norm[:, place]
+    norms = norms[~np.isnan(norms)]
+    return {
+        "parts": {part.label: float(means[part]) for part in Part},
+        "hidden": float(recent.hidden[:, place].mean()),
+        "loss": None if math.isnan(loss) else loss,
+        "gradient_norm": float(norms[-1]) if len(norms) else None,
+        "steps_per_second": 1.0 / float(recent.step[:, place].mean()),
+    }
 
 
 def of_model(
@@ -148,14 +152,6 @@ def of_model(
     flops = float(told[-1]["flops_per_step"]) * steps_per_second
     peak = told[-1].get("peak_flops")
     return flops, None if peak is None else flops / float(peak)
-
-
-def last_norm(recent: Timeline | None, worker: int) -> float | None:
-    if recent is None or worker not in recent.ranks:
-        return None
-    norms = recent.gradient_norm[:, recent.ranks.index(worker)]
-    norms = norms[~np.isnan(norms)]
-    return float(norms[-1]) if len(norms) else None
 
 
 def found(job: str, folders: Sequence[Path] | None = None) -> tuple[str, Path]:

@@ -20,6 +20,9 @@ KINDS = ("job", "jobset", "trainjob")
 
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most: the job's, "-node-0-" and an index
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?\Z")  # a Service's name begins with a letter
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+_NAMESPACE_FORM = "small letters, digits and '-', 63 at most"
+_TOPOLOGY_FORM = "a label of nodes, such as topology.kubernetes.io/zone"
 _TOPOLOGY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
 _LARGEST_SCRIPT = 900_000  # bytes; a ConfigMap has 1 MiB at most
 
@@ -55,26 +58,17 @@ class Request:
                 name="--name",
                 received=self.name,
             )
-        if not re.match(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z", text("namespace", self.namespace)):
-            raise ConfigError(
-                f"--namespace is {shown(self.namespace)}; it must be small letters, digits and '-', 63 at most.",
-                name="--namespace",
-                received=self.namespace,
-            )
-        if not text("image", self.image).strip() or re.search(r"\s", self.image):
-            raise ConfigError(
-                f"--image is {shown(self.image)}; it must be an image, such as registry/tfdist:cpu.",
-                name="--image",
-                received=self.image,
-            )
         integer("pods", self.pods, minimum=1)
-        if self.topology is not None and not _TOPOLOGY.match(self.topology):
-            raise ConfigError(
-                f"--topology is {shown(self.topology)}; it must be a label of nodes, such as "
-                "topology.kubernetes.io/zone.",
-                name="--topology",
-                received=self.topology,
-            )
+        has_blank = not text("image", self.image).strip() or re.search(r"\s", self.image)
+        for option, is_right, wanted in (
+            ("namespace", _NAMESPACE.match(text("namespace", self.namespace)), _NAMESPACE_FORM),
+            ("image", not has_blank, "an image, such as registry/tfdist:cpu"),
+            ("topology", self.topology is None or _TOPOLOGY.match(self.topology), _TOPOLOGY_FORM),
+        ):
+            if not is_right:
+                received = getattr(self, option)
+                message = f"--{option} is {shown(received)}; it must be {wanted}."
+                raise ConfigError(message, name=f"--{option}", received=received)
         if self.kind == "trainjob" and (self.patch or self.topology or self.script):
             raise ConfigError(
                 "--kind trainjob takes what is in the image (-m MODULE, or an absolute path there), and neither --pod "

@@ -234,7 +234,6 @@ class _Driver(StartedAgents):
             return "\n".join(self._ended.values())
 
     def end(self) -> None:
-        """End the process, and with it everything that it has allocated."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
