@@ -75,11 +75,11 @@ def test_rewriting_keeps_the_schema(tmp_path: Path) -> None:
     [
         (["a.csv", "out", "--shard-bytes", "5 zebras"], "4096, 4K or 1.5G"),
         (["a.csv", "out", "--num-shards", "0"], "x>=1"),
-        (["a.csv", "out", "--schema", "a.csv"], "is no JSON"),
+        (["a.csv", "out", "--schema", "a.csv"], "is not JSON"),
         (["a.csv", "out", "--label", "klasse"], "label is 'klasse'"),
         (["b.csv", "out"], "b.csv"),
         (["a.csv"], "Missing argument"),
-        (["a.csv", "out", "--storage-options", "anon=true"], "is no JSON object"),
+        (["a.csv", "out", "--storage-options", "anon=true"], "is not a JSON object"),
         (["a.csv", "out", "--source-options", '{"anon": true}'], "source_options"),
     ],
 )

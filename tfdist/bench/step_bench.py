@@ -85,8 +85,8 @@ class StepBench(Suite):
                 )
         if self.steps % self.steps_per_execution:
             raise ConfigError(
-                f"steps is {self.steps} and steps_per_execution {self.steps_per_execution}; a measurement must have a "
-                "multiple of the steps that are done at once. Choose one."
+                f"steps is {self.steps} and steps_per_execution is {self.steps_per_execution}; the first must be a "
+                "multiple of the second."
             )
         replicas = self.workers * self.replicas_per_worker
         if self.global_batch_size % replicas:

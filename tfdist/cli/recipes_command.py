@@ -50,12 +50,12 @@ def copy(name: str, to: Path | None) -> None:
     target = Path(name) if to is None else to
     if name in _RENAMED:
         now = _RENAMED[name]
-        click.echo(f"The recipe {name!r} is part of {now!r}; its old name goes with the next version.", err=True)
+        click.echo(f"The recipe {name!r} is part of {now!r} now; the next version drops the old name.", err=True)
         name = now
     validation.one_of("NAME", name, recipes)
     if target.exists():
         raise ConfigError(
-            f"{target} is there already; nothing is overwritten. Name another folder: tfdist recipes copy {name} NEW"
+            f"{target} already exists, and is not overwritten. Name another folder: tfdist recipes copy {name} NEW"
         )
     shutil.copytree(recipes[name], target, ignore=shutil.ignore_patterns("__pycache__"))
     for path in sorted(target.rglob("*")):

@@ -115,7 +115,7 @@ def judge_keras(framework: Framework, packages: Mapping[str, str], environ: Mapp
         seen = f"{version} does not load: {framework.keras_error}"
         return [problem("keras", seen, "nothing trains without it", cure)]
     if "tf-keras" in packages:
-        seen = f"{version}, with tf_keras {packages['tf-keras']} beside it"
+        seen = f"{version}; tf_keras {packages['tf-keras']} is installed too"
         why = "a model from tf_keras is a Keras 2 model, which tfdist does not adapt; models from keras are right"
         return [note("keras", seen, why)]
     return [ok("keras", version)] if version else []
@@ -173,7 +173,7 @@ def judge_tensorflow_io(packages: Mapping[str, str]) -> list[Finding]:
     if version is None or tensorflow is None:
         return []
     if Version(version) <= Version("0.37.1") and Version(tensorflow) >= Version("2.17"):
-        seen = f"tensorflow-io {version} beside TensorFlow {tensorflow}"
+        seen = f"tensorflow-io {version} with TensorFlow {tensorflow}"
         why = "it loads under TensorFlow 2.16 alone (undefined symbols); pyarrow, h5py and fsspec read the same formats"
         return [warning("tensorflow-io", seen, why, "python -m pip uninstall -y tensorflow-io")]
     return [ok("tensorflow-io", version)]
@@ -205,7 +205,7 @@ def _version(tool: str) -> str:
 
 def judge_toolchain(tools: Toolchain) -> list[Finding]:
     """Only builds from source need these tools."""
-    needs = "training needs it not; `tfdist build horovod` does"
+    needs = "only `tfdist build horovod` needs it; training does not"
     findings = []
     for name, version, package in (("compiler", tools.compiler, "g++"), ("make", tools.make, "make")):
         if version:

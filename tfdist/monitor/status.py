@@ -240,7 +240,7 @@ class Words:
 
 def _no_table(path: str | os.PathLike[str], worker: int) -> ConfigError:
     return ConfigError(
-        f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is no status table with a record for worker {worker} "
+        f"{os.fspath(path)} (TFDIST_PROGRESS_FILE) is not a status table with a record for worker {worker} "
         "(TFDIST_WORKER_INDEX). `tfdist run` of the same version sets both; unset them elsewhere.",
         name=PROGRESS_FILE.name,
         path=path,

@@ -59,13 +59,13 @@ class AllReduceBench(Suite):
         here = [engine for engine in self.engines if engine in _ONE_HOST]
         if here and self.link is not None:
             raise ConfigError(
-                f"engines is {list(self.engines)}, and the workers are behind links; processes of {' and '.join(here)} "
-                f"are all on this host. Leave {' and '.join(here)} out, or the link."
+                f"engines is {list(self.engines)} and link is {self.link}; {' and '.join(here)} cannot use a link, "
+                f"because its processes share this host. Omit {' and '.join(here)}, or the link."
             )
         if self.algorithms and self.link is None:
             raise ConfigError(
-                f"algorithms is {list(self.algorithms)}, of hosts that are connected by a link, and there is none. "
-                "Name one, such as 1gbit, or no algorithm."
+                f"algorithms is {list(self.algorithms)} without a link; they apply only between hosts. Name a link, "
+                "such as 1gbit, or no algorithm."
             )
 
     def arms(self) -> list[str]:

@@ -47,7 +47,7 @@ class _Sums:
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         done = self.library.tfdist_bare_sum(base, self.member, self.members, array.ctypes.data, array.size)
         if not done:
-            raise DeadlineError("another worker did not come to a sum within 60 s. See its output.")
+            raise DeadlineError("another worker did not reach a sum within 60 s. See its output.")
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def _exchange(out: memoryview, back: memoryview) -> None:
 def _some(source: socket.socket, into: memoryview) -> int:
     count = source.recv_into(into)
     if not count:
-        raise ConnectionError("the worker before this one has ended.")
+        raise ConnectionError("the previous worker has ended.")
     return count
 
 

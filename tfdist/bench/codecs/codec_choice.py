@@ -55,7 +55,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     for part in filter(None, rest.split(",")):
         key, sign, value = part.partition("=")
         if not sign or not value.strip():
-            raise ConfigError(f"a codec is {text!r}, whose option {part!r} is none; write NAME=VALUE, such as rank=4.")
+            raise ConfigError(f"codec {text!r}: {part!r} is not an option; write NAME=VALUE, such as rank=4.")
         try:
             options[key.strip()] = json.loads(value)
         except ValueError:

@@ -42,7 +42,7 @@ class CodecRace(Suite):
         require_equal_parts(self.global_batch_size, self.workers)
         if self.steps % self.steps_per_check:
             raise ConfigError(
-                f"steps is {self.steps}, and the accuracy is looked at every {self.steps_per_check}. Choose a multiple."
+                f"steps is {self.steps}; it must be a multiple of steps_per_check, {self.steps_per_check}."
             )
 
     def run(self, told: Told = untold) -> "RaceReport":

@@ -164,11 +164,11 @@ def _require_rights() -> None:
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if missing:
         raise MissingDependencyError(
-            f"{' and '.join(missing)} is not on PATH, which makes the links. Install it: apt-get install iproute2"
+            f"{' and '.join(missing)}, which --link needs, is not on PATH. Install it: apt-get install iproute2"
         )
     if os.geteuid() != 0:
         raise ConfigError(
-            f"--link makes network namespaces, which root alone may; this is user {os.geteuid()}. "
+            f"--link creates network namespaces, which requires root; this is user {os.geteuid()}. "
             "Run the command as root, such as: sudo env PATH=$PATH tfdist bench all-reduce --link 1gbit"
         )
 

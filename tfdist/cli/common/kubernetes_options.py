@@ -144,7 +144,7 @@ def _script(config: LaunchConfig) -> tuple[str, tuple[str, str] | None]:
     try:
         return f"{SCRIPT_FOLDER}/script.py", ("script.py", path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"script is {config.target}, which is no text in UTF-8 ({error}).") from error
+        raise ConfigError(f"script is {config.target}, which is not UTF-8 text ({error}).") from error
 
 
 def _variables(passed: Sequence[str]) -> dict[str, str]:

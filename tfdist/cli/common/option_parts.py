@@ -50,9 +50,13 @@ class OutputFile(click.Path):
         folder = Path(str(found)).parent
         if not (self.allow_dash and str(found) == "-"):
             if not folder.is_dir():
-                self.fail(f"{str(found)!r}: there is no folder {str(folder)!r}. Make it, or name another.", param, ctx)
+                self.fail(
+                    f"{str(found)!r}: the folder {str(folder)!r} does not exist. Create it, or name another.",
+                    param,
+                    ctx,
+                )
             if not os.access(folder, os.W_OK | os.X_OK):
-                self.fail(f"{str(found)!r}: nothing can be written into {str(folder)!r}. Name another.", param, ctx)
+                self.fail(f"{str(found)!r}: the folder {str(folder)!r} is not writable. Name another.", param, ctx)
         return found
 
 

@@ -32,7 +32,7 @@ def driver_options(_ctx: Any, _param: Any, value: str | None) -> dict[str, Any] 
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise click.BadParameter(f"{value!r} is no JSON object; write '{{\"anon\": true}}', say.")
+        raise click.BadParameter(f"{value!r} is not a JSON object; write one such as '{{\"anon\": true}}'.")
     return found
 
 
@@ -41,7 +41,7 @@ def nulls_of(_ctx: Any, _param: Any, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         name, equals, given = value.partition("=")
         if not equals or not name or name in found:
-            raise click.BadParameter(f"{value!r} is no COLUMN=VALUE, or its column is there twice; write age=-1, say.")
+            raise click.BadParameter(f"{value!r} is not COLUMN=VALUE, or repeats a column; write one such as age=-1.")
         found[name] = given
     return found
 
@@ -70,7 +70,7 @@ def schema_of(path: Path) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise click.UsageError(f"--schema {path} is no JSON: {error}") from error
+        raise click.UsageError(f"--schema {path} is not JSON: {error}") from error
     return data.Schema.from_json(found.get("schema", found) if isinstance(found, dict) else found)
 
 

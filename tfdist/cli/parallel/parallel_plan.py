@@ -153,7 +153,7 @@ def _kinds(devices: int | None, memory: str | None, kinds: tuple[str, ...]) -> l
         raise click.UsageError("Give --devices N, or --kind NAME=N,... for each kind of devices.")
     if kinds:
         if memory is not None:
-            raise click.UsageError("--memory is of --devices; a kind has its own: --kind fast=2,memory=16GB.")
+            raise click.UsageError("--memory goes with --devices; a kind has its own: --kind fast=2,memory=16GB.")
         return [DeviceKind.parse(text) for text in kinds]
     return [DeviceKind(count=devices or 0, memory_bytes=math.inf if memory is None else as_bytes(memory))]
 
@@ -162,9 +162,11 @@ def _require_at_once(at_once: int | None, devices: int, profile: str | None) -> 
     if at_once is None:
         return
     if profile is not None:
-        raise click.UsageError("--at-once is for measuring, and --profile reads what was measured. Leave one out.")
+        raise click.UsageError(
+            "--at-once is for measuring, and --profile reads earlier measurements. Omit one of them."
+        )
     if at_once > devices:
-        raise click.UsageError(f"--at-once is {at_once}, and there are {devices} device(s): give {devices} at most.")
+        raise click.UsageError(f"--at-once is {at_once}, more than the {devices} device(s); give at most {devices}.")
 
 
 def _processes(number: int) -> str:

@@ -71,10 +71,10 @@ def _read(name: str) -> dict[str, object]:
     try:
         found = json.loads(Path(name).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{name} is no JSON ({error}); give files that `tfdist run --trace` has written.") from error
+        raise ConfigError(f"{name} is not JSON ({error}); name files that `tfdist run --trace` has written.") from error
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list) or not all(isinstance(one, dict) for one in events):
         raise ConfigError(
-            f"{name} is no chrome trace: it has no list of events. Give what `tfdist run --trace` writes."
+            f"{name} is not a Chrome trace: it has no list of events. Name a file that `tfdist run --trace` wrote."
         )
     return {"traceEvents": events}

@@ -179,7 +179,7 @@ def _met(connection: socket.socket, key: bytes) -> Joined:
     until = _prepare(connection)
     theirs = _read(connection, len(_MAGIC) + _NONCE, until)
     if theirs[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it is no host agent")
+        raise ValueError("it is not a host agent")
     ours = secrets.token_bytes(_NONCE)
     told = (theirs[len(_MAGIC) :], ours)
     connection.sendall(ours + _proof(key, b"launcher", *told))
@@ -247,7 +247,7 @@ def _read(connection: socket.socket, count: int, until: float) -> bytes:
     while len(data) < count:
         left = until - time.monotonic()
         if left <= 0:  # one bound, however slowly the bytes arrive
-            raise TimeoutError("it has not proved itself in time")
+            raise TimeoutError("it did not prove in time that it has the key")
         connection.settimeout(left)
         more = connection.recv(count - len(data))
         if not more:

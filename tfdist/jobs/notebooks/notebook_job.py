@@ -169,7 +169,7 @@ def _config(
     unknown = sorted(options.keys() - set(known))
     if unknown:
         raise ConfigError(
-            f"{', '.join(unknown)} is no option of notebook(). It has env, timeout_seconds, {', '.join(known)}."
+            f"{', '.join(unknown)} is not an option of notebook(). It has env, timeout_seconds, {', '.join(known)}."
         )
     require_variables("env", env or {})
     served = has_chief(strategy, parameter_servers=options.get("parameter_servers"))

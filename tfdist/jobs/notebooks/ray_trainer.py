@@ -117,7 +117,7 @@ class Result:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             raise ConfigError(
-                f"path is {os.fspath(path)!r}, and there is no such folder; it is storage_path/name.",
+                f"path is {os.fspath(path)!r}, which is not a folder; it must be storage_path/name.",
                 name="path",
                 path=path,
             )

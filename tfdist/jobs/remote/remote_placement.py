@@ -245,9 +245,8 @@ class RemotePlacement:
         self._terminated.add(host.name)
         if self._terminated == self._links.keys():
             self._terminated.clear()
-            self._say(
-                f"SIGTERM has come to the agents of all hosts, by what has started them ({self._launcher.program})"
-            )
+            program = self._launcher.program
+            self._say(f"the agents of all hosts received SIGTERM from the program that started them ({program})")
             self._end()
 
     def _copy_between(self, hosts: Sequence[Host]) -> None:

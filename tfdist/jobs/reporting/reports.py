@@ -175,7 +175,5 @@ def _folder_of(checkpoint: Any) -> Path:
             received=validation.shown(checkpoint),
         )
     if not os.path.isdir(path):
-        raise ConfigError(
-            f"checkpoint is {os.fspath(path)!r}, and there is no such folder.", name="checkpoint", path=path
-        )
+        raise ConfigError(f"checkpoint is {os.fspath(path)!r}, which is not a folder.", name="checkpoint", path=path)
     return Path(path)

@@ -132,7 +132,7 @@ class Reports:
                 rows.append(None)
             if not isinstance(rows[-1], dict):
                 raise CorruptDataError(
-                    f"line {number} of {self.folder / FILE} is no report: {validation.shown(line)}. Move the folder "
+                    f"line {number} of {self.folder / FILE} is not a report: {validation.shown(line)}. Move the folder "
                     "away, or name another: RunConfig(name=...)",
                     path=self.folder / FILE,
                     received=line,

@@ -65,8 +65,8 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
         words = np.fromfile(file, np.int64)
     if len(words) != _WORDS or words[0] != _MAGIC or words[2] != WIDTH:
         raise ConfigError(
-            f"{os.fspath(path)} is no ring of steps of this version. `tfdist run --monitor` makes it; watch the job "
-            "with the tfdist that runs it.",
+            f"{os.fspath(path)} is not a record of steps that this version of tfdist wrote. Watch the job with the "
+            "version that runs it.",
             path=path,
         )
     rows = words[_HEADER:].reshape(ROWS, WIDTH)

@@ -131,7 +131,7 @@ class Driver:
             waited, free = time.monotonic() - begun, in_words(ray.available_resources())
             if waited > most:
                 raise NoRoomError(
-                    f"after {most:g} s there is no room yet, free is {free}. {too_few(count, bundle, nodes)}", there_is
+                    f"after {most:g} s there is still no room; free: {free}. {too_few(count, bundle, nodes)}", there_is
                 )
             text = f"waiting for room in Ray's cluster: {count} x ({in_words(bundle)}); free: {free}"
             if waited > silent_until and text != told:
