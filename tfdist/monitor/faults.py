@@ -106,9 +106,8 @@ class Fault:
         if self.seconds is not None:
             validation.number("seconds", self.seconds, above=0)
         if self.kind == "slow" and self.seconds is None:
-            self._refuse(
-                "seconds", "a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1."
-            )
+            text = "a fault of kind 'slow' has no seconds; say how much longer a step takes: seconds=0.1."
+            raise ConfigError(text, name="seconds")
         if self.seconds is not None and self.kind not in ("slow", "hang"):
             self._refuse("seconds", f"a fault of kind {self.kind!r} has seconds; only 'slow' and 'hang' take them.")
         saving = ", ".join(SAVING)
