@@ -18,8 +18,6 @@ from tfdist import options
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The quartiles of measurements, one per round."""
-
     median: float
     lower: float
     upper: float

@@ -11,8 +11,6 @@ from tfdist.monitor.faults import RESTARTING, Fault
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The outcome of one fault."""
-
     fault: Fault
     step: int | None = None  # of the fault; None if it did not happen
     found_after: float | None = None  # seconds until the agent noticed, or None

@@ -241,7 +241,6 @@ class FaultInjector(StepObserver):
 
     @classmethod
     def from_environment(cls) -> "FaultInjector | None":
-        """The injector of TFDIST_FAULTS, or None without faults for this worker."""
         return cls() if _own_script().waiting else None
 
     def on_begin(self, step: int, kind: Kind, now: int) -> None:

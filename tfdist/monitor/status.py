@@ -86,8 +86,6 @@ class Word(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """What a worker has reported."""
-
     pid: int  # 0 before the first report
     activity: Activity
     position: StepPosition
@@ -103,8 +101,6 @@ class WorkerStatus:
 
 
 class StatusTable:
-    """The agent's side of the table."""
-
     def __init__(self, path: Path, workers: int, *, reserve: bool = False, chief: bool = False) -> None:
         words = bytearray(8 * (HEADER + workers * RECORD))
         with memoryview(words).cast("q") as view:
@@ -161,7 +157,6 @@ class StatusTable:
         self._words.view[TARGET] = step + 2
 
     def take_over(self) -> None:
-        """Start the workers in reserve."""
         now = time.monotonic_ns()
         for worker in range(self.workers):  # how long they have waited is nothing that they did
             self._words.view[HEADER + worker * RECORD + Word.CHANGED] = now

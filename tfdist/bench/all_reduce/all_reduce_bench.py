@@ -128,7 +128,6 @@ class Row:
 
     @property
     def bytes(self) -> int:
-        """Bytes that each worker contributes."""
         return 4 * sum(self.elements)
 
     def time(self, engine: str) -> Quartiles:

@@ -38,8 +38,6 @@ _PACKAGE = "tfdist.bench.codecs"
 
 @dataclass(frozen=True, kw_only=True)
 class CodecBench(Suite):
-    """Steps of a model with each codec."""
-
     codecs: Sequence[str]  # names with options, see `codec_choice.parsed`
     warm_up_steps: int = 2  # of each arm before the first measurement
     link: EmulatedLink | None = None  # what connects the workers; None: they share this host
@@ -112,7 +110,6 @@ class CodecReport(Report):
     left_out: Mapping[str, str]
 
     def speed(self, row: Row, peer: str) -> Quartiles | None:
-        """The peer's time over this row's in the same round; None without the peer."""
         found = [one for one in self.rows if one.name == peer]
         return ratio(found[0].seconds, row.seconds) if found and row.name != peer else None
 

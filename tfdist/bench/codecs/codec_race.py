@@ -21,8 +21,6 @@ _GREYS = {HOROVOD: "#4d4d4d", NONE: "#9a9a9a"}
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRace(Suite):
-    """Trainings to an accuracy with each codec."""
-
     codecs: Sequence[str]  # names with options, see `codec_choice.parsed`
     data: Path  # folder with the digits, as `tfdist.testing.digits.write_digits` returns it
     workers: int  # number of processes, at least 2

@@ -131,7 +131,6 @@ def fit(
     steps_per_execution: int = 1,
     optimizer: Callable[[], keras.optimizers.Optimizer] | None = None,
 ) -> Runner:
-    """A runner of plain Keras `fit`, which measures its epoch."""
     with strategy.scope():
         network = MODELS[model].build()
         loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -60,7 +60,6 @@ class Command(click.Command):
                 option.metavar = _METAVARS.get(option.type.name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments for `arguments_of`."""
         ctx.meta.setdefault(_ARGUMENTS, tuple(args))
         return super().parse_args(ctx, args)
 

@@ -35,7 +35,6 @@ _WRITES = ("--event-file", "--trace", "--export")  # a pod has them with places 
 
 
 def check_options(asked: HostOptions, launcher: Launcher) -> None:
-    """Refuse options of Kubernetes for another launcher."""
     given = [f"--{name}" for name in _OF_KUBERNETES if getattr(asked, name) is not None]
     if given and not isinstance(launcher, KubernetesLauncher):
         raise click.UsageError(f"{given[0]} is for --engine kubernetes. Name it, or leave the option out.")

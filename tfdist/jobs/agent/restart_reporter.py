@@ -27,19 +27,14 @@ LEFT_CODE = 143  # as if SIGTERM, which a worker that leaves has got, had ended 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why the workers had to be started again.
-
-    `kind` is "signal", "exit", "exception" or "hang"; `time` is on the agent's clock; `status` is the last of the
-    worker, or of the chief. `task` is set in a job with parameter servers, where the supervisor has already told the
-    user.
-    """
+    """Why the workers had to be started again."""
 
     worker: int | None
-    kind: str
+    kind: str  # "signal", "exit", "exception" or "hang"
     text: str
-    time: float
-    status: WorkerStatus | None
-    task: str | None = None
+    time: float  # on the agent's clock
+    status: WorkerStatus | None  # the last of the worker, or of the chief
+    task: str | None = None  # in a job with parameter servers, where the supervisor has already told the user
 
     @property
     def tick(self) -> int | None:
@@ -117,24 +112,19 @@ class EventFile:
 
 @dataclass(kw_only=True)
 class RestartReporter:
-    """Counts and reports what happens to a job.
-
-    `start`, `failures`, `sizes` and `evicted` count the restarts of all workers: in total, after failures, after
-    resizing, after an eviction. `replaced` counts single restarts under a chief, `lost` repeated steps. `recoveries`
-    are the seconds from each failure until all workers step again.
-    """
+    """Counts and reports what happens to a job."""
 
     say: Callable[[str], None]
     file: EventFile
     max_restarts: int
     has_chief: bool = False
-    start: int = 0
+    start: int = 0  # restarts of all workers: in total, and below after failures, resizing and evictions
     failures: int = 0
     sizes: int = 0
     evicted: int = 0
-    replaced: int = 0
-    lost: int = 0
-    recoveries: list[float] = field(default_factory=list)
+    replaced: int = 0  # single restarts under a chief
+    lost: int = 0  # repeated steps
+    recoveries: list[float] = field(default_factory=list)  # seconds from each failure until all workers step again
     warnings: list[str] = field(default_factory=list)
     _since: float | None = None
     _after_failure: bool = False

@@ -54,15 +54,11 @@ class Events(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How one start of a job went.
-
-    `exits` has the last end of every process. `stopped_at` is the clock time at which the agent asked them to end;
-    infinity if it never did.
-    """
+    """How one start of a job went."""
 
     state: State
-    exits: Mapping[int, Exited]
-    stopped_at: float
+    exits: Mapping[int, Exited]  # the last end of every process
+    stopped_at: float  # clock time at which the agent asked them to end; infinity if it never did
     killed: bool
 
 

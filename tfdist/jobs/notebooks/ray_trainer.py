@@ -276,7 +276,6 @@ def _kept_of(run: Any) -> CheckpointConfig:
 
 
 def demand_of(scaling: Any, *, address: str = "", wait_seconds: float | None = None) -> Demand:
-    """The request to Ray for each worker."""
     if not hasattr(scaling, "num_workers") or not hasattr(scaling, "resources_per_worker"):
         raise ConfigTypeError(
             f"scaling_config is {shown(scaling)}; it must be a ScalingConfig: ScalingConfig(num_workers=4)",

@@ -72,7 +72,6 @@ class Pump:
         self._thread.start()
 
     def add(self, descriptor: int, *, stream: int, worker: int, ends_later: bool = False) -> None:
-        """Read a pipe from now on."""
         os.set_blocking(descriptor, False)
         content = _Stream(number=stream, worker=worker, ends_later=ends_later)
         self._selector.register(descriptor, selectors.EVENT_READ, content)

@@ -50,7 +50,6 @@ class LocalTasks:
         return self._processes[job, index].pid
 
     def ended(self) -> list[str]:
-        """The ended tasks, such as "ps 0"."""
         return [f"{job} {index}" for (job, index), process in self._processes.items() if process.poll() is not None]
 
     def revive(self, job: str, index: int) -> None:

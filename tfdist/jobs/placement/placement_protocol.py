@@ -57,15 +57,12 @@ class Handle(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What processes find on a host.
+    """What processes find on a host."""
 
-    `directory` is for error files, and `memory` outlives the processes, which end with `agent_pid`.
-    """
-
-    directory: Path
-    memory: Path
+    directory: Path  # for error files
+    memory: Path  # outlives the processes
     python: str
-    agent_pid: int
+    agent_pid: int  # they end with it
 
 
 class Factory(Protocol):

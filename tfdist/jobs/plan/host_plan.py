@@ -118,18 +118,14 @@ class NoRoomError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The resources of each process, whatever its role, and the cluster that is asked.
-
-    `memory` is in bytes, 0 for unlimited. An empty `address` is the cluster that Ray finds. `wait_seconds` is how long
-    to wait for room; None waits for other jobs, but not for resources that no node has.
-    """
+    """The resources of each process, whatever its role, and the cluster that is asked."""
 
     cpus: float = 1
     gpus: float = 0
-    memory: int = 0
+    memory: int = 0  # bytes; 0 for unlimited
     packing: str = "PACK"
-    address: str = ""
-    wait_seconds: float | None = None
+    address: str = ""  # empty: the cluster that Ray finds
+    wait_seconds: float | None = None  # for room; None waits for other jobs, but not for resources that no node has
 
     def __post_init__(self) -> None:
         number("cpus (--cpus-per-worker)", self.cpus, minimum=0)

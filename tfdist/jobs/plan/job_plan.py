@@ -165,5 +165,4 @@ def task_command(*, python: str, agent_pid: int) -> tuple[str, ...]:
 
 
 def tf_config(cluster: Mapping[str, Sequence[str]], task: TaskId) -> str:
-    """TF_CONFIG for a task of a cluster, given every task's address by type."""
     return json.dumps({"cluster": cluster, "task": {"type": task.type, "index": task.index}})

@@ -29,8 +29,6 @@ class Success(Enum):
 
 
 class Consequence(Enum):
-    """What follows from the end of a process."""
-
     WAIT = "wait"  # nothing, until the others have ended
     COMPLETE = "complete"  # the others are ended, and the job has succeeded
     REPLACE = "replace"  # the process is started again, the others go on
@@ -41,21 +39,15 @@ class Consequence(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """What the end of a process of a role means for the others.
-
-    `only_if_killed`: an exception or exit code fails the job, because a restart would repeat it. `kills`: the others
-    are killed before a restart, because they hold no unsaved state. For `blame_seconds` the end of another process may
-    turn out to be the cause. `same_failures` in a row at one step end the job. `required`: the job fails without any
-    process of the role.
-    """
+    """What the end of a process of a role means for the others."""
 
     scope: Scope = Scope.GROUP
     on_success: Success = Success.WAIT
-    only_if_killed: bool = False
-    kills: bool = False
-    blame_seconds: float = 0.0
-    same_failures: int | None = None
-    required: bool = True
+    only_if_killed: bool = False  # an exception or exit code fails the job, because a restart would repeat it
+    kills: bool = False  # the others are killed before a restart, because they hold no unsaved state
+    blame_seconds: float = 0.0  # for which the end of another process may turn out to be the cause
+    same_failures: int | None = None  # in a row at one step, which end the job
+    required: bool = True  # the job fails without any process of the role
 
 
 @dataclass(frozen=True, kw_only=True)

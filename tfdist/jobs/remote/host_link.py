@@ -346,7 +346,6 @@ def lost_host_record(why: str, *, now: float) -> str:
 
 
 def record_on_our_clock(words: Sequence[int], *, clock_offset: float) -> list[int]:
-    """A worker's record on this host's clock."""
     found = list(words)
     for word in (Word.CHANGED, Word.FIRST_STEP):
         if found[word] and math.isfinite(clock_offset):

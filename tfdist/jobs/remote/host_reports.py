@@ -111,7 +111,6 @@ class Tables:
 
     @property
     def is_halting(self) -> bool:
-        """True if workers hold, or are to."""
         return any(self._settled.values())
 
     def open(

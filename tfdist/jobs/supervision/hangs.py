@@ -59,19 +59,14 @@ class Hung:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """The agent's memory between looks.
+    """The agent's memory between looks."""
 
-    `looked` and `awake` are the clock times of the last look and of the first without a gap. `samples` are seconds of
-    the last steps, each of the slowest worker; `earlier` those of the start before. `stopped` has the clock time at
-    which each process was first seen stopped.
-    """
-
-    looked: float
-    awake: float
+    looked: float  # clock time of the last look
+    awake: float  # clock time of the first look without a gap
     steps: int = 0
-    samples: tuple[float, ...] = ()
-    earlier: tuple[float, ...] = ()
-    stopped: Mapping[int, float] = field(default_factory=dict)
+    samples: tuple[float, ...] = ()  # seconds of the last steps, each of the slowest worker
+    earlier: tuple[float, ...] = ()  # those of the start before
+    stopped: Mapping[int, float] = field(default_factory=dict)  # clock time at which each was first seen stopped
 
 
 def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:

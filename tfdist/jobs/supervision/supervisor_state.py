@@ -125,16 +125,12 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """Event: the reports of workers that step together.
-
-    `steps`: a step was started, and no worker has left `fit`. `ended_for`: seconds for which all of them had nothing
-    left to do.
-    """
+    """Event: the reports of workers that step together."""
 
     positions: tuple[StepPosition, ...]
-    steps: bool
+    steps: bool  # a step was started, and no worker has left `fit`
     leaving: frozenset[int] = frozenset()
-    ended_for: float = 0.0
+    ended_for: float = 0.0  # seconds for which all of them had nothing left to do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,32 +192,26 @@ Action = Send | Start | Say | Stop | GoOn | StopAfter
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One start of the job, as the agent knows it.
-
-    `deadline` is when time alone causes the next step; `cause` is the process whose end ended the start, if the
-    supervisor knows it. `failed_at` and `suspect` are a failure whose cause is not known yet. `restarts` and `replaced`
-    count earlier starts. `steps`: workers report steps, so they can stop before one. `halted` workers have stopped and
-    saved.
-    """
+    """One start of the job, as the agent knows it."""
 
     running: frozenset[int]
     size: int
     wanted: int
     phase: Phase = Phase.RUNNING
-    deadline: float | None = None
+    deadline: float | None = None  # when time alone causes the next step
     received: int | None = None
     verdict: Verdict = Verdict.OPEN
     failed: bool = False
-    cause: int | None = None
+    cause: int | None = None  # the process whose end ended the start, if the supervisor knows it
     hang: Hang | None = None
-    restarts: int = 0
+    restarts: int = 0  # in earlier starts, like `replaced`
     replaced: int = 0
-    failed_at: float | None = None
+    failed_at: float | None = None  # of a failure whose cause is not known yet, like `suspect`
     suspect: Exited | None = None
     asked_at: float = float("inf")
-    steps: bool = False
+    steps: bool = False  # workers report steps, so they can stop before one
     halt: Halt | None = None
-    halted: frozenset[int] = frozenset()
+    halted: frozenset[int] = frozenset()  # have stopped and saved
     leaving: frozenset[int] = frozenset()
 
 

@@ -132,7 +132,6 @@ def merged(traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], made: Mapping[str, Any]) -> None:
-    """Write a trace, whole or not at all."""
     temporary = f"{os.fspath(path)}.{os.getpid()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:

@@ -74,7 +74,6 @@ class Verdict:
 
 
 def judge(found: Timeline) -> Verdict:
-    """Judge what a job is bound by, from its last steps."""
     found = found.last(MOST)
     count = len(found.steps)
     if count < FEWEST:

@@ -22,8 +22,6 @@ _ROBUST_HALF = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A worker that was slow in successive steps."""
-
     worker: int
     part: Part  # what took it longer
     steps: int  # how many, from `first` to `last`

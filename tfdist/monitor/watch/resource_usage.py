@@ -21,8 +21,6 @@ _ALL_LINKS = 0xFFFFFFFF
 
 
 class Gpus:
-    """The GPUs of this machine."""
-
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

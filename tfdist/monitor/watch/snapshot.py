@@ -13,8 +13,6 @@ LABELS = tuple(part.label for part in Part)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:
-    """The state of a worker."""
-
     worker: int
     pid: int = 0  # 0 before the first report
     activity: str = ""
@@ -53,8 +51,6 @@ class WorkerView:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of a job."""
-
     job: str
     start: int  # how often its workers were started again
     time: float  # seconds since 1970

@@ -29,11 +29,7 @@ _LARGEST_SCRIPT = 900_000  # bytes; a ConfigMap has 1 MiB at most
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A job for Kubernetes, one pod for each process.
-
-    `secret` names variables whose values go into the Secret, besides the job's key. `script` is the name and content of
-    a file to send. All pods run where the node label `topology` has one value. `patch` is merged into the pod template.
-    """
+    """A job for Kubernetes, one pod for each process."""
 
     name: str
     image: str
@@ -41,13 +37,13 @@ class Request:
     arguments: tuple[str, ...]
     kind: str = "job"
     namespace: str = "default"
-    secret: tuple[str, ...] = ()
-    script: tuple[str, str] | None = None
+    secret: tuple[str, ...] = ()  # variables whose values go into the Secret, besides the job's key
+    script: tuple[str, str] | None = None  # the name and content of a file to send
     resources: Mapping[str, str] = field(default_factory=dict)
     grace_seconds: float = 10.0
     restarts: int = 0
-    topology: str | None = None
-    patch: Mapping[str, Any] = field(default_factory=dict)
+    topology: str | None = None  # a label of nodes that has one value for all pods
+    patch: Mapping[str, Any] = field(default_factory=dict)  # merged into the pod template
     outputs: tuple[Output, ...] = ()
 
     def __post_init__(self) -> None:
