@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.monitor import fault_verdicts
+from tfdist.monitor import fault_plan
 from tfdist.monitor.fault_plan import FaultPlan
 from tfdist.monitor.faults import Fault
 from tfdist.variables import FAULTS_LOG
@@ -123,11 +123,11 @@ def of_events(
     Raises:
         TfdistError: a kill did not happen, or the workers did not step again.
     """
-    found = fault_verdicts.verdicts(plan, happened, events)
+    found = fault_plan.verdicts(plan, happened, events)
     noticed = [one.found_after for one in found if one.found_after is not None]
     recovered = [one.recovered_after for one in found if one.recovered_after is not None]
     if len(noticed) < len(found) or len(recovered) < len(found):
-        raise TfdistError(f"a job did not recover from every kill.\n{fault_verdicts.table(found)}")
+        raise TfdistError(f"a job did not recover from every kill.\n{fault_plan.table(found)}")
     stepping = [event for event in events if event.get("event") == "stepping"]
     return Job(
         noticed=noticed,
@@ -182,7 +182,7 @@ def _arguments(asked: Kills, folder: Path, *, steps: int) -> list[str]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return fault_verdicts.lines(path.read_text(encoding="utf-8")) if path.exists() else []
+    return fault_plan.lines(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def _run(command: Sequence[str], folder: Path, plan: FaultPlan, *, deadline_seconds: float) -> None:

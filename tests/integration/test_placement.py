@@ -24,7 +24,7 @@ from tests.integration.agents import alive, another_host, wait_until
 from tfdist.cluster import TaskId, job_key
 from tfdist.errors import TfdistError
 from tfdist.jobs.agent.worker_group import started
-from tfdist.jobs.output.screen import screen
+from tfdist.jobs.output.output_forwarder import screen
 from tfdist.jobs.placement import local_placement
 from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses
 from tfdist.jobs.placement.placement_protocol import Handle, Placement

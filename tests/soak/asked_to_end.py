@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.integration.forks import forks
 from tests.integration.light import python_path
 from tfdist.data import write
-from tfdist.monitor import fault_verdicts
+from tfdist.monitor import fault_plan
 from tfdist.testing import FaultPlan
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def job(
     log, events, seen = folder / "faults", folder / "events", 0
 
     def read(path: Path) -> list[dict[str, Any]]:
-        return fault_verdicts.lines(path.read_text()) if path.exists() else []
+        return fault_plan.lines(path.read_text()) if path.exists() else []
 
     options = ["--strategy", strategy, "-n", "2", "--min-workers", "1", "--max-workers", "2"]
     train = [__file__, "--train", str(folder / "result"), str(folder / "backup"), str(data)]

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.monitor import fault_verdicts
+from tfdist.monitor import fault_plan
 from tfdist.monitor.fault_plan import FaultPlan
 from tfdist.variables import FAULTS_LOG
 
@@ -86,7 +86,7 @@ class Job:
 
     def read(self) -> list[dict[str, Any]]:
         """What has happened so far."""
-        return fault_verdicts.lines(self.events.read_text()) if self.events.exists() else []
+        return fault_plan.lines(self.events.read_text()) if self.events.exists() else []
 
     def starts(self, deadline: float) -> Iterator[tuple[dict[str, Any], list[int]]]:
         """Yield each event that all step, with the workers' processes, until the job has ended or it is too late."""
@@ -174,8 +174,8 @@ def with_faults(folder: Path, strategy: str, plan: FaultPlan, steps: int, minute
     finally:
         code = job.end(grace_seconds=0 if job.process.poll() is None else 5)
     seconds = time.monotonic() - begin
-    happened, events = fault_verdicts.lines(log.read_text()), job.read()
-    found = fault_verdicts.verdicts(plan, happened, events)
+    happened, events = fault_plan.lines(log.read_text()), job.read()
+    found = fault_plan.verdicts(plan, happened, events)
     if code == 143:
         rest = Job(folder, steps, "--strategy", strategy, "--max-restarts", "1")
         code = rest.end(grace_seconds=300)
@@ -282,7 +282,7 @@ def main() -> None:
         print(f"{options.strategy}, 2 workers, {steps} steps, load {os.getloadavg()[0]:.1f}")
         print(*rows(found, options.faults, equal), sep="\n", flush=True)
         bad = [one for one in found["verdicts"] if one.recovered_after is None]
-        print(*(fault_verdicts.table([one]) for one in bad), sep="\n")
+        print(*(fault_plan.table([one]) for one in bad), sep="\n")
         if not equal or bad or found["left"]:
             print((Path(name, "faults", "output")).read_text()[-4000:], file=sys.stderr)
         changes = None

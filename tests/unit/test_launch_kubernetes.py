@@ -14,9 +14,9 @@ from tests.refusals import refused
 from tfdist.cli.main import main
 from tfdist.cluster import from_environment, job_key
 from tfdist.errors import ConfigError
+from tfdist.jobs.launchers.kubernetes.following import how_it_ended, is_running
 from tfdist.jobs.launchers.kubernetes.kubernetes_launcher import pod_of
 from tfdist.jobs.launchers.kubernetes.manifests import objects, runtime, secret
-from tfdist.jobs.launchers.kubernetes.pod_states import how_it_ended, is_running
 from tfdist.jobs.launchers.kubernetes.pods import KINDS, Request, job_name, merged
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.refusals import absent, refused
 from tfdist.cli.main import main
 from tfdist.errors import ConfigError
-from tfdist.monitor import fault_verdicts
+from tfdist.monitor import fault_plan
 from tfdist.monitor.faults import KINDS, RESTARTING
 from tfdist.testing import Fault, FaultPlan
 
@@ -94,13 +94,11 @@ ENDED = {"event": "ended", "clock": 20.0, "start": 1, "exit_code": 0}
 
 
 def test_a_fault_that_was_found_and_got_over() -> None:
-    (one,) = fault_verdicts.verdicts(
-        FaultPlan(faults=(KILL,)), [line(KILL, 7, 10.0)], [BEFORE, FAILED, STEPPING, ENDED]
-    )
+    (one,) = fault_plan.verdicts(FaultPlan(faults=(KILL,)), [line(KILL, 7, 10.0)], [BEFORE, FAILED, STEPPING, ENDED])
     assert (one.step, one.found_after, one.recovered_after, one.lost) == (7, 0.5, 1.0, 1)
     assert one.text == "worker 1 failed: killed"
-    assert "kill worker 1 at step" in fault_verdicts.table([one])
-    assert "1.00 s" in fault_verdicts.table([one])
+    assert "kill worker 1 at step" in fault_plan.table([one])
+    assert "1.00 s" in fault_plan.table([one])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_a_fault_that_was_found_and_got_over() -> None:
     ],
 )
 def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[dict[str, object]], text: str) -> None:
-    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)] if happened else [], events)
+    (one,) = fault_plan.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)] if happened else [], events)
     assert text in one.text
     assert one.recovered_after is None
 
@@ -124,17 +122,17 @@ def test_what_became_of_other_faults(fault: Fault, happened: bool, events: list[
 def test_a_worker_of_a_chief_is_replaced_and_the_job_steps_on() -> None:
     fault = Fault(kind="kill", task="worker 1", step=7)
     replaced = {"event": "replaced", "clock": 10.25, "start": 0, "task": "worker 1"}
-    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
+    (one,) = fault_plan.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [replaced, ENDED])
     assert (one.found_after, one.recovered_after) == (0.25, None)
     assert one.text.startswith("worker 1 replaced")
-    assert "kill worker 1 at step" in fault_verdicts.table([one])
+    assert "kill worker 1 at step" in fault_plan.table([one])
 
 
 def test_a_server_that_is_killed_is_named() -> None:
     fault = Fault(kind="kill", task="ps 0", step=7)
     how = "killed by SIGKILL (signal 9)"
     failed = {"event": "failed", "clock": 10.5, "start": 0, "task": "ps 0", "text": how}
-    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
+    (one,) = fault_plan.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0)], [failed, STEPPING, ENDED])
     assert (one.found_after, one.recovered_after, one.lost) == (0.5, 1.0, 1)
     assert not absent(one.text, "ps 0 failed", how)
 
@@ -154,14 +152,14 @@ WARNING = {"warning": "2 could not be saved", "clock": 10.1}
     ],
 )
 def test_a_save_that_fails_is_noticed(fault: Fault, log: list[dict[str, object]], noticed: str) -> None:
-    (one,) = fault_verdicts.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
+    (one,) = fault_plan.verdicts(FaultPlan(faults=(fault,)), [line(fault, 7, 10.0), *log], [ENDED])
     became, _, rest = one.text.partition("; ")
     assert (became, rest[: len(noticed)], bool(rest)) == ("went on", noticed, bool(noticed))
 
 
 def test_equal_faults_are_told_apart() -> None:
     again = Fault(kind="kill", worker=1, step=7, restart=None)
-    found = fault_verdicts.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
+    found = fault_plan.verdicts(FaultPlan(faults=(again, again)), [line(again, 7, 10.0)], [FAILED, STEPPING])
     assert [one.step for one in found] == [7, None]
 
 
@@ -184,4 +182,4 @@ def test_a_request_that_is_wrong_starts_nothing(arguments: list[str], said: str)
 
 
 def test_a_log_that_ends_in_the_middle_is_read() -> None:
-    assert fault_verdicts.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]
+    assert fault_plan.lines(json.dumps(FAILED) + "\n[1]\n" + '{"event": "sta') == [FAILED]

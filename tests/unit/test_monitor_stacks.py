@@ -12,8 +12,7 @@ import pytest
 from tests.refusals import absent
 from tfdist.jobs.process import script_worker
 from tfdist.monitor.stacks import stack_requests, waits
-from tfdist.monitor.stacks.frames import Stacks, apart, from_faulthandler, from_py_spy, lines
-from tfdist.monitor.stacks.stack_requests import Target, ask
+from tfdist.monitor.stacks.stack_requests import Stacks, Target, apart, ask, from_faulthandler, from_py_spy, lines
 from tfdist.variables import STACKS_FILE
 
 SCRIPT = """

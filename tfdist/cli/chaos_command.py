@@ -59,7 +59,7 @@ def command(
     Kinds of faults: kill, stop (SIGSTOP), hang, slow, exception, exit, term (SIGTERM to one worker), disk-full,
     corrupt.
     """
-    from tfdist.monitor import fault_verdicts
+    from tfdist.monitor import fault_plan
     from tfdist.monitor.fault_plan import FaultPlan
 
     arguments = arguments_of_run(job)
@@ -80,8 +80,8 @@ def command(
             {**os.environ, **plan.to_environment(), FAULTS_LOG.name: str(log)},
         )
         texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (log, events)]
-    found = fault_verdicts.verdicts(plan, *map(fault_verdicts.lines, texts))
-    click.echo(f"\n{fault_verdicts.table(found)}")
+    found = fault_plan.verdicts(plan, *map(fault_plan.lines, texts))
+    click.echo(f"\n{fault_plan.table(found)}")
     happened = sum(one.step is not None for one in found)
     click.echo(f"{happened} of {len(found)} faults happened; the job ended with {code}.")
     context.exit(code)

@@ -31,8 +31,7 @@ def command(context: click.Context, *, threads: bool, as_json: bool, seconds: fl
     """
     number("--seconds", seconds, above=0, maximum=3600)
     from tfdist.cluster.job_files import processes_file
-    from tfdist.monitor.stacks.frames import apart, lines
-    from tfdist.monitor.stacks.stack_requests import Target, ask
+    from tfdist.monitor.stacks.stack_requests import Target, apart, ask, lines
     from tfdist.monitor.watch import observing
 
     name, folder = observing.found(job)

@@ -29,8 +29,7 @@ from tfdist.jobs.supervision.supervisor_state import (
     Tick,
 )
 from tfdist.monitor.phases import Activity
-from tfdist.monitor.stacks.frames import apart, lines
-from tfdist.monitor.stacks.stack_requests import Target, ask
+from tfdist.monitor.stacks.stack_requests import Target, apart, ask, lines
 from tfdist.monitor.status import HALTED
 
 HALT_LOOK_SECONDS = 0.002  # how often the agent looks while workers come to their next step

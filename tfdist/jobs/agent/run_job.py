@@ -46,7 +46,7 @@ from tfdist.jobs.agent.worker_group import (
 from tfdist.jobs.connecting.tcp_joining import key_of_workers
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.output import tf_log_filter
-from tfdist.jobs.output.screen import Output, screen
+from tfdist.jobs.output.output_forwarder import Output, screen
 from tfdist.jobs.placement.local_placement import LocalPlacement, free_addresses, streams_of_one
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.placement.worker_factory import WorkerFactory

@@ -20,7 +20,7 @@ from tfdist.jobs.agent import running_jobs
 from tfdist.jobs.agent.monitoring import Monitoring
 from tfdist.jobs.agent.restart_reporter import RestartReporter
 from tfdist.jobs.agent.worker_group import Events, StatusChannel, WorkerGroup, announce, started
-from tfdist.jobs.output.screen import Output
+from tfdist.jobs.output.output_forwarder import Output
 from tfdist.jobs.placement.placement_protocol import Factory, Placement
 from tfdist.jobs.plan.job_plan import plan
 from tfdist.jobs.plan.launch_config import LaunchConfig

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from tfdist.jobs.output.output_forwarder import Pump
-from tfdist.jobs.output.screen import Output
+from tfdist.jobs.output.output_forwarder import Output, Pump
 from tfdist.jobs.placement.placement_protocol import Handle, Placement
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.supervision.supervisor_state import (

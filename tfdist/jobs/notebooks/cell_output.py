@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.jobs.output.screen import Output, prefixes_of, screen
+from tfdist.jobs.output.output_forwarder import Output, prefixes_of, screen
 
 # Between two states of the living line, and between two pieces of lines: no front end is faster, and no user
 # notices. A kernel drops messages when a thousand wait for a front end that is slower than it.
