@@ -166,7 +166,7 @@ def _version(package: str) -> str:
         return ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class HostAgent:
     wire: Wire
     guard: Guard
@@ -201,10 +201,8 @@ class HostAgent:
             "taken": self._taken,
             "close": self._close,
             "prepare": self._prepare,
-            "take self.copies": lambda asked: self.copies.take(asked["sender"], self._key_of(asked["self.key"])),
-            "send self.copies": lambda asked: self.copies.send(
-                asked["to"], asked["name"], self._key_of(asked["self.key"])
-            ),
+            "take copies": lambda asked: self.copies.take(asked["sender"], self._key_of(asked["key"])),
+            "send copies": lambda asked: self.copies.send(asked["to"], asked["name"], self._key_of(asked["key"])),
             "table": lambda asked: self._tables.tell(asked["number"], asked["what"], asked["step"]),
             "notice": self._notice,
             "tell of sigterm": lambda asked: self._send({"sigterm": True}),

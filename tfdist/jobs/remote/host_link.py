@@ -94,7 +94,7 @@ class RemoteSteps:
             self._rings.clear()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class HostLink:
     host: Host
     connection: Connection
@@ -105,7 +105,7 @@ class HostLink:
     def __post_init__(self) -> None:
         self._recent = RecentOffset()
         self.report: HostReport | None = None
-        self._offset = math.inf  # from its clock to this self.host's
+        self._offset = math.inf  # from its clock to this host's
         self._wire = self.connection.wire
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

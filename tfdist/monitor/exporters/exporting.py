@@ -112,7 +112,7 @@ def joined(pieces: Sequence[Timeline]) -> Timeline:
     return replace(pieces[0], traced=traced, is_divided=is_divided, **whole)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Outlet:
     """Hands updates to an exporter, which is made in its thread too.
 

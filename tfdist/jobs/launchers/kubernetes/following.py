@@ -56,7 +56,7 @@ def submit(
         return _Following(cluster, request, owner, say, received, asked).run()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Following:
     cluster: Cluster
     request: Request

@@ -68,7 +68,7 @@ def _demand(remote: Remote) -> Demand:
     return remote.demand
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Cluster:
     """Requests hosts and agents from Ray's driver, which runs in a separate process."""
 
