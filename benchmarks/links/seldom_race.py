@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.bench.ratio import Quartiles, quartiles
-from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, untold
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, untold
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import RATES, EmulatedLink, network
 from tfdist.cli.bench.suite_command import suite_command

@@ -136,7 +136,7 @@ def test_sigterm_to_an_mpirun_that_only_hands_it_on_ends_the_job_as_one_to_tfdis
         psutil.Process(int(told(shared, "mpirun"))).send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 143, err
-    assert b"received SIGTERM from the program" in err
+    assert b"received SIGTERM" in err
     assert len({told(shared, f"halted 0 {worker}") for worker in range(2)}) == 1, "they stopped before different steps"
     assert not [one for one in happened(shared) if one["event"] == "failed"]
 
@@ -154,7 +154,7 @@ train(20, before=lose)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 0, err
     assert done(shared) == list(range(20))
-    assert b"received SIGTERM from the program" not in err
+    assert b"received SIGTERM" not in err
 
 
 def test_an_mpirun_that_is_killed_ends_the_job_though_its_agents_go_on(script: Any, shared: Path) -> None:

@@ -153,7 +153,7 @@ def test_open_mpi_is_one_worker_that_asks_as_many_ranks(monkeypatch: pytest.Monk
     assert started == [{"name": "open-mpi", "workers": 1, "environment": {"TFDIST_BENCH_RANKS": "3"}}]
     assert list(row.seconds) == ["open-mpi"]
     assert "open-mpi" not in all_reduce_bench.engines(linked=True)
-    with pytest.raises(ConfigError, match="Leave open-mpi out"):
+    with pytest.raises(ConfigError, match="Omit open-mpi"):
         setup(engines=("open-mpi",), link=EmulatedLink(rate="1gbit"))
 
 
@@ -170,7 +170,7 @@ def test_the_bare_loops_processes_share_memory_that_ends_with_the_benchmark(
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert list(row.seconds) == ["bare"]
     assert "bare" not in all_reduce_bench.engines(linked=True)
-    with pytest.raises(ConfigError, match="Leave bare out"):
+    with pytest.raises(ConfigError, match="Omit bare"):
         setup(engines=("bare",), link=EmulatedLink(rate="1gbit"))
 
 

@@ -38,9 +38,9 @@ def test_help_fits_on_a_screen(name: str, columns: int) -> None:
         (["all-reduce", "--min-bytes", "4X"], "a size is '4X'"),
         (["all-reduce", "--min-bytes", "1M", "--max-bytes", "4K"], "the smallest size is"),
         (["step", "--strategy", "ring", "--batch-size", "7"], "7 examples for 2 replicas"),
-        (["step", "--json", "none/report.json"], "no folder 'none'"),
+        (["step", "--json", "none/report.json"], "folder 'none'"),
         (["step", "--json", "."], "is a directory"),
-        (["all-reduce", "--plot", "none/all-reduce.png"], "no folder 'none'"),
+        (["all-reduce", "--plot", "none/all-reduce.png"], "folder 'none'"),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: str) -> None:

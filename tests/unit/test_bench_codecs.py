@@ -129,7 +129,7 @@ def test_time_to_accuracy_is_that_of_the_first_check_that_reaches_it() -> None:
         (setup, {"workers": 1}, r"workers \(--workers\) is 1"),
         (setup, {"codecs": []}, "codecs is empty"),
         (race, {"global_batch_size": 33}, "33 examples for 2 workers"),
-        (race, {"steps": 12}, "looked at every 5"),
+        (race, {"steps": 12}, "steps_per_check, 5"),
         (race, {"target": 1.5}, "target is 1.5"),
     ],
 )

@@ -270,7 +270,7 @@ def test_bad_requests_are_one_error(tmp_path: Path) -> None:
         ("one pod", (*DRY, "--hosts", "a", path)),
         ("--pass-env names NOT_SET", (*DRY, "--pass-env", "NOT_SET", path)),
         ("a part of a pod's template", (*DRY, "--pod", tmp_path / "pod.yaml", path)),
-        ("no text in UTF-8", (*DRY, tmp_path / "binary.py")),
+        ("not UTF-8 text", (*DRY, tmp_path / "binary.py")),
     ):
         code, out = run(*arguments)
         assert (code, said in out) == (2, True), (said, out)
