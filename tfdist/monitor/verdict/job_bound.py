@@ -209,7 +209,7 @@ _NEXT_OF_PART = {
     Part.INPUT: "look at the input and the disk of that worker: tfdist doctor, on its machine",
     Part.FORWARD: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
     Part.BACKWARD: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
-    Part.COMPUTE: "tfdist doctor, on the machine of that worker: other programs, clock of the processor, memory",
+    Part.COMPUTE: "tfdist doctor, on that worker's machine; if it stays slow: tfdist.callbacks.BalanceShares",
     Part.COMMUNICATION: "ping from that worker's machine to the servers', and what else sends there: tfdist doctor",
     Part.UPDATE: "look at what that worker alone does in its optimizer, and at its memory: tfdist doctor",
     Part.CHECKPOINT: "save less often, or to a faster disk",
