@@ -64,8 +64,8 @@ class BalanceShares(keras.callbacks.Callback):
         super().__init__()
         self.every = validation.integer("every", every, minimum=1)
         self.max_change = validation.number("max_change", max_change, above=0, maximum=1)
-        self.memory = memory if memory is None or isinstance(memory, int) else tuple(memory)
-        for rows in () if self.memory is None else np.atleast_1d(self.memory).tolist():
+        self.memory = tuple(memory) if isinstance(memory, tuple | list) else memory
+        for rows in self.memory if isinstance(self.memory, tuple) else () if memory is None else (memory,):
             validation.integer("memory", rows, minimum=1)
         self.changes: list[tuple[int, tuple[int, ...]]] = []
         self._batches = 0
@@ -183,7 +183,7 @@ class BalanceShares(keras.callbacks.Callback):
     def _caps(self, workers: int, batch: int | None) -> tuple[int, ...] | None:
         if self.memory is None:
             return None
-        caps = (self.memory,) * workers if isinstance(self.memory, int) else self.memory
+        caps = (self.memory,) * workers if isinstance(self.memory, int) else tuple(self.memory)
         if len(caps) != workers:
             raise ConfigError(
                 f"memory is {caps}, {len(caps)} numbers, and there are {workers} workers. Give one for each, or one "
