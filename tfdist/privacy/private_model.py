@@ -71,7 +71,7 @@ def make_private(
         >>> batches = tfdist.data.poisson((x, y), global_batch_size=20)
         >>> history = model.fit(batches, epochs=2, verbose=0)
         >>> [round(one, 1) for one in history.history["epsilon"]]
-        [2.4, 3.0]
+        [2.2, 3.0]
     """
     if not isinstance(model, keras.Model):
         raise ConfigTypeError(
