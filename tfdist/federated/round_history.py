@@ -89,6 +89,5 @@ def shown(record: RoundRecord) -> str:
     """A record as a line for a terminal."""
     metrics: dict[str, Any] = {**record.train, **{f"test {name}": value for name, value in record.evaluation.items()}}
     told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return (
-        f"round {record.round + 1}: {record.used} clients, {record.examples:,} examples; {told}; {record.seconds:.2f} s"
-    )
+    parts = (f"{record.used} clients, {record.examples:,} examples", told, f"{record.seconds:.2f} s")
+    return f"round {record.round + 1}: {'; '.join(filter(None, parts))}"
