@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.gradients.outer import schedules
+from tfdist.gradients.outer import meeting_schedules
 from tfdist.gradients.outer.fragments import divided
-from tfdist.gradients.outer.schedules import (
+from tfdist.gradients.outer.meeting_schedules import (
     DiLoCo,
     ElasticAveraging,
     Gossip,
@@ -57,9 +57,11 @@ def test_meetings_are_counted_from_the_first_local_step() -> None:
 
 
 def test_texts_and_values_are_the_same() -> None:
-    assert schedules.require("local-sgd:every=8, average_moments=false") == LocalSGD(every=8, average_moments=False)
-    assert schedules.require(LocalSGD(every=8)) == LocalSGD(every=8)
-    assert schedules.require(None) is None
+    assert meeting_schedules.require("local-sgd:every=8, average_moments=false") == LocalSGD(
+        every=8, average_moments=False
+    )
+    assert meeting_schedules.require(LocalSGD(every=8)) == LocalSGD(every=8)
+    assert meeting_schedules.require(None) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_texts_and_values_are_the_same() -> None:
 )
 def test_other_things_are_refused(given: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind) as raised:
-        schedules.require(given)
+        meeting_schedules.require(given)
     assert says in str(raised.value)
 
 

@@ -28,7 +28,7 @@ from tfdist.cli.common.option_parts import OutputFile, complete_strategies, fiel
 from tfdist.cluster import strategy_table
 from tfdist.cluster.mesh import Mesh
 from tfdist.cluster.strategy_table import COLLECTIVES
-from tfdist.gradients.outer import schedules
+from tfdist.gradients.outer import meeting_schedules
 from tfdist.jobs import LaunchConfig, WorkerSpec, planned, require_script, run
 from tfdist.jobs.launchers.launcher import Launcher
 from tfdist.jobs.output import tf_log_filter
@@ -202,7 +202,7 @@ def _whole(count: float | None) -> Any:
 def _check_synchronization(strategy: str | None, synchronization: str | None) -> None:
     if not synchronization:
         return
-    schedules.parse(synchronization, name="--synchronization")
+    meeting_schedules.parse(synchronization, name="--synchronization")
     able = [name for name in strategy_table.names() if strategy_table.get(name).may_meet_seldom]
     if strategy is not None and strategy not in able:
         raise click.UsageError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tfdist.lazy_exports import exported
 
 if TYPE_CHECKING:
-    from tfdist.gradients.outer.schedules import DiLoCo, ElasticAveraging, Gossip, LocalSGD, PostLocalSGD
+    from tfdist.gradients.outer.meeting_schedules import DiLoCo, ElasticAveraging, Gossip, LocalSGD, PostLocalSGD
     from tfdist.strategies.factory import create, from_distribution, from_environment, use_logical_cpus
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.model_parallel import ModelParallelStrategy

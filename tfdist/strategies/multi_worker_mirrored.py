@@ -26,7 +26,7 @@ from tfdist.compat.tensorflow.meshes.weight_gathering import Gathers
 from tfdist.compat.tensorflow.steps import replica_services
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices, WeightParts
 from tfdist.errors import ConfigError
-from tfdist.gradients.outer.schedules import Synchronization
+from tfdist.gradients.outer.meeting_schedules import Synchronization
 from tfdist.gradients.sharding import shard_layout
 from tfdist.gradients.sharding.sharded_slots import OptimizerSharding
 from tfdist.parallel.sharded_initializers import InitialParts

@@ -16,7 +16,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow import ring_extended as tf_ring
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, ConfigTypeError
-from tfdist.gradients.outer.schedules import Synchronization
+from tfdist.gradients.outer.meeting_schedules import Synchronization
 from tfdist.strategies import local_replicas
 from tfdist.training import local_steps
 from tfdist.training.strategy_mixin import KerasTraining, agree_on_seed

@@ -27,7 +27,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.outer import meeting_kinds, meetings, worker_weights
-from tfdist.gradients.outer.schedules import Synchronization
+from tfdist.gradients.outer.meeting_schedules import Synchronization
 from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica.judging import Rules

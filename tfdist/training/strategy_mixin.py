@@ -40,6 +40,7 @@ class KerasTraining:
     tee: Tee | None = None
     #: how workers train by themselves between meetings; None: every step spans all of them
     apart: "local_steps.Apart | None" = None
+    _moving: "weakref.WeakSet[Input] | None" = None  # inputs of a `fit` whose shares change
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -196,7 +197,8 @@ class KerasTraining:
             moves=moves and self._workers.count > 1,
         )
         if moves:
-            vars(self).setdefault("_moving", weakref.WeakSet()).add(distributed)
+            self._moving = weakref.WeakSet() if self._moving is None else self._moving
+            self._moving.add(distributed)
         call_ends.at_end(caller, distributed.end)
         if distributed.source is Source.OWN:
             keras_model.set_batches(epoch_iterator, distributed.batches)
@@ -267,7 +269,7 @@ class KerasTraining:
     def move_shares(self, shares: Shares) -> None:
         """Cut the batches of the `fit` that runs by other shares from the next one on; all workers call it alike."""
         self.shares = shares.weights
-        for one in vars(self).get("_moving", ()):
+        for one in self._moving or ():
             one.recut(self.share)
 
     def _begin_shares(self, given: Sequence[int] | str | None) -> None:

@@ -16,7 +16,7 @@ from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.shares import Shares
 from tfdist.compression import ErrorFeedback, TopK
-from tfdist.gradients.outer import schedules
+from tfdist.gradients.outer import meeting_schedules
 
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
 WORKERS = len(os.environ["TFDIST_WORKERS"].split(","))
@@ -168,8 +168,8 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
     """Return the end of a training with outer steps, and of its simulation, in NumPy."""
     given = ",".join(f"{name}={value}" for name, value in options.items())
     seen = trained(f"diloco:{given}", "momentum", normalizes=True)
-    schedule = schedules.require(f"diloco:{given}")
-    assert isinstance(schedule, schedules.DiLoCo)
+    schedule = meeting_schedules.require(f"diloco:{given}")
+    assert isinstance(schedule, meeting_schedules.DiLoCo)
     simulation = Simulation("momentum", normalizes=True)
     weights = [model.trainable_variables for model in simulation.models]
     shapes = [tuple(variable.shape) for variable in weights[0]]
@@ -217,7 +217,7 @@ def moving(model: keras.Model) -> list[Any]:
 def mixed(text: str) -> dict[str, Any]:
     """Return the end of a training of springs or of gossip, and of its simulation."""
     seen = trained(text, "sgd")
-    schedule = schedules.require(text)
+    schedule = meeting_schedules.require(text)
     simulation = Simulation("sgd")
     center = simulation.models[0].get_weights()
 
@@ -225,8 +225,8 @@ def mixed(text: str) -> dict[str, Any]:
         nonlocal center
         for event in schedule.events(step) if schedule is not None else ():
             every = [model.get_weights() for model in simulation.models]
-            if isinstance(schedule, schedules.Gossip):
-                table = np.array(schedules.mixing(schedule, WORKERS, event.fragment), np.float32)
+            if isinstance(schedule, meeting_schedules.Gossip):
+                table = np.array(meeting_schedules.mixing(schedule, WORKERS, event.fragment), np.float32)
                 mixtures = [np.tensordot(table, np.stack(values), axes=1) for values in zip(*every, strict=True)]
                 new = [[mixture[worker] for mixture in mixtures] for worker in range(WORKERS)]
             else:
@@ -238,7 +238,7 @@ def mixed(text: str) -> dict[str, Any]:
                 model.set_weights(values)
 
     simulation.run(2, after)
-    is_center = not isinstance(schedule, schedules.Gossip)
+    is_center = not isinstance(schedule, meeting_schedules.Gossip)
     return seen | {"simulated": flat(center) if is_center else simulation.mean()}
 
 

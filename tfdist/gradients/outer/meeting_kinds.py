@@ -2,11 +2,18 @@
 
 import keras
 
-from tfdist.gradients.outer import outer_steps, schedules
+from tfdist.gradients.outer import meeting_schedules, outer_steps
+from tfdist.gradients.outer.meeting_schedules import (
+    DiLoCo,
+    ElasticAveraging,
+    Gossip,
+    LocalSGD,
+    PostLocalSGD,
+    Synchronization,
+)
 from tfdist.gradients.outer.meetings import Averaging, Group, Meeting
 from tfdist.gradients.outer.mixing_steps import Neighbours, Springs
 from tfdist.gradients.outer.outer_steps import OuterSteps
-from tfdist.gradients.outer.schedules import DiLoCo, ElasticAveraging, Gossip, LocalSGD, PostLocalSGD, Synchronization
 
 _KINDS: dict[type[Synchronization], type[Meeting]] = {
     LocalSGD: Averaging,
@@ -23,7 +30,7 @@ def meeting_of(schedule: Synchronization, group: Group, model: keras.Model) -> M
 
 def require(value: object) -> Synchronization | None:
     """Return the schedule that a strategy is given, with the codec that it names looked up."""
-    schedule = schedules.require(value)
+    schedule = meeting_schedules.require(value)
     if isinstance(schedule, DiLoCo):
         outer_steps.codec_of(schedule.wire)
     return schedule

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import TracedCollective, relative_paths
 from tfdist.gradients.outer import worker_weights
-from tfdist.gradients.outer.schedules import Event, Synchronization
+from tfdist.gradients.outer.meeting_schedules import Event, Synchronization
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import relative_paths
-from tfdist.gradients.outer import schedules, worker_weights
+from tfdist.gradients.outer import meeting_schedules, worker_weights
+from tfdist.gradients.outer.meeting_schedules import ElasticAveraging, Event, Gossip
 from tfdist.gradients.outer.meetings import Group, Meeting
-from tfdist.gradients.outer.schedules import ElasticAveraging, Event, Gossip
 
 
 class Springs(Meeting):
@@ -87,7 +87,7 @@ class Neighbours(Meeting):
 
     def perform(self, event: Event) -> None:
         """Mix with the neighbours of this meeting."""
-        number = event.fragment % schedules.rounds(self._schedule, self._group.traced.size)
+        number = event.fragment % meeting_schedules.rounds(self._schedule, self._group.traced.size)
         self._traced(f"meet {number}", functools.partial(self._meet, number))
 
     def _meet(self, number: int) -> None:
@@ -98,7 +98,9 @@ class Neighbours(Meeting):
         if self._weight:
             weight = tf.convert_to_tensor(self._weight[0].value)
             flat = tf.concat([flat * weight, [weight]], axis=0)
-        mixed = mixed_with(self._group, schedules.mixing(self._schedule, self._group.traced.size, number), flat, number)
+        mixed = mixed_with(
+            self._group, meeting_schedules.mixing(self._schedule, self._group.traced.size, number), flat, number
+        )
         if self._weight:
             self._weight[0].assign(mixed[-1])
             mixed = mixed[:-1] / mixed[-1]

@@ -15,8 +15,8 @@ from tfdist.compression.codecs.quantized import QSGD
 from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import fragments, worker_weights
+from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event
 from tfdist.gradients.outer.meetings import Group, Meeting
-from tfdist.gradients.outer.schedules import DiLoCo, Event
 from tfdist.gradients.outer.worker_weights import Outside
 
 # Small groups: the error of a number is less than the number itself, or a memory of errors would grow.
