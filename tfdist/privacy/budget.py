@@ -13,6 +13,9 @@ from tfdist.privacy.accounting import NoisySteps
 class PrivacyBudgetError(TfdistError, RuntimeError):
     """A training would spend more privacy than its budget has.
 
+    Args:
+        message: what is said.
+
     Attributes:
         epsilon: the budget.
         delta: of the budget and of what is spent.

@@ -18,6 +18,12 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 class PoissonBatches(Wrapped):
     """A `tf.data.Dataset` whose batches have each example with one probability, independently of all others.
 
+    Args:
+        examples: how many there are.
+        global_batch_size: the expected number of examples of a batch.
+        seed: of the samples.
+        take: makes a batch of the numbers of its examples, int64 ``[rows]``, and a key of random numbers.
+
     Attributes:
         examples: how many there are.
         rate: the probability with which an example is in a batch.
