@@ -51,7 +51,12 @@ class BalanceShares(keras.callbacks.Callback):
             the batch.
 
     Example:
-        >>> model.fit(x, y, batch_size=64, callbacks=[BalanceShares()])        # doctest: +SKIP
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> balance = BalanceShares(memory=48)
+        >>> history = model.fit(np.ones((8, 4)), np.ones(8), batch_size=4, callbacks=[balance], verbose=0)
+        >>> balance.changes  # of one worker
+        []
 
     Source: S. Tyagi and P. Sharma, "Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching",
     2020. There a controller is proportional to the error; here speeds are known, and a change is limited instead.

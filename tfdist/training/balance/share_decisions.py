@@ -44,13 +44,10 @@ class Decision:
 def decide(
     history: Sequence[Window], rows: tuple[int, ...], *, max_change: float, most_rows: Sequence[int] | None = None
 ) -> Decision:
-    """The rows that follow from the last windows, as far as they are of the present rows.
+    """The rows that follow from the last windows of the history, as far as they are of the present rows.
 
-    Args:
-        history: the windows so far, the newest last.
-        rows: of each worker now; their sum, the batch, stays.
-        max_change: the largest part of the batch that moves between workers in one change.
-        most_rows: the most that fit into the memory of each worker.
+    The sum of rows stays. At most ``max_change`` of it moves. No worker gets more than ``most_rows``, which fit into
+    its memory.
 
     Example:
         >>> decide([Window((8, 8), (0.1, 0.4), (0.0, 0.0))], (8, 8), max_change=0.5)
