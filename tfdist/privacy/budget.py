@@ -21,6 +21,10 @@ class PrivacyBudgetError(TfdistError, RuntimeError):
         delta: of the budget and of what is spent.
         would_spend: epsilon after the training that was asked for.
         spent: epsilon until now.
+
+    Example:
+        >>> PrivacyBudgetError("too much", epsilon=3.0, delta=1e-5, would_spend=3.2, spent=2.9).would_spend
+        3.2
     """
 
     def __init__(self, message: str, *, epsilon: float, delta: float, would_spend: float, spent: float) -> None:

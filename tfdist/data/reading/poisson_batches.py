@@ -28,6 +28,11 @@ class PoissonBatches(Wrapped):
         examples: how many there are.
         rate: the probability with which an example is in a batch.
         steps: the number of batches in an iteration.
+
+    Example:
+        >>> import numpy as np, tfdist
+        >>> tfdist.data.poisson(np.zeros((100, 4)), global_batch_size=10).steps
+        10
     """
 
     def __init__(self, examples: int, global_batch_size: int, seed: int, take: Any) -> None:
