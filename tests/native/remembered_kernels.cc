@@ -2,7 +2,7 @@
 //
 // oneDNN's rewriting of graphs asks that for each operation and dtype that a process meets, a hundred times in a short
 // training, and TensorFlow goes through all of its 15,000 kernels each time. This library is loaded before TensorFlow,
-// whose own calls then lead here; tests/integration/without_scans.py has it remember what forks would ask.
+// whose own calls then lead here; tests/integration/without_searches.py has it remember what forks would ask.
 
 #include <dlfcn.h>
 
