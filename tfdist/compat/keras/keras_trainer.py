@@ -278,8 +278,8 @@ def batch_size_of(epoch_iterator: TFEpochIterator) -> int | None:
     """Return the examples of a whole batch, where they are known."""
     try:
         found = epoch_iterator.data_adapter.batch_size
-    except (NotImplementedError, ValueError, IndexError, TypeError):  # an adapter that does not say
-        return None
+    except (NotImplementedError, AttributeError, ValueError, IndexError, TypeError):
+        return None  # an adapter that does not say, or a dataset whose first input is None or has no rows
     return None if found is None else int(found)
 
 
