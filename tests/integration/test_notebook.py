@@ -184,7 +184,7 @@ notebook(f)
         ("notebook(f, 1)", ("f() ", "1 arguments")),
         ("notebook(f())", ("cannot be called",)),
         ("notebook(print, strategy='mirrored')", ("workers=1", "replicas_per_worker=2")),
-        ("notebook(print, worker=3)", ("worker is no option", "env, timeout_seconds")),
+        ("notebook(print, worker=3)", ("worker is not an option", "env, timeout_seconds")),
         ("notebook(print, env={'A': 1})", ("{'A': '1'}",)),
     ],
 )

@@ -132,7 +132,7 @@ class ReduceInReplicas(HasServices):
             return self.services.collectives[mine].all_to_all(tensor, key=label)
         return self.all_gather_in_replica(tensor, label)[index_here() :: replicas_here()]
 
-    def _reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
+    def reduced_between(self, reduce_op: Any, value: Any, options: Any) -> Any:
         """Return a nest reduced by the services' `traced`, inside of a replica."""
         one = self.services.traced[tf.distribute.get_replica_context()._replica_id]
 
@@ -208,7 +208,7 @@ class MirroredReplicas(ReduceInReplicas, MirroredExtended):
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.services.traced and not tf.executing_eagerly():
-            return self._reduced_between(reduce_op, value, options)
+            return self.reduced_between(reduce_op, value, options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)
 
 
@@ -252,7 +252,7 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self.services.traced and not tf.executing_eagerly():
-            return self._reduced_between(reduce_op, value, options)
+            return self.reduced_between(reduce_op, value, options)
         # TensorFlow heeds the strategy's own options only where replicas meet in a merge call.
         options = self._communication_options.merge(options)
         return self._packed_sums(super()._replica_ctx_all_reduce, reduce_op, value, options)

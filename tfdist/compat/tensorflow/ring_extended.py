@@ -104,7 +104,7 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         if tf.executing_eagerly():  # a merge call: replicas of this process run one after the other
             return tf.distribute.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
         if self.services.is_apart:
-            return self._reduced_between(reduce_op, value, options)
+            return self.reduced_between(reduce_op, value, options)
 
         def sums(sent: list[Any], labels: list[str], keep: bool) -> list[Any]:
             between = functools.partial(self._collective.all_reduce, labels=labels, keep_duplicate_indices=keep)

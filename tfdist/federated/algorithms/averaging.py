@@ -95,7 +95,12 @@ class FedProx(FedAvg):
 
     Args:
         mu: the factor, at least 0.
-        epochs, batch_size, weighting, most_examples, server_learning_rate, server_momentum: as of `FedAvg`.
+        epochs: as of `FedAvg`.
+        batch_size: as of `FedAvg`.
+        weighting: as of `FedAvg`.
+        most_examples: as of `FedAvg`.
+        server_learning_rate: as of `FedAvg`.
+        server_momentum: as of `FedAvg`.
 
     Raises:
         ConfigError: a number is out of bounds.

@@ -28,7 +28,10 @@ class FedOpt:
         beta_1: b1; "adagrad" commonly takes 0.
         beta_2: b2.
         tau: the degree of adaptivity; larger is nearer to plain averaging.
-        epochs, batch_size, weighting, most_examples: as of `FedAvg`.
+        epochs: as of `FedAvg`.
+        batch_size: as of `FedAvg`.
+        weighting: as of `FedAvg`.
+        most_examples: as of `FedAvg`.
 
     Raises:
         ConfigError: a number is out of bounds.

@@ -116,7 +116,7 @@ class ModelParallelReplicas(HoldsParts, RingReplicas):
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if tf.executing_eagerly():
             return super()._replica_ctx_all_reduce(reduce_op, value, options)
-        return self._reduced_between(reduce_op, value, options)
+        return self.reduced_between(reduce_op, value, options)
 
     def all_gather_in_replica(self, tensor: tf.Tensor, label: str) -> tf.Tensor:
         """Return the rows of all replicas, in their order."""
