@@ -53,7 +53,7 @@ def test_peers_have_processes_of_their_own() -> None:
         ({"strategy": "rings"}, "strategy is 'rings'"),
         ({"collectives": "native"}, "only 'multi-worker' has a choice"),
         ({"strategy": "multi-worker", "collectives": "mpi"}, "collectives is 'mpi'"),
-        ({"steps_per_execution": 4}, "steps is 10 and steps_per_execution 4"),
+        ({"steps_per_execution": 4}, "steps is 10 and steps_per_execution is 4"),
         ({"strategy": "parameter-server"}, "strategy is 'parameter-server'"),
     ],
 )

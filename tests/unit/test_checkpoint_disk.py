@@ -64,7 +64,7 @@ for step in (3, 4):
     writer.submit(step, {"x": np.zeros(100_000)}, {})
     writer.wait()
 assert (writer.failures, writer.written, writer.last_error.errno, len(said)) == (2, None, number, 1), said
-assert "training goes on" in said[0] and "free there" in said[0], said
+assert "training continues" in said[0] and "free there" in said[0], said
 writer.submit(5, {"x": np.full(100, 5.0)}, {})
 writer.close()
 assert writer.written == 5 and writer.last_error is None and store.newest().step == 5

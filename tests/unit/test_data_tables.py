@@ -446,4 +446,4 @@ def test_the_command_says_what_it_told(tmp_path: Path) -> None:
     assert (int(first["id"]), int(first["age"]), bool(first["age_is_null"])) == ((1 << 64) - 1, -1, True)
     wrong = CliRunner().invoke(main, ["data", "write", "a.csv", "out", "--null", "age"])
     assert wrong.exit_code == 2
-    assert "is no COLUMN=VALUE" in wrong.stderr
+    assert "is not COLUMN=VALUE" in wrong.stderr

@@ -327,4 +327,4 @@ def test_merged_traces_keep_their_processes_apart(tmp_path: Path) -> None:
     output.unlink()
     refused = CliRunner().invoke(main, ["trace", "merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(output)])
     assert (refused.exit_code, output.exists()) == (2, False)
-    assert "is no chrome trace" in refused.output
+    assert "is not a Chrome trace" in refused.output

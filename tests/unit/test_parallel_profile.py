@@ -203,7 +203,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--devices", "2", "--link", "quick"], "the link is"),
         (["--devices", "2", "--link", "1gbit", "--microbatches", "0"], "microbatches"),
         (["--devices", "2", "--at-once", "0"], "at-once"),
-        (["--devices", "2", "--at-once", "2"], "--profile reads what was measured"),
+        (["--devices", "2", "--at-once", "2"], "--profile reads earlier measurements"),
     ],
 )
 def test_wrong_requests_end_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -222,4 +222,4 @@ def test_a_script_is_needed(tmp_path: Path) -> None:
     assert "no such file" in done.output
     done = CliRunner().invoke(main, ["parallel", "plan", "--devices", "2", "--at-once", "3", "train.py"])
     assert done.exit_code == 2
-    assert "there are 2 device(s)" in done.output
+    assert "more than the 2 device(s)" in done.output

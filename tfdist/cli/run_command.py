@@ -128,9 +128,9 @@ def command(
     kubernetes_options.check_options(places, launcher)
     remote = remote_of(launcher, places)
     given = {
-        variables.COLLECTIVES.name: collectives,
-        variables.MESH.name: mesh,
-        variables.SYNCHRONIZATION.name: synchronization,
+        variables.COLLECTIVES: collectives,
+        variables.MESH: mesh,
+        variables.SYNCHRONIZATION: synchronization,
     }
     config = _config(asked, remote, launcher, given=given, script=(script, *arguments))
     check_strategy(config)
@@ -159,11 +159,11 @@ def _config(
     remote: Remote | None,
     launcher: Launcher,
     *,
-    given: Mapping[str, str | None],
+    given: Mapping[variables.Variable[str], str | None],
     script: Sequence[str],
 ) -> LaunchConfig:
-    strategy, mesh, collectives = asked["strategy"], given[variables.MESH.name], given[variables.COLLECTIVES.name]
-    _check_synchronization(strategy, given[variables.SYNCHRONIZATION.name])
+    strategy, mesh, collectives = asked["strategy"], given[variables.MESH], given[variables.COLLECTIVES]
+    _check_synchronization(strategy, given[variables.SYNCHRONIZATION])
     servers = server_count(strategy, parameter_servers=asked["parameter_servers"])
     workers = worker_count(asked["workers"], remote, servers)
     _check_mesh(strategy, collectives, mesh, is_elastic=bool(asked["min_workers"] or asked["max_workers"]))
@@ -181,7 +181,7 @@ def _config(
     }
     environment = {
         **tf_log_filter.variables(os.environ, all_logs=asked["all_logs"]),
-        **{name: value for name, value in given.items() if value},
+        **{one.name: value for one, value in given.items() if value},
     }
     target, *arguments = script
     return LaunchConfig(

@@ -148,7 +148,7 @@ def test_tensorflow_io() -> None:
     assert software_check.judge_tensorflow_io({"tensorflow": "2.21.0"}) == []
     (finding,) = software_check.judge_tensorflow_io({"tensorflow": "2.21.0", "tensorflow-io": "0.37.1"})
     assert finding.level is Level.WARNING
-    assert finding.seen == "tensorflow-io 0.37.1 beside TensorFlow 2.21.0"
+    assert finding.seen == "tensorflow-io 0.37.1 with TensorFlow 2.21.0"
     (finding,) = software_check.judge_tensorflow_io({"tensorflow": "2.16.2", "tensorflow-io": "0.37.1"})
     assert finding.level is Level.OK
 
