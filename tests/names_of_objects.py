@@ -153,7 +153,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_devices _num_replicas_in_sync _replica_ctx_all_reduce", lambda: MirroredExtended),
         **each("_get_local_replica_id _get_replica_id_in_sync_group", lambda: MirroredExtended),
         "_experimental_distribute_dataset": lambda: MirroredExtended,
-        **each("_examples _reduced_between _everybody _late _waiting", OURS),
+        **each("_examples _everybody _late _waiting", OURS),
     },
     "tensorflow/meshes/staged.py": {
         **each("_container_strategy _create_variable", lambda: MirroredExtended),
@@ -202,7 +202,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         "_distribute_strategy": lambda: type(tf.Variable(1.0)),
         "_get_default_strategy": lambda: distribute_lib,
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
-        **each("_packed_sums _reduced_between _replicas_per_worker _rows_apart", OURS),
+        **each("_packed_sums _replicas_per_worker _rows_apart", OURS),
     },
     "tensorflow/steps/gradient_uses.py": {"_get_function": lambda: tf.Graph},
     "tensorflow/steps/replica_contexts.py": {
