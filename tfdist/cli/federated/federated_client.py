@@ -8,7 +8,7 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
-from tfdist.cli.federated.federation_options import require_cryptography, secure_option, sums_of
+from tfdist.cli.federated.federation_options import app_argument, require_cryptography, secure_option, sums_of
 
 
 @click.command(
@@ -37,7 +37,7 @@ from tfdist.cli.federated.federation_options import require_cryptography, secure
 @click.option(
     "--wait-seconds", type=click.FloatRange(0), default=600.0, show_default=True, help="For a server that is away."
 )
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
+@app_argument
 def command(
     file: Path,
     server: str,

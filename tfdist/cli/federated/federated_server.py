@@ -7,7 +7,17 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
-from tfdist.cli.federated.federation_options import require_cryptography, secure_option, sums_of
+from tfdist.cli.federated.federation_options import (
+    app_argument,
+    output_option,
+    require_cryptography,
+    resume_option,
+    rounds_option,
+    secure_option,
+    seed_option,
+    show_end,
+    sums_of,
+)
 
 
 @click.command(
@@ -27,8 +37,8 @@ from tfdist.cli.federated.federation_options import require_cryptography, secure
     epilog="Exit code: 0 when all rounds are done, 1 when they cannot be, 2 when the request makes no sense.",
     page="federated-running",
 )
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders.")
+@rounds_option
+@seed_option
 @secure_option
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7443", show_default=True, help="Where clients come.")
 @click.option(
@@ -39,16 +49,9 @@ from tfdist.cli.federated.federation_options import require_cryptography, secure
     metavar="FOLDER",
     help="With server.key and federation.json.",
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs", "federated"),
-    show_default=True,
-    metavar="FOLDER",
-    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
-)
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
+@output_option
+@resume_option
+@app_argument
 def command(
     file: Path, rounds: int, seed: int, secure: bool, listen: str, keys: Path, output: Path, resume: bool
 ) -> None:
@@ -62,7 +65,7 @@ def command(
 
     from tfdist.cluster.cluster_values import split_address
     from tfdist.federated.app_file import load_app
-    from tfdist.federated.round_history import PICTURE, ROUNDS, draw, read_rounds, shown
+    from tfdist.federated.round_history import ROUNDS, read_rounds, shown
     from tfdist.federated.running.federation_run import serve
     from tfdist.federated.transport import federation_keys
 
@@ -84,8 +87,4 @@ def command(
             told=lambda line: click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True),
             on_round=lambda record: click.echo(shown(record)),
         )
-    try:
-        draw(read_rounds(output / ROUNDS), output / PICTURE)
-    except ImportError as error:
-        click.echo(f"no picture: {error}", err=True)
-    click.echo(f"wrote {output}: {ROUNDS}, model.keras")
+    show_end(read_rounds(output / ROUNDS), output)

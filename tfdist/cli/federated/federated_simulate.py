@@ -9,6 +9,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import Watch, unwinding
+from tfdist.cli.federated.federation_options import (
+    app_argument,
+    output_option,
+    resume_option,
+    rounds_option,
+    seed_option,
+    show_end,
+)
 from tfdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,20 +39,13 @@ if TYPE_CHECKING:
     epilog="Exit code: 0 when all rounds are done, 1 when they cannot be, 2 when the request makes no sense.",
     page="federated",
 )
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
+@rounds_option
 @click.option("--clients", type=click.IntRange(1), help="How many; by default all that client_data has.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs", "federated"),
-    show_default=True,
-    metavar="FOLDER",
-    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
-)
-@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@seed_option
+@output_option
+@resume_option
 @click.option("--tensorboard", is_flag=True, help="Write the metrics for TensorBoard as well.")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
+@app_argument
 def command(
     file: Path, rounds: int, clients: int | None, seed: int, output: Path, resume: bool, tensorboard: bool
 ) -> None:
@@ -57,7 +58,7 @@ def command(
 
     from tfdist.federated import simulate
     from tfdist.federated.app_file import load_app
-    from tfdist.federated.round_history import PICTURE, ROUNDS, draw, shown, tensorboard_writer
+    from tfdist.federated.round_history import shown, tensorboard_writer
 
     keras.utils.set_random_seed(seed)
     app = load_app(file)
@@ -76,11 +77,7 @@ def command(
 
         result = simulate(app, rounds=rounds, seed=seed, folder=output, resume=resume, on_round=on_round)
     result.model.save(output / "model.keras")
-    try:
-        draw(result.rounds, output / PICTURE)
-    except ImportError as error:
-        click.echo(f"no picture: {error}", err=True)
-    click.echo(f"wrote {output}: {ROUNDS}, model.keras")
+    show_end(result.rounds, output)
 
 
 def _with_clients(app: "App", count: int) -> "App":

@@ -1,6 +1,8 @@
-"""Shared parts of `tfdist federated server` and `client`."""
+"""Shared parts of `tfdist federated simulate`, `server` and `client`."""
 
 import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -8,8 +10,22 @@ import click
 from tfdist.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from tfdist.federated import App, SecureSums
+    from tfdist.federated import App, RoundRecord, SecureSums
 
+rounds_option = click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of the run.")
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights, clients and orders."
+)
+output_option = click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs", "federated"),
+    show_default=True,
+    metavar="FOLDER",
+    help="For rounds.jsonl, rounds.png, model.keras and checkpoints.",
+)
+resume_option = click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+app_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="APP.PY")
 secure_option = click.option(
     "--secure", is_flag=True, help="Secure aggregation; on both sides. Implied if APP.PY has secure=SecureSums(...)."
 )
@@ -30,3 +46,14 @@ def sums_of(app: "App", secure: bool) -> "SecureSums | None":
     from tfdist.federated import SecureSums
 
     return app.secure or (SecureSums() if secure else None)
+
+
+def show_end(records: "Sequence[RoundRecord]", output: Path) -> None:
+    """Draw the curves of a run that has ended, and say where its files are."""
+    from tfdist.federated.round_history import PICTURE, ROUNDS, draw
+
+    try:
+        draw(records, output / PICTURE)
+    except ImportError as error:
+        click.echo(f"no picture: {error}", err=True)
+    click.echo(f"wrote {output}: {ROUNDS}, model.keras")
