@@ -94,15 +94,21 @@ def _of_name(name: str, target: griffe.Object) -> Iterator[str]:
         yield f"{name}{_taken(target.parameters)}"
     elif isinstance(target, griffe.Class):
         yield f"{name}{_taken(target.parameters)}"
-        for member in sorted(target.members.values(), key=lambda one: str(one.name)):
-            if member.is_alias or member.name.startswith("_"):
-                continue
+        for member in sorted(_members(target), key=lambda one: str(one.name)):
             if isinstance(member, griffe.Function):
                 yield f"  .{member.name}{_taken(member.parameters)}"
             elif "property" in member.labels or member.docstring is not None:
                 yield f"  .{member.name}"
     else:
         yield name
+
+
+def _members(target: griffe.Class) -> Iterator[griffe.Object]:
+    """Yield the public members of a class, those of its bases in tfdist included."""
+    own = (member for member in target.members.values() if not member.is_alias)
+    for member in (*own, *(one.final_target for one in target.inherited_members.values())):
+        if not member.name.startswith("_"):
+            yield member
 
 
 def _taken(parameters: griffe.Parameters) -> str:
