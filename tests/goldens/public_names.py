@@ -106,9 +106,9 @@ def _of_name(name: str, target: griffe.Object) -> Iterator[str]:
 def _members(target: griffe.Class) -> Iterator[griffe.Object]:
     """Yield the public members of a class, those of its bases in tfdist included."""
     own = (member for member in target.members.values() if not member.is_alias)
-    for member in (*own, *(one.final_target for one in target.inherited_members.values())):
+    for member in (*own, *target.inherited_members.values()):
         if not member.name.startswith("_"):
-            yield member
+            yield _behind(member)
 
 
 def _taken(parameters: griffe.Parameters) -> str:
