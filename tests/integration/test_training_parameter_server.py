@@ -169,9 +169,15 @@ def test_a_stale_gradient_takes_a_smaller_step(pool: WorkerPool) -> None:
 
 
 def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
-    seen = call(pool, "backup_workers")
+    seen = call(pool, "backup_workers", cases="uneven_server_cases")
     assert seen["weight"] == seen["iterations"] == 2 + 10
     assert seen["dropped"] == 10 * 4
+    assert seen["by worker"] == [[0, 10 * 4]], "the worker that is stopped"
+    assert seen["steps"] == list(range(1, 11))
+    assert seen["logs"] == [20.0, 20.0]
+    (told,) = seen["told"]
+    assert "40 of 120" in told
+    assert "worker 0" in told
     assert seen["examples"] == [40.0, 40.0]
 
 

@@ -341,3 +341,33 @@ def test_ready_counts_what_waits(make: Callable[..., Scheduler]) -> None:
     resume.set()
     for _ in tasks:
         outcome_of(scheduler)
+
+
+def test_late_are_those_without_a_result_the_longest_first(make: Callable[..., Scheduler], fake: Fake) -> None:
+    scheduler = make(3)
+    resume, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(worker: int) -> int:
+        begun.release()
+        resume.wait(DEADLINE_SECONDS)
+        return worker
+
+    def go(worker: int) -> int:
+        lost.append(worker)
+        raise Gone
+
+    lost: list[int] = []
+    scheduler.submit(slow)
+    assert begun.acquire(timeout=DEADLINE_SECONDS)
+    (first,) = scheduler.late()
+    scheduler.submit(slow)
+    assert begun.acquire(timeout=DEADLINE_SECONDS)
+    (second,) = set(scheduler.late()) - {first}
+    assert scheduler.late() == [first, second]
+    number = scheduler.submit(go)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(scheduler.late()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert scheduler.late() == [*lost, first, second]
+    scheduler.cancel(number)
+    resume.set()

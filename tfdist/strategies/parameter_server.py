@@ -23,6 +23,7 @@ from tfdist.errors import ConfigError, DeadlineError, ServerLostError, Unsupport
 from tfdist.jobs.placement.local_tasks import LocalTasks
 from tfdist.training.parameter_servers import variable_placement as placement
 from tfdist.training.parameter_servers.chief import Chief
+from tfdist.training.parameter_servers.dropped_parts import Dropped
 from tfdist.training.parameter_servers.scheduler import Scheduler
 from tfdist.training.parameter_servers.staleness import Distribution
 from tfdist.training.parameter_servers.variable_placement import Piece
@@ -58,7 +59,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         max_staleness: how many updates may be applied between the start of a worker's batch and the update with its
             gradient. To keep n workers busy it must be at least n - 1. None: no bound.
         backup_workers: with ``max_staleness=0`` and n workers, the first n - backup_workers parts of a batch that are
-            computed count, weighted by their examples; the others are dropped.
+            computed count, weighted by their examples; the others are dropped and counted: in ``dropped``, in the log
+            ``dropped_examples`` of each epoch, and in a warning at the end of `fit`.
         staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
         variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns the number of parts along each
             axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut. Parts are
@@ -180,7 +182,19 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
     @property
     def dropped_examples(self) -> int:
         """Examples whose gradients came too late; see ``backup_workers``."""
-        return self._chief.dropped_examples
+        return self._chief.dropped.examples
+
+    @property
+    def dropped(self) -> Dropped:
+        """What ``backup_workers`` have dropped so far, by worker and by step.
+
+        Example:
+            >>> print(strategy.dropped)                                           # doctest: +SKIP
+            96 of 4,800 examples in 300 steps were dropped (worker 2 was late with 96)
+            >>> strategy.dropped.parts[-1]                                        # doctest: +SKIP
+            DroppedPart(step=298, worker=2, first=10, examples=6)
+        """
+        return self._chief.dropped
 
     @property
     def lost_workers(self) -> int:

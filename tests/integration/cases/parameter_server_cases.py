@@ -149,7 +149,7 @@ def count_while_the_scale_grows(optimizer: str, options: dict[str, Any]) -> dict
     history = model.fit(*data(165), batch_size=8, epochs=3, verbose=0).history
     return {
         "updates": int(model.optimizer.iterations.numpy()),
-        "weight": _weight(model),
+        "weight": weight(model),
         "scale": history["loss_scale"][-1],
         "skipped": history["skipped_steps"][-1],
         "largest": made.staleness.largest,
@@ -177,7 +177,7 @@ def what_travels(wire_dtype: str) -> dict[str, Any]:
         model.fit(*data(16), batch_size=8, verbose=0)
     finally:
         transport.left_on_server = plain
-    return {"dtypes": dtypes, "weight": _weight(model)}
+    return {"dtypes": dtypes, "weight": weight(model)}
 
 
 def count_with_trouble(what: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def count_with_trouble(what: str, options: dict[str, Any]) -> dict[str, Any]:
     finally:
         if what == "stopped":
             os.kill(process, signal.SIGCONT)
-    _wait(lambda: all_present(made))
+    wait(lambda: all_present(made))
     again = model.fit(*data(160), batch_size=8, epochs=1, verbose=0)
-    return told | {"again": again.history["examples"], "weight_again": _weight(model)}
+    return told | {"again": again.history["examples"], "weight_again": weight(model)}
 
 
 def count_without(workers: int) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def evaluate_with_a_kill() -> dict[str, Any]:
     callback = At(0, 20, lambda: os.kill(pid("worker", 1), signal.SIGKILL))
     logs = model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[callback], return_dict=True)
     rows = model.predict(np.zeros((11, 2), np.float32), verbose=0)
-    _wait(lambda: all_present(made))
+    wait(lambda: all_present(made))
     return {"examples": float(logs["examples"]), "loss": float(logs["loss"]), "rows": rows.shape}
 
 
@@ -234,21 +234,6 @@ def corrected_rates() -> dict[str, float]:
     model.fit(*data(400), batch_size=8, epochs=1, verbose=0)
     expected = sum(times / max(1, staleness) for staleness, times in made.staleness.counts.items())
     return {"weight": -float(model.get_weights()[0][0]), "expected": expected, "mean": made.staleness.mean}
-
-
-def backup_workers() -> dict[str, Any]:
-    """Train in parts of which the last one is not waited for, while worker 0 is stopped all the time."""
-    made = strategy(max_staleness=0, backup_workers=1, worker_timeout_seconds=600.0)
-    model = counting(made)
-    model.fit(*data(24), batch_size=12, epochs=1, verbose=0)
-    before = made.dropped_examples
-    os.kill(pid("worker", 0), signal.SIGSTOP)
-    try:
-        history = model.fit(*data(60), batch_size=12, epochs=2, verbose=0)
-    finally:
-        os.kill(pid("worker", 0), signal.SIGCONT)
-    _wait(lambda: all_present(made))
-    return counts(made, model, history) | {"dropped": made.dropped_examples - before, "weight": _weight(model)}
 
 
 def partitioned(optimizer: str, dense: bool, saves: bool) -> dict[str, Any]:
@@ -382,7 +367,7 @@ def interrupted() -> dict[str, Any]:
     return {
         "again": int(model.optimizer.iterations.numpy()) - before,
         "examples": history.history["examples"],
-        "exact": _weight(model) == int(model.optimizer.iterations.numpy()),
+        "exact": weight(model) == int(model.optimizer.iterations.numpy()),
     }
 
 
@@ -469,7 +454,7 @@ def a_server_goes() -> dict[str, Any]:
     def kill() -> None:
         for server in map(psutil.Process, (pid("ps", 0), pid("ps", 1))):
             server.kill()  # and the next one when this one listens no more: the first that does not is named
-            _wait(lambda ended=server: not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE)
+            wait(lambda ended=server: not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE)
 
     try:
         model.fit(*data(4000), batch_size=8, epochs=3, verbose=0, callbacks=[At(0, 5, kill)])
@@ -478,11 +463,11 @@ def a_server_goes() -> dict[str, Any]:
     return {"error": "none"}
 
 
-def _weight(model: keras.Model) -> float:
+def weight(model: keras.Model) -> float:
     return float(model.get_weights()[0][0]) / -RATE
 
 
-def _wait(done: Callable[[], bool], seconds: float = 200.0) -> None:
+def wait(done: Callable[[], bool], seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not done() and time.monotonic() < deadline:

@@ -5,6 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdist.cluster.shares import Shares
+from tfdist.training import keras_loop
+from tfdist.training.epoch import Batch, Layout, flat
+from tfdist.training.replica import batch_rows
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -76,3 +81,36 @@ class NotBuiltError(OtherPlanError):
 
 class MakesVariablesError(OtherPlanError):
     """A step makes Keras variables when it is traced first, as some metrics do; they are made before the next trace."""
+
+
+def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
+    """A batch of the pipeline as it is, or a single one cut into parts."""
+    if isinstance(element, Batch):
+        return element
+    data = keras_loop.batch_of(element, strategy)
+    if parts > 1:
+        batch_rows.require_alike(data)
+    slices = tuple(batch_rows.parts_of(data, Shares.equal(parts).all))
+    return Batch(flat(slices), batch_rows.rows_of(data), Layout.of(slices))
+
+
+def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
+    """Index, examples and tensors of each part that has examples; of an empty batch, of the first."""
+    found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
+    present = [part for part in found if int(part[1])] or found[:1]
+    if parts > 1 or len(present) == 1:
+        return present
+    leaves = [batch_rows.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
+    return [(0, batch.rows, leaves)]
+
+
+def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
+    """Index, examples and tensors of contiguous parts of a whole batch."""
+    ((_, rows, leaves),) = present_parts(batch, 1)
+    if not int(rows):
+        return [(0, rows, leaves)]
+    if parts > 1:
+        for _, data in batch.layout.slices(batch.tensors):
+            batch_rows.require_alike(data)
+    cut = batch_rows.parts_of(leaves, Shares.equal(parts).all)
+    return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]

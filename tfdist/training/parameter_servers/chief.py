@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.shares import Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.keras import keras_trainer as keras_model
 from tfdist.compat.keras import stateless_scope
@@ -25,14 +24,23 @@ from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training import chief_saving, keras_loop, worker_callbacks
 from tfdist.training.checks import advice, step_probe
-from tfdist.training.epoch import Batch, Epoch, Layout, flat
+from tfdist.training.epoch import Batch, Epoch, Layout
 from tfdist.training.keras_loop import Predictions, Steps
 from tfdist.training.parameter_servers import part_function, remote_part
-from tfdist.training.parameter_servers.batch_plan import MakesVariablesError, NotBuiltError, OtherPlanError, Plan
+from tfdist.training.parameter_servers.batch_plan import (
+    MakesVariablesError,
+    NotBuiltError,
+    OtherPlanError,
+    Plan,
+    as_batch,
+    cut_into,
+    present_parts,
+)
+from tfdist.training.parameter_servers.dropped_parts import Dropped
 from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
 from tfdist.training.parameter_servers.staleness import Bound, Distribution
 from tfdist.training.parameter_servers.update import BoundedCalls, Update
-from tfdist.training.replica import batch_rows, replica_metrics
+from tfdist.training.replica import replica_metrics
 
 _WHOLE = (
     "every batch of %r is computed by one worker: %s. The numbers are right; the other workers wait. With "
@@ -67,8 +75,8 @@ class Chief:
         self.when_built = when_built
         #: of all gradients that were applied
         self.staleness = Distribution()
-        #: examples in parts that came too late, see ``backup_workers``
-        self.dropped_examples = 0
+        #: parts that came too late, see ``backup_workers``
+        self.dropped = Dropped()
         self._bounded = BoundedCalls(timeout_seconds, require_servers)
 
     @property
@@ -104,6 +112,8 @@ class Chief:
             if training:
                 step_clock().training_begins()
             worker_callbacks.adapt(model, Workers(), training)
+            if training and self.backup_workers:
+                self._tell_drops(model)
             for _, source in made:
                 if source.training == training:
                     source.forget()  # what an interrupted call has left
@@ -117,6 +127,13 @@ class Chief:
             settle=settle,
         )
         chief_saving.adopt(model, Workers())
+
+    def _tell_drops(self, model: keras.Model) -> None:
+        """At the end of the running `fit`, warn of what it has dropped."""
+        running = keras_model.calling_callbacks(model)
+        if running is None or any(isinstance(callback, _TellsDrops) for callback in running.callbacks):
+            return
+        running.callbacks.append(_TellsDrops(self))
 
     def outcome(self, tasks: Collection[int], *, wait: bool = True) -> Outcome | None:
         """The outcome of one of these tasks; waiting for workers is measured here."""
@@ -145,6 +162,18 @@ class Chief:
     def _predictions(self, model: keras.Model) -> Predictions:
         unseeded = keras_model.global_seed_generator()
         return Predictions(functools.partial(_rows_of, self, model, unseeded, {}), _running)
+
+
+class _TellsDrops(keras.callbacks.Callback):
+    def __init__(self, chief: Chief) -> None:
+        super().__init__()
+        self._chief = chief
+        self._before = chief.dropped.copy()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        dropped = self._chief.dropped.since(self._before)
+        if dropped.examples:
+            step_clock().warn(f"{dropped}; with backup_workers=0 every example counts.")
 
 
 @contextlib.contextmanager
@@ -192,6 +221,7 @@ class _ChiefSteps:
         self._under_way: dict[int, tuple[int, Any]] = {}  # task -> ticket, update
         self._finished: dict[int, Outcome] = {}
         self._epoch = Distribution()
+        self._dropped_before = chief.dropped.examples
         self._numbers = itertools.count()
         self._logs: Any = None
 
@@ -224,7 +254,7 @@ class _ChiefSteps:
     def settle(self, logs: Any) -> Any:
         """Wait for tasks that are under way; return the logs that hold then."""
         if self._chief.together:
-            return logs
+            return self._with_drops(logs)
         if self._under_way:
             logs = self._wait_for_all()
         elif self._logs is not None:
@@ -235,6 +265,12 @@ class _ChiefSteps:
             self._epoch = Distribution()
         return logs
 
+    def _with_drops(self, logs: Any) -> Any:
+        before, self._dropped_before = self._dropped_before, self._chief.dropped.examples
+        if self.training and self._chief.backup_workers and isinstance(logs, dict):
+            logs = {**logs, "dropped_examples": float(self._dropped_before - before)}
+        return logs
+
     # All workers on one batch.
 
     def _together(self, batch: Batch) -> Any:
@@ -242,16 +278,20 @@ class _ChiefSteps:
         late = self._chief.backup_workers if self.training else 0
         needed = max(1, len(cut) - late)
         results: dict[int, remote_part.Result] = {}
+        behind: list[int] = []
         handed_out = time.monotonic()  # a slow worker shows by the time of its result, though parts are sent in turn
         with contextlib.closing(self._chief.first_outcomes(tasks, needed)) as outcomes:
             for outcome in outcomes:
                 result = results[tasks.index(outcome.number)] = _result(outcome)
                 seconds = max(outcome.ended - handed_out, _LEAST_SECONDS)
                 step_clock().computed(outcome.worker, seconds, result.passes)
+                if len(results) == needed:
+                    behind = self._chief.scheduler.late()
         used = [results[place] for place in sorted(results)]
         counted, total = sum(result.rows for result in used), int(batch.rows)
         if self.training:
-            self._chief.dropped_examples += total - counted
+            missing = [place for place in range(len(cut)) if place not in results]
+            self._chief.dropped.step([int(rows) for _, rows, _ in cut], missing, behind)
             self._chief.staleness.add(0)
         scale = total / counted if counted and late else 1.0
         logs = self._update(update, used, scale=scale)
@@ -415,39 +455,6 @@ def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: A
             done = compute(None, counts, state, leaves)
         return chief.scheduler.submit(lambda worker: done)
     return chief.scheduler.submit(lambda worker: compute(chief.devices[worker], counts, state, leaves), kind=compute)
-
-
-def as_batch(element: Any, strategy: Any, parts: int) -> Batch:
-    """A batch of the pipeline as it is, or a single one cut into parts."""
-    if isinstance(element, Batch):
-        return element
-    data = keras_loop.batch_of(element, strategy)
-    if parts > 1:
-        batch_rows.require_alike(data)
-    slices = tuple(batch_rows.parts_of(data, Shares.equal(parts).all))
-    return Batch(flat(slices), batch_rows.rows_of(data), Layout.of(slices))
-
-
-def present_parts(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Index, examples and tensors of each part that has examples; of an empty batch, of the first."""
-    found = [(index, rows, leaves) for index, (rows, leaves) in enumerate(batch.layout.parts(batch.tensors))]
-    present = [part for part in found if int(part[1])] or found[:1]
-    if parts > 1 or len(present) == 1:
-        return present
-    leaves = [batch_rows.joined(*same) for same in zip(*(leaves for _, _, leaves in present), strict=True)]
-    return [(0, batch.rows, leaves)]
-
-
-def cut_into(batch: Batch, parts: int) -> list[tuple[int, Any, list[Any]]]:
-    """Index, examples and tensors of contiguous parts of a whole batch."""
-    ((_, rows, leaves),) = present_parts(batch, 1)
-    if not int(rows):
-        return [(0, rows, leaves)]
-    if parts > 1:
-        for _, data in batch.layout.slices(batch.tensors):
-            batch_rows.require_alike(data)
-    cut = batch_rows.parts_of(leaves, Shares.equal(parts).all)
-    return [(part, count, data) for part, (count, data) in enumerate(cut) if int(count)]
 
 
 def _result(outcome: Outcome) -> Any:

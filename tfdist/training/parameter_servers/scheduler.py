@@ -153,6 +153,13 @@ class Scheduler:
                 self._cancelled.add(number)
             self._outcomes = deque(outcome for outcome in self._outcomes if outcome.number != number)
 
+    def late(self) -> list[int]:
+        """The workers that have no result yet, the one that has kept the chief waiting for longest first."""
+        with self._changed:
+            missing = [worker for worker in self._workers if worker.state is not _State.READY]
+            gone = (_State.GONE, _State.CALLING)
+            return [worker.index for worker in sorted(missing, key=lambda one: (one.state not in gone, one.since))]
+
     def next_outcome(self, among: Collection[int], *, wait: bool = True) -> Outcome | None:
         """The outcome of one of these tasks, in the order in which they end; None if none is known yet."""
         while True:
