@@ -18,6 +18,8 @@ class Link:
         bytes_per_second: above 0.
         is_local: whether the processors that compute also copy, as between processes of one host: then nothing that
             travels is hidden behind what is computed.
+        add_seconds_per_byte: of adding received bytes to one's own; 0 where the bandwidth was measured by all_reduces,
+            which includes it.
 
     Example:
         >>> line = Link.parse("1gbit", delay_ms=1.0)
@@ -28,10 +30,12 @@ class Link:
     latency_seconds: float
     bytes_per_second: float
     is_local: bool = False
+    add_seconds_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         validation.number("latency_seconds", self.latency_seconds, minimum=0)
         validation.number("bytes_per_second", self.bytes_per_second, above=0)
+        validation.number("add_seconds_per_byte", self.add_seconds_per_byte, minimum=0)
 
     @classmethod
     def parse(cls, text: str, *, delay_ms: float = 0.05) -> "Link":
@@ -70,11 +74,13 @@ class Link:
     def all_reduce_seconds(self, size: float, devices: int) -> float:
         """Return the seconds in which so many bytes of each device are added up: 2 (n - 1) (latency + size / n rate).
 
-        A ring, or a reduce_scatter and an all_gather in n - 1 steps each.
+        A ring, or a reduce_scatter and an all_gather in n - 1 steps each. Adding, if it is counted, takes n - 1 parts.
         """
         if devices == 1 or not size:
             return 0.0
-        return 2 * (devices - 1) * (self.latency_seconds + size / devices / self.bytes_per_second)
+        part = size / devices
+        both = 2 * (self.latency_seconds + part / self.bytes_per_second)
+        return (devices - 1) * (both + part * self.add_seconds_per_byte)
 
     def __str__(self) -> str:
         where = ", between processes of this host" if self.is_local else ""

@@ -1,0 +1,74 @@
+"""Hosts with several devices each, and the links between and inside of them. Loads no TensorFlow."""
+
+import math
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.planner.planner_link import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNetwork:
+    """The links of a job.
+
+    Attributes:
+        link: between hosts; all devices of a host share it.
+        per_host: devices of a host.
+        inside: between devices of a host; as between hosts if there is none.
+        has_trees: whether small sums take a tree, as NCCL's do, where that is shorter than a ring.
+
+    Example:
+        >>> network = HostNetwork(link=Link.parse("8gbit", delay_ms=0.0))
+        >>> network.all_reduce_seconds(1e9, 2)
+        1.0
+    """
+
+    link: Link
+    per_host: int = 1
+    inside: Link | None = None
+    has_trees: bool = False
+
+    def __post_init__(self) -> None:
+        validation.integer("per_host", self.per_host, minimum=1)
+
+    def hosts(self, devices: int) -> int:
+        """Return how many hosts so many devices take."""
+        return math.ceil(devices / self.per_host)
+
+    def is_local(self, devices: int) -> bool:
+        """Whether the processors that compute also copy everything that so many devices exchange."""
+        if self.hosts(devices) == 1 and self.inside is not None:
+            return self.inside.is_local
+        return self.link.is_local
+
+    def all_reduce_seconds(self, size: float, devices: int) -> float:
+        """Return the seconds in which so many bytes of each device are added up.
+
+        Each host reduces to parts, equal places of all hosts add up their part, and each host gathers the sums.
+        """
+        if devices == 1 or not size:
+            return 0.0
+        if self.inside is None:
+            return self._between(size, devices)
+        within = self.inside.all_reduce_seconds(size, min(devices, self.per_host))
+        return within + self._between(size, self.hosts(devices))
+
+    def send_seconds(self, size: float) -> float:
+        """Return the seconds until so many bytes have come from another host."""
+        return self.link.send_seconds(size)
+
+    def _between(self, size: float, members: int) -> float:
+        ring = self.link.all_reduce_seconds(size, members)
+        return min(ring, _tree_seconds(self.link, size, members)) if self.has_trees else ring
+
+
+def _tree_seconds(link: Link, size: float, members: int) -> float:
+    """Two binary trees, each with half of the bytes in pieces, up and down; a piece's latency counts once for a level.
+
+    Source: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    2009; in NCCL since 2.4.
+    """
+    if members == 1:
+        return 0.0
+    each = 2 / link.bytes_per_second + link.add_seconds_per_byte
+    return 2 * math.ceil(math.log2(members)) * link.latency_seconds + size * each

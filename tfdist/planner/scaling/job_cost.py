@@ -1,0 +1,123 @@
+"""What a whole training takes, by its steps: hours, price, saves and failures. Loads no TensorFlow."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.planner.scaling.save_interval import Failures, best_interval, useful_part
+
+_HOUR = 3600.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": _HOUR, "d": 24 * _HOUR}
+#: a job that makes less of its time useful does not finish
+LEAST_USEFUL = 0.01
+
+
+def as_seconds(text: str, *, name: str) -> float:
+    """Return the seconds of a time such as 90s, 15m, 4h or 2d.
+
+    Example:
+        >>> as_seconds("1.5h", name="--deadline")
+        5400.0
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{name} is {text!r}; it must be a time, such as 90s, 15m, 4h or 2d.", name=name)
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a device costs, and how it fails.
+
+    Attributes:
+        hourly: of a device.
+        factor: of that price: 1 on demand, less for capacity that may be taken away.
+        failures: of one device; None: none.
+    """
+
+    hourly: float = 0.0
+    factor: float = 1.0
+    failures: Failures | None = None
+
+    def __post_init__(self) -> None:
+        validation.number("price", self.hourly, minimum=0)
+        validation.number("the factor of the price", self.factor, above=0)
+
+    @classmethod
+    def spot(cls, text: str, *, hourly: float) -> "Price":
+        """Return the price that a text describes, such as 0.6:mtbf=4h,restart=3m,shape=0.8.
+
+        Example:
+            >>> found = Price.spot("0.6:mtbf=4h", hourly=2.0)
+            >>> found.factor, found.failures.mtbf_seconds, found.failures.restart_seconds
+            (0.6, 14400.0, 120.0)
+        """
+        factor, _, rest = text.partition(":")
+        pairs = [part.partition("=") for part in rest.split(",") if part]
+        given = {key.strip(): value for key, _, value in pairs}
+        write = "Write one as 0.6:mtbf=4h: the part of the price, then the mean time between failures of a device."
+        if "mtbf" not in given or given.keys() - {"mtbf", "restart", "shape"}:
+            raise ConfigError(f"--spot is {text!r}. {write} restart=2m and shape=1 may follow.", name="--spot")
+        try:
+            part, shape = float(factor), float(given.get("shape", "1"))
+        except ValueError as error:
+            raise ConfigError(f"--spot is {text!r}: {error}. {write}", name="--spot") from error
+        failures = Failures(
+            mtbf_seconds=as_seconds(given["mtbf"], name="mtbf of --spot"),
+            restart_seconds=as_seconds(given.get("restart", "2m"), name="restart of --spot"),
+            shape=shape,
+        )
+        return cls(hourly=hourly, factor=part, failures=failures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A whole training.
+
+    Attributes:
+        seconds: of training, with saves, and what failures repeat.
+        price: of all devices in that time.
+        useful: the part of the time that is training and is kept.
+        interval_seconds: of training between two saves; None where nothing fails.
+    """
+
+    seconds: float
+    price: float
+    useful: float
+    interval_seconds: float | None
+
+
+def cost(training_seconds: float, devices: int, price: Price, *, save_seconds: float = 1.0) -> Cost:
+    """Return what a training costs that takes so long if nothing fails.
+
+    Example:
+        >>> cost(100 * 3600.0, 8, Price(hourly=2.0)).price
+        1600.0
+    """
+    useful, interval = 1.0, None
+    if price.failures is not None:
+        failures = price.failures.of_workers(devices)
+        interval = best_interval(save_seconds, failures)
+        useful = useful_part(interval, save_seconds, failures)
+    seconds = training_seconds / useful if useful >= LEAST_USEFUL else math.inf
+    paid = price.hourly * price.factor
+    return Cost(
+        seconds=seconds,
+        price=devices * paid * seconds / _HOUR if paid else 0.0,
+        useful=useful,
+        interval_seconds=interval,
+    )
+
+
+def more_examples(batch: float, of: float, noise_scale: float | None) -> float:
+    """Return how many times as many examples reach the same loss with a batch as with another one.
+
+    (1 + batch / scale) / (1 + of / scale), with a learning rate tuned for each (McCandlish et al., 2018).
+
+    Example:
+        >>> more_examples(2000, 1000, 1000.0), more_examples(2000, 1000, None)
+        (1.5, 1.0)
+    """
+    return 1.0 if noise_scale is None else (noise_scale + batch) / (noise_scale + of)

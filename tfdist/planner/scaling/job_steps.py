@@ -1,0 +1,300 @@
+"""Predict the step of a job by its method and number of workers, term by term. Loads no TensorFlow.
+
+Data parallelism: the gradients of layers fill buckets in the order of the backward pass, and the network adds up one
+bucket after the other, each as soon as it is full. What goes on after the backward pass is the term `reduction`.
+Workers wait for the last of them, which is later the more there are: the term `stragglers`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.division_plans import Plan, plans
+from tfdist.planner.layer_profile import Profile
+from tfdist.planner.scaling.host_network import HostNetwork
+from tfdist.planner.scaling.worker_noise import waiting
+from tfdist.planner.stage_cost import Setting, Stage
+
+#: the methods; the first four train to the weights of one device
+METHODS = ("one device", "data", "sharded", "pipeline", "powersgd", "local-sgd", "parameter-server")
+EXACT = METHODS[:4]
+TERMS = ("compute", "stragglers", "bubble", "communication", "reduction", "codec", "update", "fixed")
+#: the largest job for which stages of a pipeline are searched
+MOST_IN_PIPELINES = 16
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The step of a job, in seconds of each term; for a parameter server's job of one step of each worker.
+
+    Attributes:
+        compute: the forward and backward pass.
+        stragglers: waiting for the last worker.
+        bubble: waiting for other stages.
+        communication: between stages, or with servers.
+        reduction: of gradients or weights between workers, after the backward pass.
+        codec: compressing.
+        update: of the optimizer.
+        fixed: of a step beside all of that.
+        hidden: communication behind the backward pass; no part of the step.
+    """
+
+    compute: float = 0.0
+    stragglers: float = 0.0
+    bubble: float = 0.0
+    communication: float = 0.0
+    reduction: float = 0.0
+    codec: float = 0.0
+    update: float = 0.0
+    fixed: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all terms."""
+        return math.fsum(getattr(self, name) for name in TERMS)
+
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        return max(TERMS, key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model that is trained in one way by some workers.
+
+    Attributes:
+        profile: of the model.
+        network: between workers.
+        device: of each worker; its count does not matter.
+        method: one of `METHODS`.
+        workers: with a device each.
+        batch: examples of a step over all workers; by default the profile's.
+        noise: standard deviation of a worker's computing time, as a part of it.
+        bucket_bytes: of gradients that travel together.
+        every: steps between two means of the weights (local-sgd).
+        servers: how many hold the weights (parameter-server).
+        rank: of the factors (powersgd).
+        codec_seconds_per_byte: of gradients, to compress and restore them (powersgd).
+    """
+
+    profile: Profile
+    network: HostNetwork
+    device: DeviceKind = field(default_factory=DeviceKind)
+    method: str = "data"
+    workers: int = 1
+    batch: int | None = None
+    noise: float = 0.0
+    bucket_bytes: int = 4 << 20
+    every: int = 8
+    servers: int = 1
+    rank: int = 2
+    codec_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        validation.one_of("method", self.method, METHODS)
+        for name in ("workers", "bucket_bytes", "every", "servers", "rank"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        for name in ("noise", "codec_seconds_per_byte"):
+            validation.number(name, getattr(self, name), minimum=0)
+        hint = f"Each of the {self.workers} workers needs an example of a step."
+        validation.integer("batch", self.examples, minimum=self.workers, hint=hint)
+        if self.method == "one device" and self.workers > 1:
+            raise ConfigError(
+                f"the method is 'one device' with {self.workers} workers; give 1 worker, or another method.",
+                name="workers",
+                received=self.workers,
+            )
+
+    @property
+    def examples(self) -> int:
+        """Examples of a step."""
+        return self.profile.batch if self.batch is None else self.batch
+
+    @property
+    def local_batch(self) -> float:
+        """Examples of a worker's step."""
+        return self.examples / self.workers
+
+    @cached_property
+    def own_profile(self) -> Profile:
+        """The profile for this number of workers and this batch."""
+        alone = self.profile.alone and dataclasses.replace(self.profile.alone, batch=self.examples)
+        whole = dataclasses.replace(self.profile, batch=self.examples, alone=alone)
+        return whole.for_devices(self.workers)
+
+    @cached_property
+    def layer_seconds(self) -> list[tuple[float, float]]:
+        """The forward and backward pass of each layer on a worker."""
+        speed = self.device.speed
+        return [(one / speed, other / speed) for one, other in self.own_profile.seconds(self.local_batch)]
+
+    @property
+    def compute_seconds(self) -> float:
+        """The forward and backward pass on a worker."""
+        return math.fsum(one + other for one, other in self.layer_seconds)
+
+    @property
+    def update_seconds(self) -> float:
+        """The optimizer's update of all weights."""
+        return self.own_profile.update_seconds / self.device.speed
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes on the worker that needs most."""
+        if self.method == "pipeline":
+            plan = self.pipeline
+            return math.inf if plan is None else plan.memory.total
+        shards = self.workers if self.method == "sharded" else 1
+        kind = dataclasses.replace(self.device, count=self.workers)
+        setting = Setting(
+            profile=self.own_profile, link=self.network.link, kinds=(kind,), replicas=self.workers, shards=shards
+        )
+        stage = Stage(begin=0, end=len(self.profile.layers), devices=self.workers)
+        return setting.memory(stage, self.workers).total
+
+    @cached_property
+    def pipeline(self) -> Plan | None:
+        """The best pipeline that a strategy runs, if there is one."""
+        if not 1 < self.workers <= MOST_IN_PIPELINES:
+            return None
+        kind = dataclasses.replace(self.device, count=self.workers)
+        profile = dataclasses.replace(
+            self.profile,
+            batch=self.examples,
+            alone=self.profile.alone and dataclasses.replace(self.profile.alone, batch=self.examples),
+        )
+        found = [one for one in plans(profile, [kind], self.network.link).plans if one.strategy == "pipeline"]
+        return min(found, key=lambda one: (not one.fits, one.prediction.seconds), default=None)
+
+    def buckets(self, sizes: Sequence[float]) -> Iterator[tuple[int, float]]:
+        """Yield the layer whose gradients complete each bucket, and its bytes, in the order of the backward pass.
+
+        A bucket takes whole layers until it has as many bytes of gradients as it is to have.
+        """
+        held = sent = 0.0
+        places = range(len(sizes) - 1, -1, -1)
+        for place in places:
+            held += self.profile.layers[place].parameter_bytes
+            sent += sizes[place]
+            if sent and (held >= self.bucket_bytes or place == 0):
+                yield place, sent
+                held = sent = 0.0
+
+    def ready_seconds(self) -> list[float]:
+        """Return for each layer when its gradients are there, from the begin of the step."""
+        now = math.fsum(forward for forward, _ in self.layer_seconds)
+        found = [0.0] * len(self.layer_seconds)
+        for place in reversed(range(len(found))):
+            now += self.layer_seconds[place][1]
+            found[place] = now
+        return found
+
+    def wire_bytes(self) -> list[float]:
+        """Return the bytes of each layer's gradients that travel."""
+        sizes = [float(one.parameter_bytes) for one in self.profile.layers]
+        if self.method != "powersgd":
+            return sizes
+        return [min(one, _FLOAT_BYTES * 2 * self.rank * math.sqrt(one / _FLOAT_BYTES)) for one in sizes]
+
+
+def predict(job: Job) -> StepTime:
+    """Return how long a step of a job takes, and for what.
+
+    Example:
+        >>> from tfdist.planner.layer_profile import LayerProfile
+        >>> from tfdist.planner.planner_link import Link
+        >>> layer = LayerProfile(name="a", parameter_bytes=10**8, forward_seconds=(0.1,), backward_seconds=(0.2,))
+        >>> profile = Profile(model="m", batch=8, batch_sizes=(8,), layers=(layer,), whole_seconds=(0.3,))
+        >>> network = HostNetwork(link=Link(latency_seconds=0.0, bytes_per_second=1e9))
+        >>> found = predict(Job(profile=profile, network=network, workers=2))
+        >>> round(found.compute, 3), round(found.reduction, 3), found.dominant
+        (0.15, 0.1, 'compute')
+    """
+    return _PREDICTED["one device" if job.workers == 1 else job.method](job)
+
+
+def _one_device(job: Job) -> StepTime:
+    return StepTime(compute=job.compute_seconds, update=job.update_seconds, fixed=job.own_profile.fixed_seconds)
+
+
+def _data(job: Job) -> StepTime:
+    one = _one_device(job)
+    codec = job.codec_seconds_per_byte * job.profile.parameter_bytes if job.method == "powersgd" else 0.0
+    late, hidden = _reduction(job, 1.0)
+    late_of_all = waiting(job.workers, job.noise) * one.compute
+    return dataclasses.replace(one, stragglers=late_of_all, reduction=late, codec=codec, hidden=hidden)
+
+
+def _sharded(job: Job) -> StepTime:
+    """Stage 1: gradients are reduced to parts while they are made, each worker updates its part, and all gather."""
+    one = _data(job)
+    late, hidden = _reduction(job, 0.5)
+    gathered = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
+    return dataclasses.replace(one, reduction=late + gathered, hidden=hidden, update=one.update / job.workers)
+
+
+def _reduction(job: Job, part: float) -> tuple[float, float]:
+    """The seconds of reducing that go on after the backward pass, and those behind it; of a part of an all_reduce."""
+    ready, end, total = job.ready_seconds(), 0.0, 0.0
+    for place, size in job.buckets(job.wire_bytes()):
+        needed = part * job.network.all_reduce_seconds(size, job.workers)
+        end, total = max(end, ready[place]) + needed, total + needed
+    if job.network.is_local(job.workers):
+        return total, 0.0
+    late = max(end - job.compute_seconds, 0.0) if total else 0.0
+    return late, total - late
+
+
+def _pipeline(job: Job) -> StepTime:
+    plan = job.pipeline
+    if plan is None:
+        raise ConfigError(
+            f"no pipeline of {job.workers} workers is known for {job.profile.model}: it takes 2 to {MOST_IN_PIPELINES} "
+            "workers, and a model with as many layers that may begin a stage. Choose the method 'data'.",
+            name="method",
+            received=job.method,
+        )
+    found = plan.prediction
+    return StepTime(
+        compute=found.compute,
+        stragglers=waiting(job.workers, job.noise) * found.compute,
+        bubble=found.bubble,
+        communication=found.communication,
+        reduction=found.reduction,
+        update=found.update,
+        fixed=found.fixed,
+    )
+
+
+def _local(job: Job) -> StepTime:
+    one = _one_device(job)
+    mean = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / job.every
+    return dataclasses.replace(one, reduction=mean, stragglers=waiting(job.workers, job.noise, job.every) * one.compute)
+
+
+def _servers(job: Job) -> StepTime:
+    """Workers wait for no other worker, but all of them for the servers' links and updates."""
+    one, size = _one_device(job), job.profile.parameter_bytes
+    talking = 2 * job.network.send_seconds(size)
+    own = one.compute + one.fixed + talking
+    served = job.workers * (size / job.servers / job.network.link.bytes_per_second + one.update / job.servers)
+    return dataclasses.replace(one, update=0.0, communication=talking + max(served - own, 0.0))
+
+
+_PREDICTED: dict[str, Callable[[Job], StepTime]] = {
+    "one device": _one_device,
+    "data": _data,
+    "sharded": _sharded,
+    "pipeline": _pipeline,
+    "powersgd": _data,
+    "local-sgd": _local,
+    "parameter-server": _servers,
+}
