@@ -55,6 +55,8 @@ class TfdistError(Exception):
         self.received = None if received is _NOTHING else received if isinstance(received, str) else repr(received)
         self.path = None if path is None else os.fspath(path)
         self.workers = tuple(sorted(workers))
+        # AutoGraph raises an error with this attribute as it is; any other becomes a StagingError, without fields
+        self.ag_pass_through = True
 
 
 class ConfigError(TfdistError, ValueError):

@@ -27,7 +27,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.outer import meeting_kinds, meetings, worker_weights
-from tfdist.gradients.outer.meeting_schedules import Synchronization
+from tfdist.gradients.outer.meeting_schedules import NEVER, Synchronization
 from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica.judging import Rules
@@ -43,6 +43,17 @@ class Apart:
 
     schedule: Synchronization
     services: ReplicaServices
+
+    def require_every_step(self) -> None:
+        """Raise for an update outside of a Keras step, which spans all workers, unless the schedule says the same."""
+        if not self.schedule.reduces(NEVER):
+            raise UnsupportedError(
+                f"the strategy has synchronization={self.schedule!r}, and an optimizer updates weights in a training "
+                "loop of your own, which would reduce over all workers in every step. Call model.fit() with a "
+                "train_step of your own, or leave synchronization out.",
+                name="synchronization",
+                received=self.schedule,
+            )
 
 
 def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
