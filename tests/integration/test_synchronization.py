@@ -139,6 +139,15 @@ def test_training_resumes_bit_for_bit_between_meetings(
         assert again == never
 
 
+def test_the_interval_is_chosen_once_and_alike(pools: dict[int, WorkerPool], tmp_path: Path) -> None:
+    """After twelve local steps without a meeting; a backup remembers it."""
+    found = call(pools[2], "chosen_interval", folder=str(tmp_path))
+    for seen in found:
+        assert seen["before"] == seen["after"] == found[0]["after"]
+        assert seen["after"][0] >= 2
+        same(seen["weights"], seen["simulated"])
+
+
 def test_another_number_of_workers_begins_with_the_mean(pools: dict[int, WorkerPool], tmp_path: Path) -> None:
     text = "local-sgd:every=4"
     before = call(pools[3], "backed_up", text=text, folder=str(tmp_path), after=6)
@@ -194,6 +203,8 @@ def test_weights_that_a_callback_sets_hold(pools: dict[int, WorkerPool]) -> None
 def test_what_cannot_meet_seldom_is_refused(pools: dict[int, WorkerPool]) -> None:
     for seen in call(pools[2], "refusals"):
         assert seen == {
+            "own loop": ["UnsupportedError", "synchronization"],
+            "own eager loop": ["UnsupportedError", "synchronization"],
             "eager": ["UnsupportedError", "run_eagerly"],
             "on batch": ["UnsupportedError", "synchronization"],
             "sharded": ["ConfigError", "synchronization"],

@@ -22,11 +22,17 @@ from tfdist.gradients.outer.meeting_schedules import (
     mixing,
     rounds,
 )
+from tfdist.gradients.outer.trial_steps import TIMED, Trial
+from tfdist.planner.meeting_interval import Meetings, smallest_interval
 
 SCHEDULES = [
     *(LocalSGD(every=1), LocalSGD(every=5), PostLocalSGD(after=7, every=3), PostLocalSGD(after=4, every=1)),
     *(DiLoCo(every=1), DiLoCo(every=6), Gossip(), Gossip(every=3), ElasticAveraging(every=4, alpha=0.1)),
     *(DiLoCo(every=10, fragments=3, delay=3), DiLoCo(every=7, fragments=7), DiLoCo(every=5, delay=4)),
+]
+TRIALS = [
+    *(Trial(asked=LocalSGD(every="auto"), begun=0), Trial(asked=LocalSGD(every="auto"), begun=5)),
+    *(Trial(asked=PostLocalSGD(after=7, every="auto"), begun=begun) for begun in (0, 9)),
 ]
 AVERAGING = [one for one in SCHEDULES if isinstance(one, LocalSGD)]
 
@@ -40,6 +46,56 @@ def test_what_is_left_ends_where_something_changes(schedule: Synchronization) ->
         within = range(step + 1, min(step + left, 60))
         assert all(not schedule.events(one) for one in within)
         assert len({schedule.reduces(one) for one in range(step, min(step + left, 60))}) == 1
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=repr)
+def test_a_trial_ends_with_the_choice(trial: Trial) -> None:
+    step, timed = trial.begun, 0
+    while not trial.events(step):
+        left = trial.left(step)
+        assert len({(trial.reduces(one), trial.is_timed(one)) for one in range(step, step + left)}) == 1
+        timed += left if trial.is_timed(step) else 0
+        assert not (trial.reduces(step) and trial.is_timed(step))
+        step += left
+    assert timed == TIMED
+
+
+def test_an_open_interval_answers_nothing() -> None:
+    schedule = DiLoCo(every="auto", fragments=4, delay=3)
+    for ask in (schedule.left, schedule.events, schedule.agrees):
+        with pytest.raises(ConfigError) as raised:
+            ask(3)
+        assert raised.value.name == "every"
+
+
+@pytest.mark.parametrize(
+    ("step", "travel", "codec", "fragments", "delay", "chosen"),
+    [
+        (1.0, 0.0, 0.0, 1, 0, 1),
+        (1.0, 0.05, 0.0, 1, 0, 1),
+        (1.0, 0.051, 0.0, 1, 0, 2),
+        (0.01, 0.8, 0.0, 1, 0, 1600),
+        (0.01, 0.2, 0.0, 4, 0, 1600),  # four quarters wait as long as the whole
+        (0.01, 0.2, 0.0, 4, 20, 84),  # nobody waits; one arrives before the next leaves
+        (0.01, 0.2, 0.0, 4, 10, 800),
+        (0.01, 0.2, 0.01, 4, 20, 84),
+        (0.01, 0.2, 0.02, 4, 20, 160),
+        (2.0, 0.3, 0.0, 3, 0, 9),
+    ],
+)
+def test_the_smallest_interval_waits_a_twentieth(
+    step: float, travel: float, codec: float, fragments: int, delay: int, chosen: int
+) -> None:
+    given = Meetings(step_seconds=step, travel_seconds=travel, codec_seconds=codec, fragments=fragments, delay=delay)
+    assert smallest_interval(given) == chosen
+    assert given.period_seconds <= 0.05 * chosen * step + 1e-9
+
+
+@pytest.mark.parametrize("wrong", [{"step_seconds": 0.0}, {"travel_seconds": -1.0}, {"fragments": 0}, {"delay": -1}])
+def test_meetings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Meetings(**{"step_seconds": 1.0, "travel_seconds": 1.0, **wrong})
+    assert raised.value.name == next(iter(wrong))
 
 
 @pytest.mark.parametrize("schedule", AVERAGING, ids=repr)
@@ -61,6 +117,7 @@ def test_texts_and_values_are_the_same() -> None:
         every=8, average_moments=False
     )
     assert meeting_schedules.require(LocalSGD(every=8)) == LocalSGD(every=8)
+    assert meeting_schedules.require("diloco:every=auto,delay=5") == DiLoCo(every="auto", delay=5)
     assert meeting_schedules.require(None) is None
 
 
@@ -69,7 +126,7 @@ def test_texts_and_values_are_the_same() -> None:
     [
         ("local-sgd", ConfigError, "every"),
         ("local-sgd:every=0", ConfigError, "every"),
-        ("local-sgd:every=x", ConfigError, "x"),
+        ("local-sgd:every=x", ConfigError, "auto"),
         ("local-sgd:evry=3", ConfigError, "every"),
         ("nothing:every=3", ConfigError, "local-sgd"),
         ("", ConfigError, "synchronization"),

@@ -27,7 +27,9 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.gradients.outer import meeting_kinds, meetings, worker_weights
+from tfdist.gradients.outer.interval_choice import IntervalChoice
 from tfdist.gradients.outer.meeting_schedules import NEVER, Synchronization
+from tfdist.gradients.outer.trial_steps import Trial
 from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.replica.judging import Rules
@@ -46,7 +48,7 @@ class Apart:
 
     def require_every_step(self) -> None:
         """Raise for an update outside of a Keras step, which spans all workers, unless the schedule says the same."""
-        if not self.schedule.reduces(NEVER):
+        if self.schedule.every == "auto" or not self.schedule.reduces(NEVER):
             raise UnsupportedError(
                 f"the strategy has synchronization={self.schedule!r}, and an optimizer updates weights in a training "
                 "loop of your own, which would reduce over all workers in every step. Call model.fit() with a "
@@ -133,13 +135,18 @@ class LocalSteps:
         self._model = model
         self._strategy = strategy
         self._workers = workers
-        self._schedule: Synchronization = strategy.apart.schedule
+        self._asked: Synchronization = strategy.apart.schedule
+        self._schedule: Synchronization | Trial = self._asked
+        self._interval: IntervalChoice | None = None
         shares = strategy.share
         share = (shares.edges[-1] - shares.edges[0]) / shares.shares.edges[-1]
         group = meetings.Group(
             TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes), share
         )
-        self._meeting = meeting_kinds.meeting_of(self._schedule, group, model)
+        self._meeting = meeting_kinds.meeting_of(self._asked, group, model)
+        if self._asked.every == "auto":
+            self._interval = IntervalChoice(self._asked, self._meeting, workers)
+            self._schedule = self._interval.schedule_from(0)
         self._count: keras.Variable | None = None
         self._made_equal_at: int | None = 0  # steps after which all weights were made equal, beside the schedule
         self._own: list[tf.Tensor] | None = None  # set aside while the mean is shown
@@ -162,6 +169,7 @@ class LocalSteps:
         counts = [variable for metric in keras_model.metrics(self._model) for variable in metric.variables]
         counts = list({id(one): one for one in counts}.values())
         count = [] if self._count is None else [self._count]
+        count += [] if self._interval is None else self._interval.memory
         return [
             ShardedState("the weights that each worker trains by itself", own, rule="mean", axis="worker"),
             ShardedState("the counts of metrics", counts if is_built else [], rule="sum"),
@@ -174,6 +182,8 @@ class LocalSteps:
 
             def make() -> keras.Variable:
                 self._meeting.make()
+                if self._interval is not None:
+                    self._interval.make()
                 return keras.Variable(0, name="synchronization_steps", dtype="int64", trainable=False)
 
             self._count = outside(make)
@@ -197,15 +207,15 @@ class LocalSteps:
         """Begin a `fit`: all workers have equal weights, or take the mean of those that an aborted one has left."""
         if keras_epochs.running_fit(self._model) is None:
             raise UnsupportedError(
-                f"the strategy has synchronization={self._schedule!r}, and the model {self._model.name!r} trains by "
+                f"the strategy has synchronization={self._asked!r}, and the model {self._model.name!r} trains by "
                 "train_on_batch, where no epoch ends at which workers show their mean. Call model.fit(), or leave "
                 "synchronization out.",
                 name="synchronization",
-                received=self._schedule,
+                received=self._asked,
             )
         if self._model.run_eagerly:
             raise UnsupportedError(
-                f"the strategy has synchronization={self._schedule!r}, and the model {self._model.name!r} runs "
+                f"the strategy has synchronization={self._asked!r}, and the model {self._model.name!r} runs "
                 "eagerly, where TensorFlow reduces over all workers in every step. Leave run_eagerly=True out.",
                 name="run_eagerly",
                 received=True,
@@ -218,7 +228,7 @@ class LocalSteps:
 
     def _told(self) -> str:
         return (
-            f"workers train by themselves and meet as {self._schedule!r} says, so the numbers are not those of one "
+            f"workers train by themselves and meet as {self._asked!r} says, so the numbers are not those of one "
             "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
         )
 
@@ -226,6 +236,8 @@ class LocalSteps:
         """Note that a backup has given the variables other values."""
         self._own, self._made_equal_at, self._last = None, None, None
         self._epoch_is_apart = self._step > 0
+        if self._interval is not None:
+            self._schedule = self._interval.schedule_from(self._step)
 
     def ends(self) -> None:
         """Let the mean over workers be the weights of all, at the end of a `fit`."""
@@ -274,6 +286,8 @@ class LocalSteps:
         self._epoch_is_apart |= is_apart
         extended, together = self._strategy.extended, self._strategy.extended.services
         extended.services = self._strategy.apart.services if is_apart else together
+        if self._interval is not None:
+            self._interval.step_begins()
         try:
             yield self._done
         finally:
@@ -284,9 +298,17 @@ class LocalSteps:
         self._count.assign_add(steps)
         self._made_equal_at = None if steps else self._made_equal_at
         step = self._step
+        events = self._schedule.events(step) if steps else ()
+        if isinstance(self._schedule, Trial):
+            assert self._interval is not None
+            if self._schedule.is_timed(step - steps):
+                self._interval.note_steps(steps)
+            if events:
+                with self._workers.waiting("the choice of how seldom workers meet"):
+                    self._schedule = outside(self._interval.choose)
+                events = self._schedule.events(step)
         self._agrees = self._schedule.agrees(step)
-        events = self._schedule.events(step)
-        if not events or not steps:
+        if not events:
             return
         with self._workers.waiting("a meeting of workers"):
             for event in events:

@@ -4,12 +4,14 @@ The reference is a simulation on one device: a plain Keras model for each worker
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist.strategies
 from tfdist import errors
@@ -17,6 +19,7 @@ from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.shares import Shares
 from tfdist.compression import ErrorFeedback, TopK
 from tfdist.gradients.outer import meeting_schedules
+from tfdist.training import local_steps
 
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
 WORKERS = len(os.environ["TFDIST_WORKERS"].split(","))
@@ -278,7 +281,27 @@ def backed_up(text: str, folder: str, after: int | None, epochs: int = 2, **opti
             callbacks=[ends, backup],
         )
     found = None if history is None else {"weights": flat(model.get_weights()), "history": history.history}
-    return {"ended": found, "began": ends.began, "left": ends.left}
+    local = local_steps.of(model)
+    assert local is not None
+    variables = [variable for state in local.sharded_state() for variable in state.variables]
+    every = [int(one.numpy()) for one in variables if one.name == "steps_between_meetings"]
+    return {"ended": found, "began": ends.began, "left": ends.left, "every": every}
+
+
+def chosen_interval(folder: str) -> dict[str, Any]:
+    """Return what every="auto" became before and after an interruption, and the end of training beside simulations."""
+    text = "local-sgd:every=auto"
+    before = backed_up(text, folder, 14, epochs=4)["every"]
+    seen = backed_up(text, folder, None, epochs=4)
+    schedule = meeting_schedules.LocalSGD(every=seen["every"][0])
+    simulation = Simulation("adam", normalizes=True)
+    simulation.run(4, lambda step: simulation.average() if step >= 12 and schedule.events(step) else None)
+    return {
+        "before": before,
+        "after": seen["every"],
+        "weights": seen["ended"]["weights"],
+        "simulated": simulation.mean(),
+    }
 
 
 def resumed(text: str, folder: str, after: list[int], **options: Any) -> list[Any]:
@@ -346,7 +369,26 @@ def refusals() -> dict[str, list[str]]:
             model = network("sgd")
         model.train_on_batch(X[:BATCH], Y[:BATCH])
 
+    def own_loop(every: int = 3, *, traced: bool = True) -> None:
+        chosen = strategy(f"local-sgd:every={every}")
+        with chosen.scope():
+            model = network("sgd")
+
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        def on_all(x: tf.Tensor) -> None:
+            chosen.run(step, args=(x,))
+
+        (tf.function(on_all) if traced else on_all)(tf.constant(X[:BATCH]))
+
+    own_loop(every=1)  # is data parallelism
     asked: dict[str, Callable[[], Any]] = {
+        "own loop": own_loop,
+        "own eager loop": functools.partial(own_loop, traced=False),
         "eager": eager,
         "on batch": on_batch,
         "sharded": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(

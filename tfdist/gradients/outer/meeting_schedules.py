@@ -18,26 +18,43 @@ from tfdist.errors import ConfigError, ConfigTypeError
 
 #: steps to the next event where there is none
 NEVER = 1 << 30
+#: steps between two meetings, or "auto": chosen by the first steps of `fit`
+Every = int | Literal["auto"]
 
 
 class Event(NamedTuple):
-    """What workers do between two steps: meet; or send a fragment, and apply later what has arrived."""
+    """What workers do between two steps: meet; send a fragment, and apply later what has arrived; or choose `every`."""
 
-    kind: Literal["meet", "send", "apply"]
+    kind: Literal["meet", "send", "apply", "choose"]
     fragment: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """The base of all schedules: workers train by themselves and meet every so many steps."""
+    """The base of all schedules: workers train by themselves and meet every so many steps.
+
+    ``every="auto"`` is replaced by a number in the first steps of `fit`; before, methods raise.
+    """
 
     #: its name on the command line
     name: ClassVar[str] = ""
 
-    every: int
+    every: Every
 
     def __post_init__(self) -> None:
-        validation.integer("every", self.every, minimum=1)
+        if self.every != "auto":
+            hint = 'Or pass "auto", which measures in the first steps of fit.'
+            validation.integer("every", self.every, minimum=1, hint=hint)
+
+    @property
+    def _period(self) -> int:
+        if isinstance(self.every, str):
+            raise ConfigError(
+                f"every of {self!r} is chosen in the first steps of fit. Give a number to ask what is due at a step.",
+                name="every",
+                received=self.every,
+            )
+        return self.every
 
     def reduces(self, step: int) -> bool:
         """Whether the step after so many reduces gradients over all workers, as data parallelism does."""
@@ -45,11 +62,11 @@ class Synchronization:
 
     def events(self, step: int) -> tuple[Event, ...]:
         """Return what is due after so many steps."""
-        return (Event("meet"),) if step > 0 and step % self.every == 0 else ()
+        return (Event("meet"),) if step > 0 and step % self._period == 0 else ()
 
     def left(self, step: int) -> int:
         """Return how many steps follow before an event, or before another kind of step."""
-        return self.every - step % self.every
+        return self._period - step % self._period
 
     def is_equal(self, step: int) -> bool:
         """Whether all workers have the same weights after so many steps."""
@@ -57,7 +74,7 @@ class Synchronization:
 
     def agrees(self, step: int) -> bool:
         """Whether workers agree after so many steps on what their callbacks have decided."""
-        return step % self.every == 0
+        return step % self._period == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +86,9 @@ class LocalSGD(Synchronization):
     The mean is weighted by the workers' shares of a batch. States of layers are averaged too.
 
     Args:
-        every: steps between two meetings. 1 reduces gradients in every step, which is data parallelism.
+        every: steps between two meetings. 1 reduces gradients in every step, which is data parallelism. "auto" measures
+            steps and the network in the first steps of `fit`, and takes the fewest, at least 2, at which meetings add
+            at most a twentieth to the time of steps.
         average_moments: average the optimizer's variables too, such as momentum and Adam's moments. It costs their
             bytes; without it each worker goes on with its own.
 
@@ -82,7 +101,7 @@ class LocalSGD(Synchronization):
 
     name: ClassVar[str] = "local-sgd"
 
-    every: int
+    every: Every
     average_moments: bool = True
 
     def __post_init__(self) -> None:
@@ -91,19 +110,19 @@ class LocalSGD(Synchronization):
 
     def reduces(self, step: int) -> bool:
         """Return True if ``every`` is 1."""
-        return self.every == 1
+        return self._period == 1
 
     def events(self, step: int) -> tuple[Event, ...]:
         """Return a meeting after every so many steps, unless each step reduces gradients."""
-        return () if self.every == 1 else super().events(step)
+        return () if self._period == 1 else super().events(step)
 
     def left(self, step: int) -> int:
         """Return the steps before the next meeting."""
-        return NEVER if self.every == 1 else super().left(step)
+        return NEVER if self._period == 1 else super().left(step)
 
     def is_equal(self, step: int) -> bool:
         """Return True where workers have just met."""
-        return step % self.every == 0
+        return step % self._period == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +133,7 @@ class PostLocalSGD(LocalSGD):
 
     Args:
         after: steps of data parallelism.
-        every: steps between two meetings afterwards.
+        every: steps between two meetings afterwards, or "auto"; see `LocalSGD`.
         average_moments: see `LocalSGD`.
 
     Example:
@@ -163,7 +182,7 @@ class DiLoCo(Synchronization):
     with a the weights on which all agreed last. States of layers are averaged; optimizer slots stay each worker's own.
 
     Args:
-        every: steps between two exchanges of a fragment.
+        every: steps between two exchanges of a fragment, or "auto"; see `LocalSGD`.
         outer: a Keras optimizer, or a function that makes one; its gradient is D. None is SGD(0.7, momentum=0.9,
             nesterov=True). Pass a function to `MultiWorkerMirroredStrategy`, which must be made before any variable.
         fragments: parts of the weights with as many numbers each, exchanged at different steps, so that the network is
@@ -187,7 +206,7 @@ class DiLoCo(Synchronization):
 
     name: ClassVar[str] = "diloco"
 
-    every: int
+    every: Every
     outer: Any = None
     fragments: int = 1
     delay: int = 0
@@ -196,23 +215,24 @@ class DiLoCo(Synchronization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.integer("fragments", self.fragments, minimum=1, maximum=self.every)
-        most = (self.every - 1) // self.fragments
+        known = None if isinstance(self.every, str) else self.every
+        validation.integer("fragments", self.fragments, minimum=1, maximum=known)
+        most = None if known is None else (known - 1) // self.fragments
         hint = f"A fragment is applied before the next one is sent, of {self.fragments} in {self.every} steps."
         validation.integer("delay", self.delay, minimum=0, maximum=most, hint=hint)
         validation.number("keep", self.keep, minimum=0, maximum=1)
 
     def _sent_after(self, fragment: int) -> int:
-        return self.every * (fragment + 1) // self.fragments
+        return self._period * (fragment + 1) // self.fragments
 
     def events(self, step: int) -> tuple[Event, ...]:
         """Return the exchange of a fragment, or its two ends; one is applied before another is sent."""
         applied, sent = [], []
         for fragment in range(self.fragments):
             first = self._sent_after(fragment)
-            if self.delay and step >= first + self.delay and (step - first - self.delay) % self.every == 0:
+            if self.delay and step >= first + self.delay and (step - first - self.delay) % self._period == 0:
                 applied.append(Event("apply", fragment))
-            if step >= first and (step - first) % self.every == 0:
+            if step >= first and (step - first) % self._period == 0:
                 sent.append(Event("send" if self.delay else "meet", fragment))
         return (*applied, *sent)
 
@@ -220,12 +240,12 @@ class DiLoCo(Synchronization):
         """Return the steps before the next event of a fragment."""
         sent = [self._sent_after(fragment) for fragment in range(self.fragments)]
         due = [*sent, *(one + self.delay for one in sent)]
-        return min((one - step - 1) % self.every + 1 for one in due)
+        return min((one - step - 1) % self._period + 1 for one in due)
 
     def is_equal(self, step: int) -> bool:
         """Return True where workers have just exchanged all."""
         is_whole = self.fragments == 1 and not self.delay and not self.keep
-        return step == 0 or (is_whole and step % self.every == 0)
+        return step == 0 or (is_whole and step % self._period == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +257,7 @@ class ElasticAveraging(Synchronization):
     The model shows the center in evaluations and after `fit`.
 
     Args:
-        every: steps between two exchanges.
+        every: steps between two exchanges, or "auto"; see `LocalSGD`.
         alpha: strength of a spring; the authors take 0.9 divided by the number of workers.
 
     Example:
@@ -249,7 +269,7 @@ class ElasticAveraging(Synchronization):
 
     name: ClassVar[str] = "elastic"
 
-    every: int
+    every: Every
     alpha: float
 
     def __post_init__(self) -> None:
@@ -266,7 +286,7 @@ class Gossip(Synchronization):
     Args:
         topology: "ring": with the worker before and the one behind, a third each; "exponential": with the worker 1, 2,
             4, ... places behind, another one at each meeting, half each.
-        every: steps between two meetings.
+        every: steps between two meetings, or "auto"; see `LocalSGD`.
         push_sum: send to one neighbour alone, and send along how much weight was passed on; what a worker has is
             divided by it. A ring then needs half the messages.
 
@@ -280,7 +300,7 @@ class Gossip(Synchronization):
 
     name: ClassVar[str] = "gossip"
 
-    every: int = 1
+    every: Every = 1
     topology: str = "ring"
     push_sum: bool = False
 
@@ -291,7 +311,7 @@ class Gossip(Synchronization):
 
     def events(self, step: int) -> tuple[Event, ...]:
         """Return the meeting with its number, which chooses the neighbours."""
-        return (Event("meet", step // self.every - 1),) if step > 0 and step % self.every == 0 else ()
+        return (Event("meet", step // self._period - 1),) if step > 0 and step % self._period == 0 else ()
 
     def agrees(self, step: int) -> bool:
         """Return False: to agree, all workers wait for each other, so they do at the end of an epoch."""
@@ -354,6 +374,10 @@ def parse(text: str, *, name: str = "synchronization") -> Synchronization:
     return schedule(**options)
 
 
+def _every(name: str, text: str) -> Every:
+    return "auto" if text == "auto" else validation.parse_integer(name, text, minimum=0, hint='Or write "auto".')
+
+
 def _bool(name: str, text: str) -> bool:
     return bool(validation.one_of(name, text.lower(), ("true", "false")) == "true")
 
@@ -368,6 +392,7 @@ def _float(name: str, text: str) -> float:
 # what a text may give, by the type of the field
 _READ: dict[Any, Callable[[str, str], Any]] = {
     int: lambda name, text: validation.parse_integer(name, text, minimum=0),
+    Every: _every,
     float: _float,
     bool: _bool,
     str: lambda name, text: text,

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,6 +24,13 @@ class Group:
     def mean(self, values: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
         """Return the means over workers, weighted by their shares."""
         return self.traced.all_reduce([value * tf.cast(self.share, value.dtype) for value in values], labels)
+
+
+class Load(NamedTuple):
+    """What a meeting costs a worker: bytes that it sends, and seconds in which it encodes and decodes them."""
+
+    wire_bytes: float
+    codec_seconds: float = 0.0
 
 
 class Meeting:
@@ -71,6 +78,25 @@ class Meeting:
         labels = [f"total {number}" for number in range(len(values))]
         return self._traced("total", lambda *given: self._group.traced.all_reduce(given, labels), *values)
 
+    def load(self) -> Load:
+        """Return what the largest meeting costs; all workers call it, and get the same."""
+        return Load(self._all_reduced_bytes(self._exchanged()))
+
+    def wait_for_step(self) -> None:
+        """Return when the step that was started last has ended, also on a GPU."""
+        weights = worker_weights.weights_of(self._model)
+        if weights:
+            smallest = min(weights, key=lambda one: int(tf.TensorShape(one.shape).num_elements()))
+            worker_weights.read([smallest])[0].numpy()
+
+    def _exchanged(self) -> list[keras.Variable]:
+        """What workers exchange at a meeting."""
+        return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
+
+    def _all_reduced_bytes(self, variables: Sequence[keras.Variable]) -> float:
+        workers = self._group.traced.size
+        return 2 * (workers - 1) / workers * worker_weights.bytes_of(variables)
+
     def _mean_of(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         paths = relative_paths([one.path for one in variables])
         return self._group.mean(worker_weights.read(variables), [f"mean of {path}" for path in paths])
@@ -94,7 +120,9 @@ class Averaging(Meeting):
         self._traced("meet", self._meet)
 
     def _meet(self) -> None:
-        variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
-        if self._averages_moments:
-            variables += [one for one in worker_weights.slots_of(self._model) if worker_weights.is_floating(one)]
+        variables = self._exchanged()
         worker_weights.write(variables, self._mean_of(variables))
+
+    def _exchanged(self) -> list[keras.Variable]:
+        slots = worker_weights.slots_of(self._model) if self._averages_moments else []
+        return [*super()._exchanged(), *(one for one in slots if worker_weights.is_floating(one))]

@@ -10,7 +10,7 @@ from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.traced import relative_paths
 from tfdist.gradients.outer import meeting_schedules, worker_weights
 from tfdist.gradients.outer.meeting_schedules import ElasticAveraging, Event, Gossip
-from tfdist.gradients.outer.meetings import Group, Meeting
+from tfdist.gradients.outer.meetings import Group, Load, Meeting
 
 
 class Springs(Meeting):
@@ -89,6 +89,13 @@ class Neighbours(Meeting):
         """Mix with the neighbours of this meeting."""
         number = event.fragment % meeting_schedules.rounds(self._schedule, self._group.traced.size)
         self._traced(f"meet {number}", functools.partial(self._meet, number))
+
+    def load(self) -> Load:
+        """Return the bytes that go to all neighbours of a meeting."""
+        workers = self._group.traced.size
+        table = meeting_schedules.mixing(self._schedule, workers, 0)
+        neighbours = sum(bool(row[0]) for row in table[1:])
+        return Load(neighbours * worker_weights.bytes_of(self._exchanged()))
 
     def _meet(self, number: int) -> None:
         variables = [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]

@@ -16,8 +16,9 @@ from tfdist.compression.error_feedback import ERRORS, ErrorFeedback
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.gradients.outer import fragments, worker_weights
 from tfdist.gradients.outer.meeting_schedules import DiLoCo, Event
-from tfdist.gradients.outer.meetings import Group, Meeting
+from tfdist.gradients.outer.meetings import Group, Load, Meeting
 from tfdist.gradients.outer.worker_weights import Outside
+from tfdist.gradients.reduction.codec_plan import agreed_costs
 
 # Small groups: the error of a number is less than the number itself, or a memory of errors would grow.
 _WIRES = {"int8": ErrorFeedback(codec=QSGD(bits=8)), "int4": ErrorFeedback(codec=QSGD(bits=4, group=32))}
@@ -173,6 +174,17 @@ class OuterSteps(Meeting):
                 parts.setdefault(piece.variable, []).append(values)
         weights = worker_weights.weights_of(self._model)
         return [tf.reshape(tf.concat(parts[number], axis=0), one.shape) for number, one in enumerate(weights)]
+
+    def load(self) -> Load:
+        """Return what the last fragment costs: no other is larger, and states travel with it."""
+        one, workers = self._fragments[-1], self._group.traced.size
+        states = self._all_reduced_bytes(worker_weights.states_of(self._model))
+        if one.codec is None:
+            return Load(self._all_reduced_bytes([one.agreed]) + states)
+        numbers = int(tf.TensorShape(one.agreed.shape).num_elements())
+        (cost,) = agreed_costs(self._group.traced.collective, [one.codec])
+        sent = one.codec.wire_bytes(tf.TensorSpec([numbers], tf.float32), workers)
+        return Load(sent + states, cost.seconds + cost.seconds_per_element * numbers)
 
     def _is_last(self, one: _Fragment) -> bool:
         return one.number == self._schedule.fragments - 1

@@ -52,6 +52,10 @@ def is_floating(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
+def bytes_of(variables: Sequence[keras.Variable]) -> int:
+    return sum(int(tf.TensorShape(one.shape).num_elements()) * tf.as_dtype(one.dtype).size for one in variables)
+
+
 def weights_of(model: keras.Model) -> list[keras.Variable]:
     return [one for one in model.trainable_variables if is_floating(one)]
 

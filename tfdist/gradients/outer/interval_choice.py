@@ -1,0 +1,89 @@
+"""Chooses how seldom workers meet, for `every="auto"`: from measurements in the first steps, alike on all workers."""
+
+import logging
+import time
+from dataclasses import replace
+
+import keras
+
+from tfdist.collectives.link_measuring import measured_link
+from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
+from tfdist.gradients.outer.meeting_schedules import DiLoCo, Synchronization
+from tfdist.gradients.outer.meetings import Meeting
+from tfdist.gradients.outer.trial_steps import Trial
+from tfdist.planner.meeting_interval import Meetings, smallest_interval, travel_seconds
+
+_log = logging.getLogger("tfdist")
+_MANY_BYTES = 1 << 20  # that show the rate of the network
+_FEWEST = 2  # one step between two meetings may mean to reduce gradients, for which slots must be equal
+
+
+class IntervalChoice:
+    """Times steps of one worker, and chooses ``every`` together with the others; backups remember it."""
+
+    def __init__(self, asked: Synchronization, meeting: Meeting, workers: Workers) -> None:
+        self._asked = asked
+        self._meeting = meeting
+        self._workers = workers
+        self._every: keras.Variable | None = None  # 0 before it is chosen
+        self._began = 0.0
+        self._steps, self._seconds = 0, 0.0
+
+    def make(self) -> None:
+        """Make what backups remember."""
+        self._every = keras.Variable(0, name="steps_between_meetings", dtype="int64", trainable=False)
+
+    @property
+    def memory(self) -> list[keras.Variable]:
+        """What backups remember, once it is made."""
+        return [] if self._every is None else [self._every]
+
+    def schedule_from(self, step: int) -> Synchronization | Trial:
+        """Return the schedule of a process that begins after so many steps."""
+        every = 0 if self._every is None else int(self._every.numpy())
+        return replace(self._asked, every=every) if every else Trial(asked=self._asked, begun=step)
+
+    def step_begins(self) -> None:
+        """Note the time at which a step, or several in one graph, begin."""
+        self._began = time.perf_counter()
+
+    def note_steps(self, steps: int) -> None:
+        """Add the steps that end now to those that are timed."""
+        self._meeting.wait_for_step()
+        self._steps += steps
+        self._seconds += time.perf_counter() - self._began
+
+    def choose(self) -> Synchronization:
+        """Return the schedule with a number; all workers call it after the same step."""
+        if self._workers.count == 1:
+            return self._chosen(_FEWEST)
+        link = measured_link(self._workers.collective, _MANY_BYTES)
+        load = self._meeting.load()
+        mine = self._seconds / self._steps
+        slowest = max(as_float(one) for one in self._workers.gather([as_integer(mine)])[:, 0].tolist())
+        outer = self._asked if isinstance(self._asked, DiLoCo) else None
+        meetings = Meetings(
+            step_seconds=slowest,
+            travel_seconds=travel_seconds(link, load.wire_bytes, self._workers.count),
+            codec_seconds=load.codec_seconds,
+            fragments=1 if outer is None else outer.fragments,
+            delay=0 if outer is None else outer.delay,
+        )
+        chosen = self._chosen(max(_FEWEST, smallest_interval(meetings)))
+        if self._workers.is_chief:
+            _log.warning(
+                "synchronization: %r. A step takes %.3g ms, and what a worker sends at a meeting, %.3g MB, %.3g ms "
+                "(measured: %.3g Mbit/s, %.2g ms).",
+                chosen,
+                1e3 * slowest,
+                load.wire_bytes / 1e6,
+                1e3 * (meetings.travel_seconds + meetings.codec_seconds),
+                8e-6 * link.bytes_per_second,
+                1e3 * link.latency_seconds,
+            )
+        return chosen
+
+    def _chosen(self, every: int) -> Synchronization:
+        assert self._every is not None
+        self._every.assign(every)
+        return replace(self._asked, every=every)

@@ -1,0 +1,74 @@
+"""How seldom workers have to meet, so that meetings cost little beside steps. Loads no TensorFlow."""
+
+import math
+from dataclasses import dataclass
+
+from tfdist import validation
+from tfdist.planner.planner_link import Link
+
+#: of the time of steps, what meetings may add to it
+WAITING_PART = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meetings:
+    """What one meeting costs: of all weights, or of one of the fragments that are exchanged in turn.
+
+    Attributes:
+        step_seconds: of a step that a worker takes by itself, above 0.
+        travel_seconds: of what is exchanged at a meeting.
+        codec_seconds: to encode and decode it, which the processors of steps do.
+        fragments: meetings in a period.
+        delay: steps that go on while a fragment travels.
+    """
+
+    step_seconds: float
+    travel_seconds: float
+    codec_seconds: float = 0.0
+    fragments: int = 1
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        validation.number("step_seconds", self.step_seconds, above=0)
+        validation.number("travel_seconds", self.travel_seconds, minimum=0)
+        validation.number("codec_seconds", self.codec_seconds, minimum=0)
+        validation.integer("fragments", self.fragments, minimum=1)
+        validation.integer("delay", self.delay, minimum=0)
+
+    @property
+    def period_seconds(self) -> float:
+        """Seconds that the meetings of a period add to its steps.
+
+        fragments (codec + max(travel - delay step, 0))
+        """
+        waits = max(self.travel_seconds - self.delay * self.step_seconds, 0.0)
+        return self.fragments * (self.codec_seconds + waits)
+
+
+def smallest_interval(meetings: Meetings, *, part: float = WAITING_PART) -> int:
+    """Return the fewest steps between two meetings at which they add at most this part to the time of steps.
+
+    A fragment is applied before the next one is sent, so there are at least ``fragments (delay + 1)`` steps.
+
+    Example:
+        >>> line = Link.parse("100mbit", delay_ms=25.0)
+        >>> travel = line.all_reduce_seconds(8_800_000, 2)
+        >>> smallest_interval(Meetings(step_seconds=0.1, travel_seconds=travel))
+        151
+        >>> smallest_interval(Meetings(step_seconds=0.1, travel_seconds=travel, delay=8))
+        9
+    """
+    validation.number("part", part, above=0)
+    fewest = meetings.fragments * (meetings.delay + 1)
+    exact = meetings.period_seconds / (part * meetings.step_seconds)
+    return max(fewest, math.ceil(exact - 1e-9))
+
+
+def travel_seconds(link: Link, wire_bytes: float, workers: int) -> float:
+    """Return the seconds of an exchange in which each worker sends so many bytes, in 2 (n - 1) messages.
+
+    Example:
+        >>> travel_seconds(Link.parse("100mbit", delay_ms=25.0), 12_500_000, 2)
+        1.05
+    """
+    return 2 * (workers - 1) * link.latency_seconds + wire_bytes / link.bytes_per_second if workers > 1 else 0.0
