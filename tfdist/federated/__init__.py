@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.federated.app import App
     from tfdist.federated.client_update import Update
     from tfdist.federated.clients.data_partitions import split_by, split_dirichlet, split_iid
+    from tfdist.federated.clients.directory_split import split_directory
     from tfdist.federated.robust.robust_rules import (
         GeometricMedian,
         Krum,
@@ -66,6 +67,7 @@ __all__ = [
     "WholeRule",
     "simulate",
     "split_by",
+    "split_directory",
     "split_dirichlet",
     "split_iid",
 ]

@@ -141,7 +141,7 @@ def storage(
 ) -> FolderStorage:
     """The storage of a directory, which need not exist; nothing is read or written yet.
 
-    What is published without ``durable`` may be lost with the power, but not with a process.
+    What is made without ``durable`` may be lost with the power, but not with a process.
     """
     text = _text(directory)
     found = _URL.match(text)

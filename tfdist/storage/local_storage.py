@@ -115,7 +115,7 @@ class LocalStorage:
         descriptor = -1
         try:
             with explained(path, "written"):
-                make_directory(self.local)
+                make_directory(self.local, durable=self._durable)
                 descriptor = _claimed(temporary)
             # not its own descriptor, so that a caller may close the file
             opened = io.FileIO(descriptor, "wb", closefd=False)
@@ -128,9 +128,11 @@ class LocalStorage:
             finally:
                 raw.close()  # what is still in the buffer is not written any more
             with explained(path, "written"):
-                os.fsync(descriptor)
+                if self._durable:
+                    os.fsync(descriptor)
                 os.replace(temporary, path)
-                sync_directory(self.local)
+                if self._durable:
+                    sync_directory(self.local)
         finally:
             with suppress(OSError):  # renamed already, or the folder has gone
                 os.unlink(temporary)

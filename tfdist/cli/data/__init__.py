@@ -8,6 +8,7 @@ COMMANDS = {
     "info": "Say what DIRECTORY holds: examples, sizes, shards, schema, labels.",
     "verify": "Check every byte of DIRECTORY, and list what is corrupt.",
     "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
+    "split": "Divide the examples of DIRECTORY among simulated clients.",
 }
 
 command = lazy_group(

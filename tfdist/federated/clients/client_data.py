@@ -11,12 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
-from tfdist.data.reading.checked_examples import open_directory
-from tfdist.data.reading.reader import read
+from tfdist.data.format.schema import FIXED
+from tfdist.data.reading.checked_examples import Examples, open_directory
+from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.reading.reader import read, roles
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ClientData = Callable[[str], Any] | Mapping[str, Any] | Sequence[Any] | str | Path
 LONGEST_NAME = 100
+_IN_MEMORY_BYTES = 64 << 20  # of a directory of numbers, which a client then has as arrays
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ def names_of(client_data: ClientData, clients: Sequence[str] | int | None) -> tu
         found = tuple(client_data)
     elif isinstance(client_data, str | Path):
         folder = Path(client_data)
-        found = tuple(sorted(one.name for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else ()
+        folders = [one for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
+        found = tuple(sorted(one.name for one in folders if not one.name.startswith(".")))
     elif isinstance(client_data, Sequence):
         found = tuple(map(str, range(len(client_data))))
     else:
@@ -87,10 +91,15 @@ def data_of(client_data: ClientData, client: str) -> Local:
 
 
 def local_data(found: Any, client: str) -> Local:
-    """What a client's data are: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays."""
+    """What a client's data are: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays.
+
+    A small directory of numbers is read into arrays.
+    """
     if isinstance(found, str | Path):
-        examples = len(open_directory(found))
-        return LocalDataset(functools.partial(_reading, found, examples), examples)
+        examples = open_directory(found)
+        if examples.manifest.layout == FIXED and examples.manifest.total_bytes <= _IN_MEMORY_BYTES:
+            return LocalArrays(_columns(examples), len(examples))
+        return LocalDataset(functools.partial(_reading, found, len(examples)), len(examples))
     if isinstance(found, tf.data.Dataset):
         return LocalDataset(lambda batch_size, seed: found, _counted(found))
     if not isinstance(found, tuple) or not found:
@@ -111,6 +120,14 @@ def local_data(found: Any, client: str) -> Local:
             received=client,
         )
     return LocalArrays(nest, int(next(iter(rows))[0]))
+
+
+def _columns(examples: Examples) -> Any:
+    """All of a small directory, as `tfdist.data.read` gives batches: a pipeline for each training takes a second."""
+    fetch = Fetcher(examples, source_of(examples), verify="always", skip=False)
+    found, _ = fetch(np.arange(len(examples)))
+    element = roles(examples.manifest.label, (), None, origin="the examples have").element(found, None)
+    return element if isinstance(element, tuple) else (element,)
 
 
 def _reading(path: str | Path, examples: int, batch_size: int | None, seed: int) -> Any:
