@@ -4,6 +4,8 @@
     index     TFRecord files that are there already become such a directory as they are
     open      the directory's examples by number, without TensorFlow
     read      a `tf.data.Dataset` that `fit` takes
+    select    some of the examples: by number, by values, by the hash of a key
+    mix       several sources with a share each
     poisson   batches that are random samples, for private training
     info      what a directory holds: counts, sizes, schema, labels
     verify    every byte is looked at, and everything that is wrong is listed
@@ -33,6 +35,9 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
+    from tfdist.data.reading.view import View
+    from tfdist.data.views.mixing import mix
+    from tfdist.data.views.selecting import select
     from tfdist.data.writing.dataset_writer import write
     from tfdist.data.writing.indexing import index
     from tfdist.storage.block_cache import BlockCache
@@ -50,12 +55,15 @@ __all__ = [
     "Repair",
     "Report",
     "Schema",
+    "View",
     "index",
     "info",
+    "mix",
     "open",
     "poisson",
     "read",
     "repair",
+    "select",
     "verify",
     "write",
 ]

@@ -17,6 +17,8 @@ from tfdist.data.order.epoch_orders import TABLE, Ids, Permutation, mixed, round
 from tfdist.errors import ConfigError
 
 _Floats = NDArray[np.float64]
+#: of a tree of classes, from the root on: the smaller share of each node, and whether its left child has it
+Levels = list[tuple[_Floats, NDArray[np.bool_]]]
 _LISTED = 10
 
 
@@ -65,7 +67,7 @@ class Weighted:
         self._classes = _Classes(labels)
         self.examples = self._classes.examples
         shares = _shares(self._classes.labels, weights)
-        self._levels = _levels(shares)
+        self._levels = levels_of(shares)
         self._windows = -(-self.examples // max(TABLE, len(shares)))
         digest = hashlib.sha256(shares.astype("<f8").tobytes()).hexdigest()[:16]
         self.name = f"shares:{self._classes.digest}:{digest}"
@@ -86,30 +88,12 @@ class Weighted:
         return self.examples * window // self._windows
 
     def _laid_out(self, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
-        """The class at each position of a window, and the number of the class's turn."""
         begin, end = self._begin(window), self._begin(window + 1)
         before, after = (self._met(seed, epoch * self.examples + at) for at in (begin, end))
-        counts = after - before
-        kinds = np.repeat(np.arange(len(counts)), counts)[_spread(end - begin, "spread", seed, epoch, window)]
-        turns = np.empty_like(kinds)
-        in_turn = np.arange(end - begin) + np.repeat(before + counts - np.cumsum(counts), counts)
-        turns[np.argsort(kinds, kind="stable")] = in_turn
-        return kinds, turns
+        return laid_out(before, after, "spread", seed, epoch, window)
 
     def _met(self, seed: int, positions: int) -> Ids:
-        """How often each class occurs in the first positions of all epochs, int64 ``[classes]``.
-
-        The smaller child of a node gets its share of the node's turns rounded, the larger one the rest. So both only
-        grow with the positions, as long as these have less than 51 bits.
-        """
-        met = np.array([positions], np.int64)
-        for level, (share, is_left) in enumerate(self._levels):
-            keys = round_keys("phase", seed, level)
-            phase = mixed(mixed(np.arange(len(met), dtype=np.uint32), keys[0]), keys[1]) / 2.0**32  # in [0, 1)
-            small = np.floor(met * share + phase).astype(np.int64)
-            large = met - small
-            met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=1).reshape(-1)
-        return met[: len(self._classes.labels)]
+        return met_of(self._levels, positions, "phase", seed)[: len(self._classes.labels)]
 
 
 class _Classes:
@@ -138,6 +122,33 @@ class _Classes:
         return found
 
 
+def met_of(levels: Levels, positions: int, *key: int | str) -> Ids:
+    """How often each class occurs in the first positions, int64 ``[classes]``.
+
+    The smaller child of a node gets its share of the node's turns rounded, the larger one the rest. So both only grow
+    with the positions, as long as these have less than 51 bits. Behind the classes the result may have zeros.
+    """
+    met = np.array([positions], np.int64)
+    for level, (share, is_left) in enumerate(levels):
+        keys = round_keys(*key, level)
+        phase = mixed(mixed(np.arange(len(met), dtype=np.uint32), keys[0]), keys[1]) / 2.0**32  # in [0, 1)
+        small = np.floor(met * share + phase).astype(np.int64)
+        large = met - small
+        met = np.stack([np.where(is_left, small, large), np.where(is_left, large, small)], axis=1).reshape(-1)
+    return met
+
+
+def laid_out(before: Ids, after: Ids, *key: int | str) -> tuple[Ids, Ids]:
+    """The class at each position of a window, and the number of its turn, from how often each came before and after."""
+    counts = after - before
+    size = int(counts.sum())
+    kinds = np.repeat(np.arange(len(counts)), counts)[_spread(size, *key)]
+    turns = np.empty_like(kinds)
+    in_turn = np.arange(size) + np.repeat(before + counts - np.cumsum(counts), counts)
+    turns[np.argsort(kinds, kind="stable")] = in_turn
+    return kinds, turns
+
+
 def _spread(size: int, *key: int | str) -> Ids:
     """A random order of the values below ``size`` in which each range of them is spread evenly.
 
@@ -154,11 +165,11 @@ def _spread(size: int, *key: int | str) -> Ids:
     return found[found < size].astype(np.int64)
 
 
-def _levels(shares: _Floats) -> list[tuple[_Floats, NDArray[np.bool_]]]:
+def levels_of(shares: _Floats) -> Levels:
     """For each level, from the root on: the smaller share of each node, and whether its left child has it."""
     nodes = np.zeros(1 << (len(shares) - 1).bit_length())
     nodes[: len(shares)] = shares
-    levels: list[tuple[_Floats, NDArray[np.bool_]]] = []
+    levels: Levels = []
     while len(nodes) > 1:
         pairs = nodes.reshape(-1, 2)
         nodes = pairs.sum(axis=1)

@@ -4,6 +4,7 @@ Every read is checked afterwards: a writer puts its manifest in place before it 
 one. So a manifest that is still the same proves that the file was, too.
 """
 
+import glob
 import logging
 import math
 import os
@@ -23,7 +24,7 @@ from tfdist.data.format import example, record_framing
 from tfdist.data.format.contents import index_anew
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_manifest
 from tfdist.data.format.record_framing import Content
-from tfdist.data.format.schema import FIXED, Schema
+from tfdist.data.format.schema import FIXED, Schema, indexed_values
 from tfdist.data.format.shard_index import Index, stored_index
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.storage.directory import Storage, storage
@@ -36,7 +37,7 @@ _Span = tuple[int, int]  # first byte of a record's frame, bytes of its payload
 
 
 def open_directory(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     storage_options: Mapping[str, Any] | None = None,
     cache: Any = None,
@@ -46,7 +47,8 @@ def open_directory(
 
     Args:
         directory: its path or URL; of TFRecord files also of one, or with wildcards of several. These are indexed in
-            the user's cache when they are first opened, and a line in the log describes them.
+            the user's cache when they are first opened, and a line in the log describes them. A list of directories, or
+            wildcards that match several, is all of their examples, one directory after the other.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         cache: a `tfdist.data.BlockCache` for remote directories.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
@@ -63,12 +65,32 @@ def open_directory(
         ...     len(examples), examples[1]["name"]
         (3, b'b')
     """
-    place: Storage = storage(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
+    options: dict[str, Any] = {
+        "storage_options": storage_options,
+        "cache": cache,
+        "follow_symlinks": follow_symlinks,
+    }
+    matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
+    if len(matching) > 1 or isinstance(directory, (list, tuple)):
+        from tfdist.data.reading.joined_examples import joined  # which builds on this file
+
+        return joined({str(one): open_directory(one, **options) for one in matching})
+    one: Any = matching[0] if matching else directory
+    place: Storage = storage(one, **options)
     if not manifests.has_manifest(place):
         from tfdist.data.writing.foreign_tfrecords import place_of  # which builds on this file
 
-        place = place_of(directory, storage_options=storage_options, cache=cache, follow_symlinks=follow_symlinks)
+        place = place_of(one, **options)
     return Examples(place, read_manifest(place))
+
+
+def _matching(directory: Any) -> list[str]:
+    """The local directories with a manifest that a path with wildcards matches."""
+    text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
+    if not isinstance(text, str) or "://" in text or os.path.lexists(text) or not glob.has_magic(text):
+        return []
+    found = sorted(glob.glob(os.path.expanduser(text)))
+    return [path for path in found if os.path.isfile(os.path.join(path, manifests.NAME))]
 
 
 class Examples:
@@ -106,6 +128,17 @@ class Examples:
                 received=size,
                 path=shard.file,
             )
+
+    @property
+    def url(self) -> str:
+        """The directory as its user knows it."""
+        return self.storage.url
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The path of each shard; None if they are not local."""
+        folder = self.storage.local
+        return None if folder is None else [str(folder / shard.file) for shard in self.manifest.shards]
 
     @property
     def schema(self) -> Schema:
@@ -161,7 +194,7 @@ class Examples:
         """
         return (
             f"example {number} is corrupt: {self.manifest.shards[shard].file}, byte {offset}. "
-            f"`tfdist data verify {self.storage.url}` finds all that are, `tfdist data repair` takes them out; "
+            f"`tfdist data verify {self.url}` finds all that are, `tfdist data repair` takes them out; "
             "on_corrupt='skip' reads on without them."
         )
 
@@ -207,6 +240,10 @@ class Examples:
 
         return verify_manifest(self.storage, self.manifest)
 
+    def require_sound(self) -> None:
+        """Raise CorruptDataError if a byte is not what it must be."""
+        self.verify().require_sound()
+
     @property
     def offsets(self) -> NDArray[np.int64]:
         """The offsets of all shards' indices, one after the other."""
@@ -233,7 +270,20 @@ class Examples:
                 f"feature {name!r} is {feature}; it must be a single integer per example. There are "
                 f"{', '.join(map(repr, self.schema))}."
             )
+        return self.numbers(name)
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """Return a feature that is one number, for all examples: from the index, or from the shards where it is not.
+
+        Args:
+            name: of the feature, which the schema has.
+        """
         if self.template is None:
+            if name not in indexed_values(self.schema, self.manifest.layout):
+                step = 4096
+                spans = (range(at, min(at + step, len(self))) for at in range(0, len(self), step))
+                values = [example[name] for span in spans for example in self.each(span)]
+                return np.array(values, self.schema[name].dtype)
             return self.column(f"value:{name}")
         found = []
         for place, shard in enumerate(self.manifest.shards):

@@ -26,6 +26,7 @@ _SAMPLE = 32
 
 _logger = logging.getLogger(__name__)
 _Array = NDArray[Any]
+_Read = Callable[[NDArray[np.int64], _Array], tuple[dict[str, _Array], _Array]]
 
 
 class Failures:
@@ -175,14 +176,22 @@ class Fetcher:
 
     def __call__(self, ids: NDArray[np.int64]) -> tuple[dict[str, _Array], NDArray[np.float32]]:
         """The columns of examples, and the weight of each: 0 where another replaces a corrupt one."""
+        return self._sound(ids, self._read)
+
+    def payloads(self, ids: NDArray[np.int64]) -> tuple[_Array, NDArray[np.float32]]:
+        """Whole payloads, and the weight of each."""
+        found, weight = self._sound(ids, self._payloads)
+        return found[PAYLOAD], weight
+
+    def _sound(self, ids: NDArray[np.int64], read: _Read) -> tuple[dict[str, _Array], NDArray[np.float32]]:
         weight = np.ones(len(ids), np.float32)
         check = ~self._seen[ids] if self._remembers else np.full(len(ids), not self._seen[0])
-        found, ok = self._read(ids, check)
+        found, ok = read(ids, check)
         if not ok.all():
             self._report(ids[~ok])
             weight[~ok] = 0.0
             ids = np.where(ok, ids, int(ids[ok][0]) if ok.any() else self._any_sound(int(ids[0])))
-            found, _ = self._read(ids, np.zeros(len(ids), bool))
+            found, _ = read(ids, np.zeros(len(ids), bool))
         if self._remembers:
             self._seen[ids] = True
         return found, weight
@@ -194,17 +203,21 @@ class Fetcher:
             rows, ok = self.source.rows(file, offset, check, examples.template.length)
             return examples.template.decode(rows), ok
         if examples.manifest.layout != EXTENT:
-            payloads, ok = self.source.records(file, offset, length, np.zeros_like(length), length, check)
-            return {PAYLOAD: _objects(payloads)}, ok
+            return self._payloads(ids, check)
         columns, ok = self.values_of(ids), np.ones(len(ids), bool)
         for name in self._texts:
             start, size = self.extent(name, ids)
             # a payload has one checksum, so it is enough to look at it once
             looks = check if name == self._texts[0] else np.zeros_like(check)
             found, sound = self.source.records(file, offset, length, start, size, looks)
-            columns[name] = _objects(found)
+            columns[name] = objects(found)
             ok &= sound
         return {name: columns[name] for name in self.names}, ok
+
+    def _payloads(self, ids: NDArray[np.int64], check: _Array) -> tuple[dict[str, _Array], _Array]:
+        file, offset, length = self.examples.locate(ids)
+        payloads, ok = self.source.records(file, offset, length, np.zeros_like(length), length, check)
+        return {PAYLOAD: objects(payloads)}, ok
 
     def values_of(self, ids: NDArray[np.int64]) -> dict[str, _Array]:
         return {name: self.examples.column(f"value:{name}")[ids] for name in self.values}
@@ -233,16 +246,14 @@ class Fetcher:
             if self._read(candidate, np.ones(1, bool))[1][0]:
                 self._stand_in = int(candidate[0])  # the next batch of a long corrupt stretch need not look for it
                 return self._stand_in
-        raise CorruptDataError(f"no example of {self.examples.storage.url} is sound.", path=self.examples.storage.url)
+        raise CorruptDataError(f"no example of {self.examples.url} is sound.", path=self.examples.url)
 
 
-def _objects(values: list[bytes]) -> NDArray[np.object_]:
+def objects(values: list[bytes]) -> NDArray[np.object_]:
     return np.fromiter(values, object, len(values))  # an assignment would look into each
 
 
 def source_of(examples: Examples) -> Bytes:
-    names = [shard.file for shard in examples.manifest.shards]
-    folder = examples.storage.local
-    if folder is None:
-        return RemoteBytes(examples.storage, names, examples.binding)
-    return MappedBytes([str(folder / name) for name in names], examples.binding)
+    if (paths := examples.paths) is not None:
+        return MappedBytes(paths, examples.binding)
+    return RemoteBytes(examples.storage, [shard.file for shard in examples.manifest.shards], examples.binding)

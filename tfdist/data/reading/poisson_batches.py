@@ -90,7 +90,7 @@ def poisson(data: Any, *, global_batch_size: int | None = None, seed: int | None
     """
     seed = secrets.randbits(62) if seed is None else validation.integer("seed", seed, minimum=0)
     if isinstance(data, Reading):
-        examples = len(data.examples)
+        examples = data.population
         take = data.numbered
         global_batch_size = data.global_batch_size if global_batch_size is None else global_batch_size
     else:

@@ -18,7 +18,9 @@ from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
+from tfdist.data.reading.joined_columns import ColumnFetcher
 from tfdist.data.reading.user_functions import mapped
+from tfdist.data.reading.view import View
 from tfdist.errors import ConfigError, TfdistError
 
 _PREFETCHED = 2  # batches
@@ -34,8 +36,8 @@ class Pipeline:
     def __init__(
         self,
         *,
-        examples: Examples,
-        fetcher: Fetcher,
+        view: View,
+        fetcher: ColumnFetcher,
         order: epoch_orders.Order,
         seed: int,
         global_batch_size: int,
@@ -47,6 +49,8 @@ class Pipeline:
         weighs: bool,
         native: Any,
     ) -> None:
+        examples = view.examples
+        self.view = view
         self.examples = examples
         self.failures = fetcher.failures
         self.order = order
@@ -68,7 +72,7 @@ class Pipeline:
         keep_freed_memory()
         if cache is not None:
             self._reader: tensor_columns.ColumnReader = tensor_columns.WhenAsked(fetcher)
-        elif native is not None and isinstance(fetcher.source, MappedBytes):
+        elif native is not None and isinstance(fetcher, Fetcher) and isinstance(fetcher.source, MappedBytes):
             self._reader = tensor_columns.ByOps(fetcher, native, fetcher.source.paths)
         else:
             self._reader = tensor_columns.ByNumpy(fetcher)
@@ -192,7 +196,9 @@ class Pipeline:
         return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["slices"], count)
 
     def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
-        """The batch of these examples, of which there may be none, in the form for `fit`."""
+        """The batch of these examples of the view, of which there may be none, in the form for `fit`."""
+        if self.view.ids is not None:
+            ids = tf.gather(tf.constant(self.view.ids), ids)
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
 
         made = functools.partial(self._made_by, self._asked, early=[])
@@ -302,6 +308,11 @@ class Reading(tf_data.Failing):
     def examples(self) -> Examples:
         """The directory that is read."""
         return self._pipeline.examples
+
+    @property
+    def population(self) -> int:
+        """Number of the examples that are read."""
+        return len(self._pipeline.view)
 
     @property
     def epoch(self) -> int:

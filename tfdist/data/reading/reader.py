@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from tfdist import native, validation
 from tfdist.data.format.schema import TEXT
-from tfdist.data.order import batch_positions, class_shares, epoch_orders
+from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
 from tfdist.data.reading import read_dataset as pipelines
-from tfdist.data.reading.checked_examples import Examples, open_directory
+from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.reading.joined_columns import fetcher_of
 from tfdist.data.reading.read_dataset import Reading, position_of
+from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.block_cache import BlockCache
 
@@ -95,7 +96,7 @@ def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
 
 
 def read(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples | View,
     *,
     global_batch_size: int,
     seed: int = 0,
@@ -124,7 +125,8 @@ def read(
     Args:
         directory: what `tfdist.data.write` made; a path or an fsspec URL. Or TFRecord files of other writers: a folder,
             one file, or several by a wildcard, also compressed by GZIP or ZLIB. Their schema is inferred from all
-            records when they are first read, and logged; see `tfdist.data.index`.
+            records when they are first read, and logged; see `tfdist.data.index`. Or a list of directories, or what
+            `tfdist.data.open`, `tfdist.data.select` or `tfdist.data.mix` returned.
         global_batch_size: examples of a batch, over all replicas.
         seed: of the order, and of augmentation.
         order: "full" permutes all examples, anew in each epoch; "block" permutes blocks of neighbours and mixes the
@@ -183,13 +185,15 @@ def read(
     for name, function in (("decode", decode), ("augment", augment)):
         if function is not None and not callable(function):
             raise validation.mismatch(name, function, "a function, or None.", kind=ConfigTypeError)
-    examples = open_directory(
+    is_remote = isinstance(directory, (str, list, tuple)) and "://" in str(directory)
+    view = view_of(
         directory,
         storage_options=storage_options,
-        cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if "://" in str(directory) else None),
+        cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if is_remote else None),
         follow_symlinks=follow_symlinks,
     )
-    if examples.storage.local is not None:  # of a store when they are read first
+    examples = view.examples
+    if examples.paths is not None:  # of a store when they are read first
         examples.binding.require(range(len(examples.manifest.shards)))
     label = examples.manifest.label if label is None else label
     last = "augment" if augment is not None else "decode" if decode is not None else ""
@@ -197,7 +201,7 @@ def read(
     if not last:  # else what it returns is looked at
         named.require(examples.schema)
     tail = tail or ("keep" if label is None else "pad")
-    chosen = _order(examples, order, label)
+    chosen = _order(view, order, label)
     if label is None and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
@@ -207,9 +211,7 @@ def read(
             received=what.partition("=")[2].strip("'"),
         )
     if on_corrupt == "verify":
-        from tfdist.data.check.verifying import verify_manifest
-
-        verify_manifest(examples.storage, examples.manifest).require_sound()
+        examples.require_sound()
     if tail == "drop" and chosen.examples < global_batch_size:
         raise ConfigError(
             f"global_batch_size is {global_batch_size} and there are {chosen.examples} examples, so tail='drop' leaves "
@@ -218,8 +220,8 @@ def read(
             received="drop",
         )
     pipeline = pipelines.Pipeline(
-        examples=examples,
-        fetcher=Fetcher(examples, source_of(examples), verify=verify, skip=on_corrupt == "skip"),
+        view=view,
+        fetcher=fetcher_of(examples, verify=verify, skip=on_corrupt == "skip"),
         order=chosen,
         seed=seed,
         global_batch_size=global_batch_size,
@@ -229,23 +231,37 @@ def read(
         cache=None if cache is None else DecodedCache(cache, len(examples)),
         finish=named.element,
         weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
-        native=None if ops is False or cache is not None or examples.storage.local is None else native.records(),
+        native=None if ops is False or cache is not None or examples.paths is None else native.records(),
     )
     return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
 
 
-def _order(examples: Examples, order: Any, label: str | None) -> epoch_orders.Order:
-    count = len(examples)
+def _order(view: View, order: Any, label: str | None) -> epoch_orders.Order:
+    if view.mixture is None:
+        inner = _order_of(view, len(view), order, label)
+        return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
+    if isinstance(order, Mapping) or order == "balanced":
+        raise ConfigError(
+            f"order is {validation.shown(order)}, and a mixture has the shares of its sources. Pass 'full', 'block' or "
+            "'none'; or read the directories as a list, with shares of classes.",
+            name="order",
+            received=validation.shown(order),
+        )
+    mixed = view.mixture.order([_order_of(view, size, order, label) for size in view.mixture.sizes.values()])
+    return mixed if view.ids is None else mixtures.Chosen(mixed, view.ids)
+
+
+def _order_of(view: View, count: int, order: Any, label: str | None) -> epoch_orders.Order:
     if isinstance(order, Mapping):
-        return class_shares.Weighted(examples.integers(_needed(label)), dict(order))
+        return class_shares.Weighted(view.of(view.examples.integers(_needed(label))), dict(order))
     validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
     if order == "balanced":
-        return class_shares.Balanced(examples.integers(_needed(label)))
+        return class_shares.Balanced(view.of(view.examples.integers(_needed(label))))
     if order == "full":
         return epoch_orders.Full(count)
     if order == "none":
         return epoch_orders.Sequential(count)
-    mean = max(1, examples.manifest.total_bytes // count)
+    mean = max(1, view.examples.manifest.total_bytes // len(view.examples))
     return epoch_orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
 
 

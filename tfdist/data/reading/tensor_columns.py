@@ -15,6 +15,7 @@ from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
 from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher
+from tfdist.data.reading.joined_columns import ColumnFetcher
 
 # what `tf.io.decode_raw` does not know, and what has the same bytes
 _SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}
@@ -145,7 +146,7 @@ class ColumnReader(Protocol):
 class ByNumpy:
     """Reads several batches at once, when the numbers are known."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: ColumnFetcher) -> None:
         self._fetcher = fetcher
         self._specs = _column_specs(fetcher)
         self.specs = [
@@ -170,7 +171,7 @@ class ByNumpy:
 class WhenAsked(ByNumpy):
     """Reads one batch when its columns are asked for, because they may be known already."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: ColumnFetcher) -> None:
         super().__init__(fetcher)
         self._read = self.specs
         self.specs = []
@@ -285,14 +286,26 @@ def _either(holds: tf.Tensor, one: Callable[[], Read], other: Callable[[], Read]
     return columns, sound
 
 
-def _parsed(fetcher: Fetcher, columns: Columns) -> Columns:
-    return parsed(fetcher.examples.schema, columns[PAYLOAD]) if PAYLOAD in columns else columns
+def _parsed(fetcher: ColumnFetcher, columns: Columns) -> Columns:
+    schema = fetcher.examples.schema
+    if PAYLOAD in columns:
+        return parsed(schema, columns[PAYLOAD])
+    lists = {name: from_raw(schema[name], columns[name]) for name in columns if _is_list(schema[name])}
+    return {**columns, **lists}
 
 
-def _column_specs(fetcher: Fetcher) -> dict[str, Spec]:
+def _column_specs(fetcher: ColumnFetcher) -> dict[str, Spec]:
     if PAYLOAD in fetcher.names:
         return {PAYLOAD: (tf.string, [])}
-    return {name: (dtype_of(feature), shape_of(feature)[1:]) for name, feature in fetcher.examples.schema.items()}
+    return {
+        name: (tf.string, []) if _is_list(feature) else (dtype_of(feature), shape_of(feature)[1:])
+        for name, feature in fetcher.examples.schema.items()
+    }
+
+
+def _is_list(feature: Feature) -> bool:
+    """A list of numbers of any length, which a fetcher that does not parse gives as its bytes."""
+    return feature.size is None
 
 
 def _is_empty(spec: Spec) -> bool:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.picture_decoding import cause_of
 from tfdist.data.reading import tensor_columns
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher
+from tfdist.data.reading.fetch import PAYLOAD
+from tfdist.data.reading.joined_columns import ColumnFetcher
 from tfdist.errors import ConfigError, CorruptDataError
 
 Features = dict[str, Any]
@@ -89,7 +90,12 @@ class Search:
     """Finds the examples of a batch that cannot be decoded, one by one, and their replacements."""
 
     def __init__(
-        self, fetcher: Fetcher, decode: Callable[..., Any] | None, augment: Callable[..., Any] | None, *, skip: bool
+        self,
+        fetcher: ColumnFetcher,
+        decode: Callable[..., Any] | None,
+        augment: Callable[..., Any] | None,
+        *,
+        skip: bool,
     ) -> None:
         self._fetcher = fetcher
         self._examples = fetcher.examples
@@ -153,7 +159,7 @@ class Search:
             said[number] = f"example {number} cannot be decoded: {file}, byte {int(offset[0])}: {problem}"
         if not self._skip:
             more = f" (and {len(said) - 1} more in this batch)" if len(said) > 1 else ""
-            url = self._examples.storage.url
+            url = self._examples.url
             raise CorruptDataError(
                 f"{next(iter(said.values()))}{more}. `tfdist data verify --decode {url}` finds all pictures that "
                 "cannot be decoded, `tfdist data repair --decode` takes them out; on_corrupt='skip' reads on without "
@@ -175,8 +181,8 @@ class Search:
                 self._stand_in = number
                 return number
         raise CorruptDataError(
-            f"no example of {self._examples.storage.url} can be decoded, of {len(steps) + 1} that were tried; of the "
+            f"no example of {self._examples.url} can be decoded, of {len(steps) + 1} that were tried; of the "
             f"last, {problem}.",
             name="decode",
-            path=self._examples.storage.url,
+            path=self._examples.url,
         )

@@ -1,0 +1,100 @@
+"""Mixtures, parts and batteries of orders: shares hold anywhere, and workers and resumption change no global batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.order_battery import global_batches, require_resumable
+from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential
+from tfdist.data.order.mixtures import Chosen, Mixed, Schedule, epoch_of
+
+SIZES = (61, 23, 7)
+SHARES = (0.7, 0.2, 0.1)
+GOLDEN = [15, 83, 90, 33, 35, 0, 56, 18, 30, 71, 5, 60]
+
+
+def mixed(stop: str, shares: Sequence[float] = SHARES, sizes: Sequence[int] = SIZES, examples: int = 40) -> Mixed:
+    phases = [(0, shares)]
+    count = examples if stop == "never" else epoch_of(Schedule(phases), sizes, stop)
+    schedule = Schedule(phases) if stop == "never" else Schedule(phases, count)
+    return Mixed(schedule, [Full(size) for size in sizes], stop, count, stop)
+
+
+def occurrences(order: Order, epochs: int = 1, sizes: Sequence[int] = SIZES) -> list[np.ndarray]:
+    positions = np.arange(order.examples)
+    found = np.concatenate([order.ids(seed=5, epoch=epoch, positions=positions) for epoch in range(epochs)])
+    return np.split(np.bincount(found, minlength=sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+def test_what_a_mixture_computes_is_what_it_always_was() -> None:
+    found = mixed("first").ids(seed=17, epoch=2, positions=np.arange(12))
+    assert found.tolist() == GOLDEN
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9), st.integers(0, 2**40), st.integers(1, 20_000))
+@settings(max_examples=30, deadline=None)
+def test_shares_hold_in_every_range(weights: list[float], begin: int, length: int) -> None:
+    shares = np.array(weights) / sum(weights)
+    kinds, turns = Schedule([(0, weights)]).at(3, 0, np.arange(begin, begin + length))
+    for kind, share in enumerate(shares):
+        error = np.cumsum(np.concatenate([[0.0], (kinds == kind) - share]))
+        assert error.max() - error.min() < 4 + 2.5 * np.log2(len(shares) + 1) + 3
+        mine = turns[kinds == kind]
+        assert len(np.unique(mine)) == len(mine), "a turn comes once"
+
+
+def test_the_first_source_that_is_used_up_ends_an_epoch() -> None:
+    counts = occurrences(mixed("first"))
+    assert [int(each.max()) for each in counts] == [1, 1, 1]
+    assert any((each == 1).all() for each in occurrences(mixed("first", (1, 5, 1)))), "one is used up"
+
+
+def test_all_examples_come_before_an_epoch_ends() -> None:
+    for each in occurrences(mixed("all")):
+        assert each.min() >= 1
+        assert each.max() - each.min() <= 1, "one lap of a source comes after the other"
+
+
+def test_epochs_go_on_where_the_last_one_stopped() -> None:
+    order = mixed("never")
+    for each in occurrences(order, epochs=7):
+        assert each.max() - each.min() <= 1
+
+
+def test_a_source_without_a_share_never_comes_and_stops_nothing() -> None:
+    for stop in ("first", "all", "never"):
+        assert occurrences(mixed(stop, (1, 0, 1)))[1].sum() == 0
+
+
+def test_shares_change_at_their_positions() -> None:
+    schedule = Schedule([(0, (1, 0)), (5000, (0, 1)), (5010, (1, 3))])
+    kinds, turns = schedule.at(3, 0, np.arange(9010))
+    assert kinds[:5000].sum() == 0
+    assert kinds[5000:5010].all()
+    assert abs(kinds[5010:].mean() - 0.75) < 0.002
+    for kind in (0, 1):
+        assert np.sort(turns[kinds == kind]).tolist() == list(range(int((kinds == kind).sum())))
+
+
+ORDERS: dict[str, Order] = {
+    "first": mixed("first"),
+    "all": mixed("all"),
+    "never": mixed("never"),
+    "blocks": Mixed(Schedule([(0, (1, 1))]), [Block(50, 4, 3), Sequential(20)], "never", 40, "x"),
+    "chosen": Chosen(Full(41), np.arange(0, 123, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_workers_and_resumption_change_nothing(name: str) -> None:
+    require_resumable(ORDERS[name])
+
+
+def test_chosen_examples_come_once() -> None:
+    numbers = np.arange(0, 123, 3)
+    found = np.concatenate(global_batches(Chosen(Full(41), numbers), size=7, workers=3))
+    assert np.sort(found).tolist() == numbers.tolist()
+    assert Chosen(Full(41), numbers).name != Chosen(Full(41), numbers + 1).name

@@ -1,0 +1,135 @@
+"""Orders of several sources in given shares, and of some of the examples that there are.
+
+Which source a position belongs to, and how often the source came before, is computed as for weighted classes: a tree of
+sources halves the set of them, and each node gives a child a fixed share of its turns, rounded. Tests pin the results.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.order.class_shares import laid_out, levels_of, met_of
+from tfdist.data.order.epoch_orders import TABLE, Ids, Order, round_keys
+
+STOPS = ("first", "all", "never")
+_MOST = 1 << 50  # positions, of which a tree counts each
+
+
+class Schedule:
+    """The source at each position, and the number of its turn, whatever the position.
+
+    `phases` has the position from which shares hold, the first 0, and the shares, one per source. In any range of a
+    phase each source has its share to within a few positions. Up to ``end`` it has come exactly as often as `met` says.
+    """
+
+    def __init__(self, phases: Sequence[tuple[int, Sequence[float]]], end: int = _MOST) -> None:
+        self.sources = len(phases[0][1])
+        self._starts = np.array([start for start, _ in phases], np.int64)
+        self._ends = [*self._starts[1:].tolist(), end]
+        self._levels = [levels_of(np.asarray(shares, np.float64) / max(shares)) for _, shares in phases]
+        self._size = max(TABLE, self.sources)
+        self._before = [np.zeros(self.sources, np.int64)]
+        for phase, (begin, end) in enumerate(zip(self._starts[:-1].tolist(), self._ends[:-1], strict=True)):
+            self._before.append(self._before[-1] + self._inside(phase, end - begin))
+        self._window = lru_cache(maxsize=8)(self._laid_out)
+
+    def met(self, position: int) -> Ids:
+        """How often each source has come before a position, int64 ``[sources]``."""
+        phase = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return self._before[phase] + self._inside(phase, position - int(self._starts[phase]))
+
+    def at(self, seed: int, lap: int, positions: Ids) -> tuple[Ids, Ids]:
+        """The source at each position, and its turn; ``lap`` arranges each window anew and changes no count."""
+        kinds, turns = np.empty_like(positions), np.empty_like(positions)
+        phases = np.searchsorted(self._starts, positions, side="right") - 1
+        inside = positions - self._starts[phases]
+        for phase in np.unique(phases).tolist():
+            windows = inside // self._size
+            for window in np.unique(windows[phases == phase]).tolist():
+                here = (phases == phase) & (windows == window)
+                found = self._window(seed, lap, phase, window)
+                place = inside[here] - window * self._size
+                kinds[here], turns[here] = found[0][place], found[1][place]
+        return kinds, turns
+
+    def _inside(self, phase: int, positions: int) -> Ids:
+        return met_of(self._levels[phase], positions, "sources", phase)[: self.sources]
+
+    def _laid_out(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
+        begin, last = window * self._size, self._ends[phase] - int(self._starts[phase])
+        end = min(begin + self._size, last)
+        before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
+        return laid_out(before, after, "mixture", seed, lap, phase, window)
+
+
+def epoch_of(schedule: Schedule, sizes: Sequence[int], stop: str) -> int:
+    """Number of positions of an epoch that stops when the first source has no more examples, or when all have none."""
+    drawn = schedule.met(_MOST) > 0
+    limits = np.array(sizes, np.int64)
+
+    def is_over(position: int) -> bool:
+        met = schedule.met(position)
+        return bool(((met > limits) & drawn).any() if stop == "first" else ((met >= limits) | ~drawn).all())
+
+    low, high = 0, 1
+    while not is_over(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_over(middle) else (middle, high)
+    return low if stop == "first" else high
+
+
+class Mixed:
+    """Examples of several sources, each with an order of its own, in the shares of a schedule.
+
+    `stop` is "first" or "all": each epoch begins with an order of its own for each source. Or it is "never": an epoch
+    has `examples` positions, and the next one goes on in each source.
+    """
+
+    is_permutation = False
+
+    def __init__(self, schedule: Schedule, orders: Sequence[Order], stop: str, examples: int, name: str) -> None:
+        self.examples = examples
+        self.name = name
+        self._schedule = schedule
+        self._orders = list(orders)
+        self._begins = np.cumsum([0, *(order.examples for order in orders)], dtype=np.int64)
+        self._runs_on = stop == "never"
+        met = schedule.met(examples)
+        self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
+
+    def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
+        positions = np.asarray(positions, np.int64)
+        if self._runs_on:
+            kinds, turns = self._schedule.at(seed, 0, positions + epoch * self.examples)
+        else:
+            kinds, turns = self._schedule.at(seed, epoch, positions)
+        found = np.empty_like(positions)
+        for kind in np.unique(kinds).tolist():
+            order, here = self._orders[kind], np.flatnonzero(kinds == kind)
+            laps, places = np.divmod(turns[here], order.examples)
+            if not self._runs_on:
+                laps += epoch * self._laps[kind]
+            of_source = int(round_keys("source", seed, kind)[0])
+            for lap in np.unique(laps).tolist():
+                now = laps == lap
+                found[here[now]] = self._begins[kind] + order.ids(seed=of_source, epoch=lap, positions=places[now])
+        return found
+
+
+class Chosen:
+    """An order of some of the examples that there are, whose numbers are given."""
+
+    def __init__(self, order: Order, numbers: NDArray[np.int64]) -> None:
+        self.examples = order.examples
+        self.is_permutation = order.is_permutation
+        self.name = f"{order.name}:of:{hashlib.sha256(numbers.astype('<i8').tobytes()).hexdigest()[:16]}"
+        self._order = order
+        self._numbers = numbers
+
+    def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
+        return self._numbers[self._order.ids(seed=seed, epoch=epoch, positions=positions)]

@@ -1,0 +1,1 @@
+"""Parts and mixtures of examples, which are read as a directory is."""
