@@ -181,7 +181,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         if shard_optimizer is not None:
             (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
-        extended.services = services
+        extended.services = services = local_steps.guarded(schedule, services)
         self.apart = local_steps.apart(schedule, services, of_replicas, extended.worker_devices)
         self._begin_shares(shares)
         if several:

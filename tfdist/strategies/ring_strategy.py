@@ -120,11 +120,14 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             devices=devices,
             collective=TracedCollective(collective, bucket_bytes=chosen),
             waiting=self._workers.waiting,
-            services=ReplicaServices(
-                collectives=near,
-                rows=local_replicas.traced(near, chosen, of_rows=True),
-                bucket_bytes=chosen,
-                after_trace=agreement.Signatures(self._workers).require_alike,
+            services=local_steps.guarded(
+                schedule,
+                ReplicaServices(
+                    collectives=near,
+                    rows=local_replicas.traced(near, chosen, of_rows=True),
+                    bucket_bytes=chosen,
+                    after_trace=agreement.Signatures(self._workers).require_alike,
+                ),
             ),
         )
         tf.distribute.Strategy.__init__(self, extended)

@@ -32,6 +32,7 @@ from tfdist.gradients.outer.meeting_schedules import NEVER, Synchronization
 from tfdist.gradients.outer.trial_steps import Trial
 from tfdist.gradients.outer.worker_weights import outside
 from tfdist.monitor.process_clock import step_clock
+from tfdist.training.replica import current_step
 from tfdist.training.replica.judging import Rules
 
 _SAVING = ("save", "save_weights", "export", "get_weights")
@@ -46,17 +47,6 @@ class Apart:
     schedule: Synchronization
     services: ReplicaServices
 
-    def require_every_step(self) -> None:
-        """Raise for an update outside of a Keras step, which spans all workers, unless the schedule says the same."""
-        if self.schedule.every == "auto" or not self.schedule.reduces(NEVER):
-            raise UnsupportedError(
-                f"the strategy has synchronization={self.schedule!r}, and an optimizer updates weights in a training "
-                "loop of your own, which would reduce over all workers in every step. Call model.fit() with a "
-                "train_step of your own, or leave synchronization out.",
-                name="synchronization",
-                received=self.schedule,
-            )
-
 
 def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
     """Return the schedule that a strategy is given; raise where its workers cannot have weights of their own."""
@@ -69,6 +59,24 @@ def require(value: Any, shard_optimizer: int | None = None) -> Synchronization |
         name="synchronization",
         received=schedule,
     )
+
+
+def guarded(schedule: Synchronization | None, services: ReplicaServices) -> ReplicaServices:
+    """Return services that refuse a training loop of a user's own, where it would span all workers in every step."""
+    if schedule is None or (schedule.every != "auto" and schedule.reduces(NEVER)):
+        return services
+    return replace(services, before_update=functools.partial(_require_keras_step, schedule))
+
+
+def _require_keras_step(schedule: Synchronization) -> None:
+    if current_step.current() is None:
+        raise UnsupportedError(
+            f"the strategy has synchronization={schedule!r}, and an optimizer updates weights in a training loop of "
+            "your own, which would reduce over all workers in every step. Call model.fit() with a train_step of your "
+            "own, or leave synchronization out.",
+            name="synchronization",
+            received=schedule,
+        )
 
 
 def apart(

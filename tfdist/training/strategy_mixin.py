@@ -232,11 +232,6 @@ class KerasTraining:
         if getattr(compiling, "optimizer", None) is not None:
             replica_optimizers.require_scope(compiling.optimizer, self)
 
-    def on_optimizer_update(self) -> None:
-        """Raise where an optimizer updates outside of a Keras step, which a `synchronization` does not reach."""
-        if self.apart is not None and current_step.current() is None:
-            self.apart.require_every_step()
-
     #: whether the first `fit` measures how many rows each worker computes in the same time
     measures_shares = False
     #: whether replicas may have unequal parts of a batch

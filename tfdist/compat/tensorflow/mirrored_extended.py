@@ -148,12 +148,12 @@ class ReduceInReplicas(HasServices):
         return results
 
     def update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
-        """Update a variable as TensorFlow does; the strategy hears of an optimizer's updates before.
+        """Update a variable as TensorFlow does; the services are told of an optimizer's updates before.
 
         Those are not grouped, unlike those of `tf.Variable.assign`.
         """
         if not group:
-            self._container_strategy().on_optimizer_update()  # type: ignore[attr-defined]
+            self.services.before_update()
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _packed_sums(self, reduce: Callable[..., Any], reduce_op: Any, value: Any, options: Any) -> Any:

@@ -78,6 +78,7 @@ class ReplicaServices:
             the number of rows that it gathers first, until the function returns: another number in a loop fails.
         bucket_bytes: bytes that are reduced together; 0: all in one.
         after_trace: called after a replica's function was traced.
+        before_update: called before an optimizer updates a variable; may raise.
         compare_variable: compares the path, shape and dtype of a new variable between workers, before the chief's
             value of it is asked for.
         weights: how this process holds parts of weights; None: weights are whole.
@@ -90,6 +91,7 @@ class ReplicaServices:
     rows: Sequence[Traced] = ()
     bucket_bytes: int = 0
     after_trace: Callable[[], None] = _nothing
+    before_update: Callable[[], None] = _nothing
     compare_variable: Callable[[str, Sequence[int], tf.DType], None] = _no_comparison
     weights: WeightParts | None = None
     sharding: object | None = None
