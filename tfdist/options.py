@@ -41,7 +41,7 @@ class Option:
         variable: of the environment, which the command line reads where the option is not given.
         is_several: whether it can be given several times; the value is a tuple.
         may_be_unset: whether None is a value. The command line then has no default.
-        is_hidden: whether the help leaves it out.
+        is_hidden: whether the help leaves it out; that of all options has it, with its line.
     """
 
     help: str
@@ -66,15 +66,14 @@ def option(
     flags: Sequence[str] = (),
     **known: Any,
 ) -> Any:
-    """A field of a dataclass that is an option."""
+    """A field of a dataclass that is an option; one without help is hidden."""
     is_several = isinstance(default, tuple)
     found = Option(
         help=help,
         kind=kind or (str if is_several else type(default)),
         flags=tuple(flags),
         is_several=is_several,
-        is_hidden=not help,
-        **{"may_be_unset": default is None, **known},
+        **{"may_be_unset": default is None, "is_hidden": not help, **known},
     )
     return field(default=default, metadata={_KEY: found})
 

@@ -65,6 +65,17 @@ def test_the_page_of_run_has_what_its_help_leaves_out() -> None:
         assert [name for name in variables if f"`{name}`" not in page] == []
 
 
+def test_the_help_of_all_options_has_each_once() -> None:
+    run = ALL["run",]
+    done = CliRunner().invoke(main, ["run", "--help-all"], terminal_width=COLUMNS)
+    assert done.exit_code == 0, done.output
+    told = done.output.partition("\nExamples:")[0]
+    for option in (one for one in run.params if isinstance(one, click.Option)):
+        found = re.findall(rf"^  (?:-\w, )?{re.escape(option.opts[-1])}(?![\w-])", told, re.MULTILINE)
+        assert len(found) == 1, option.opts
+    assert "--help-all" in shown(("run",), COLUMNS)
+
+
 def test_every_option_is_shown_once() -> None:
     """Flags that exclude each other share a name, and groups take options by theirs."""
     for path, command in SHORT.items():

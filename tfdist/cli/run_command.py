@@ -78,6 +78,7 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     },
     epilog="Exit code: 0 when all ended well, 2 for a wrong request, else that of the process that failed first.",
     page="run",
+    tells_all=True,
 )
 @field_options(
     LaunchConfig,
@@ -94,8 +95,22 @@ _SUBMIT = {"slurm": submit_batch, "kubernetes": kubernetes_options.submit}
     "--collectives", metavar="NAME", type=click.Choice(COLLECTIVES), help=f"What sums: {', '.join(COLLECTIVES)}."
 )
 @click.option("--verbose", is_flag=True, hidden=True, help="Tell which processes are started and ended.")
-@click.option("--synchronization", metavar="SCHEDULE", envvar=variables.SYNCHRONIZATION.name, hidden=True)
-@click.option("--engines", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=show_launchers)
+@click.option(
+    "--synchronization",
+    metavar="SCHEDULE",
+    envvar=variables.SYNCHRONIZATION.name,
+    hidden=True,
+    help="How seldom workers meet, as local-sgd:every=8.",
+)
+@click.option(
+    "--engines",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    hidden=True,
+    callback=show_launchers,
+    help="List what can start workers.",
+)
 @field_options(
     HostOptions,
     {"key_file": {"type": click.Path(dir_okay=False)}, "pod": {"type": click.Path(exists=True, dir_okay=False)}},

@@ -1,5 +1,6 @@
 """Commands whose help fits on a screen, and groups that import a command when it is called."""
 
+import copy
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ PASSES_ARGUMENTS = {**SETTINGS, "allow_interspersed_args": False}
 
 _METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # click writes INTEGER RANGE
 _ARGUMENTS = f"{__name__}.arguments"
+_TELLS_ALL = f"{__name__}.tells_all"
 
 
 def arguments_of(context: click.Context) -> tuple[str, ...]:
@@ -41,7 +43,10 @@ def without_options(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 class Command(click.Command):
-    """A command whose help has options in groups, examples, exit codes, and the page with the rest."""
+    """A command whose help has options in groups, examples, exit codes, and the page with the rest.
+
+    With ``tells_all``, ``--help-all`` also has the options for which one screen has no room.
+    """
 
     def __init__(
         self,
@@ -49,12 +54,17 @@ class Command(click.Command):
         examples: Mapping[str, str] | None = None,
         page: str | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
+        tells_all: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*args, **{"context_settings": SETTINGS, **options})
         self.examples = dict(examples or {})
         self.page = page
         self._groups = groups or {}
+        self._tells_all = tells_all
+        if tells_all:
+            flag = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True, "callback": _tell_all}
+            self.params.append(click.Option(["--help-all"], help="Show all options.", **flag))
         for option in self.params:
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
                 option.metavar = _METAVARS.get(option.type.name)
@@ -72,6 +82,8 @@ class Command(click.Command):
         sections = {h: [record for name in names for record in found.pop(name)] for h, names in self._groups.items()}
         last = list(sections)[-1] if sections else "Options"
         sections.setdefault(last, []).extend(record for records in found.values() for record in records)
+        if ctx.meta.get(_TELLS_ALL):
+            sections["More options"] = _hidden(self.get_params(ctx), ctx)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -80,12 +92,27 @@ class Command(click.Command):
         write_examples(formatter, self.examples)
         more = [self.epilog] if self.epilog else []
         if self.page is not None:
-            more.append(f"More: tfdist docs {self.page}")
+            more.append(f"More: {'--help-all, ' if self._tells_all else ''}tfdist docs {self.page}")
         if more:
             formatter.write_paragraph()
             with formatter.indentation():
                 for text in more:
                     formatter.write_text(text)
+
+
+def _hidden(options: Sequence[click.Parameter], context: click.Context) -> list[tuple[str, str]]:
+    """The records of the options that a command's help leaves out."""
+    shown = [copy.copy(one) for one in options if isinstance(one, click.Option) and one.hidden and one.help]
+    for one in shown:
+        one.hidden = False
+    return [record for one in shown if (record := one.get_help_record(context))]
+
+
+def _tell_all(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[_TELLS_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Mapping[str, str]) -> None:

@@ -41,28 +41,62 @@ class HostOptions:
     hosts: str | None = option(
         None, "Where they run, as a:2,b:2, by ssh; --engine slurm: there.", kind=str, metavar="HOSTS"
     )
-    launcher_name: str | None = option(None, kind=str, flags=("--engine",), choices=tuple(LAUNCHERS), metavar="NAME")
-    sbatch: str = option("", metavar="OPTIONS")
-    sbatch_servers: str | None = option(None, kind=str, metavar="OPTIONS")
-    search: tuple[str, ...] = option((), metavar="NAME=VALUE,VALUE")
-    ssh_command: str | None = option(None, kind=str, metavar="COMMAND", variable=SSH_COMMAND.name)
-    mpi_command: str | None = option(None, kind=str, metavar="COMMAND", variable=MPI_COMMAND.name)
-    rendezvous: str | None = option(None, kind=str, metavar="ADDRESS[:PORT]")
-    key_file: str | None = option(None, kind=str, metavar="PATH")
-    remote_python: str | None = option(None, kind=str, metavar="PATH", variable=REMOTE_PYTHON.name)
-    pass_env: tuple[str, ...] = option((), metavar="NAME")
-    ray_address: str | None = option(None, kind=str, metavar="ADDRESS", variable="RAY_ADDRESS")
-    cpus_per_worker: float | None = option(None, kind=float, metavar="C")
+    launcher_name: str | None = option(
+        None,
+        "What starts the workers; --engines lists them.",
+        kind=str,
+        flags=("--engine",),
+        choices=tuple(LAUNCHERS),
+        metavar="NAME",
+        is_hidden=True,
+    )
+    sbatch: str = option("", "For sbatch, where a job is submitted to Slurm.", metavar="OPTIONS", is_hidden=True)
+    sbatch_servers: str | None = option(
+        None, "For sbatch, of the chief and parameter servers.", kind=str, metavar="OPTIONS", is_hidden=True
+    )
+    search: tuple[str, ...] = option(
+        (), "Submit an array of jobs, one for each value; several.", metavar="NAME=VALUE,VALUE", is_hidden=True
+    )
+    ssh_command: str | None = option(
+        None, "In place of ssh.", kind=str, metavar="COMMAND", variable=SSH_COMMAND.name, is_hidden=True
+    )
+    mpi_command: str | None = option(
+        None, "In place of mpirun.", kind=str, metavar="COMMAND", variable=MPI_COMMAND.name, is_hidden=True
+    )
+    rendezvous: str | None = option(
+        None, "Where hosts join, for --engine agent and mpi.", kind=str, metavar="ADDRESS[:PORT]", is_hidden=True
+    )
+    key_file: str | None = option(
+        None, "Has the key of the job, for --engine agent.", kind=str, metavar="PATH", is_hidden=True
+    )
+    remote_python: str | None = option(
+        None, "Python on the other hosts.", kind=str, metavar="PATH", variable=REMOTE_PYTHON.name, is_hidden=True
+    )
+    pass_env: tuple[str, ...] = option(
+        (), "A variable that workers on other hosts get; several.", metavar="NAME", is_hidden=True
+    )
+    ray_address: str | None = option(
+        None, "Of the cluster of Ray.", kind=str, metavar="ADDRESS", variable="RAY_ADDRESS", is_hidden=True
+    )
+    cpus_per_worker: float | None = option(
+        None, "CPUs that each worker is given.", kind=float, metavar="C", is_hidden=True
+    )
     gpus_per_worker: float | None = None  # an option of `LaunchConfig`
-    memory_per_worker: str | None = option(None, kind=str, metavar="SIZE")
-    wait_seconds: float | None = option(None, kind=float, metavar="S")
+    memory_per_worker: str | None = option(
+        None, "Memory that each worker is given, as 16G.", kind=str, metavar="SIZE", is_hidden=True
+    )
+    wait_seconds: float | None = option(
+        None, "Until Ray must have room for all workers.", kind=float, metavar="S", is_hidden=True
+    )
     # of a job for Kubernetes
-    image: str | None = option(None, kind=str, metavar="IMAGE")
-    namespace: str | None = option(None, kind=str, metavar="NAME")
-    kind: str | None = option(None, kind=str, choices=KINDS)
-    name: str | None = option(None, kind=str, metavar="NAME")
-    topology: str | None = option(None, kind=str, metavar="LABEL")
-    pod: str | None = option(None, kind=str, metavar="FILE")
+    image: str | None = option(None, "Of the containers, for Kubernetes.", kind=str, metavar="IMAGE", is_hidden=True)
+    namespace: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
+    kind: str | None = option(None, "Of the job, for Kubernetes.", kind=str, choices=KINDS, is_hidden=True)
+    name: str | None = option(None, "Of the job, for Kubernetes.", kind=str, metavar="NAME", is_hidden=True)
+    topology: str | None = option(
+        None, "A label of nodes that must be alike for all pods.", kind=str, metavar="LABEL", is_hidden=True
+    )
+    pod: str | None = option(None, "A pod template, for Kubernetes.", kind=str, metavar="FILE", is_hidden=True)
 
     @property
     def of_worker(self) -> dict[str, Any]:

@@ -93,8 +93,12 @@ class LaunchConfig:
     shares: str | None = option(
         None, "Parts of a batch, as 3,1; or measured.", kind=str, metavar="W,W", variable=SHARES.name
     )
-    gpus_per_worker: int | None = option(None, kind=int, metavar="G", minimum=0)
-    grace_seconds: float = option(10.0, metavar="S", minimum=0, maximum=DAY_SECONDS)
+    gpus_per_worker: int | None = option(
+        None, "GPUs of its host that each worker sees.", kind=int, metavar="G", minimum=0, is_hidden=True
+    )
+    grace_seconds: float = option(
+        10.0, "From the request to end to SIGKILL: 10.", metavar="S", minimum=0, maximum=DAY_SECONDS, is_hidden=True
+    )
     parameter_servers: int = option(
         0,
         f"Number of parameter servers.  [default: {DEFAULT_SERVERS}]",
@@ -116,11 +120,27 @@ class LaunchConfig:
     hang_seconds: float = option(
         2.0, "A step hangs after it and 5 usual ones.", metavar="S", above=0, maximum=DAY_SECONDS
     )
-    stall_seconds: float = option(1800.0, metavar="S", above=0, maximum=30 * DAY_SECONDS)
-    exit_seconds: float = option(EXIT_SECONDS, metavar="S", above=0, maximum=30 * DAY_SECONDS)
+    stall_seconds: float = option(
+        1800.0,
+        "Until anything but a step counts as a hang: 1800.",
+        metavar="S",
+        above=0,
+        maximum=30 * DAY_SECONDS,
+        is_hidden=True,
+    )
+    exit_seconds: float = option(
+        EXIT_SECONDS,
+        "For threads after the script has ended: 300.",
+        metavar="S",
+        above=0,
+        maximum=30 * DAY_SECONDS,
+        is_hidden=True,
+    )
     standby: bool = option(False, "Keep a second set of workers ready to take over.")
     evict_stragglers: bool = option(False, "Replace a worker that stays slow, or go on without it.")
-    evict_seconds: float = option(30.0, metavar="S", above=0, maximum=DAY_SECONDS)
+    evict_seconds: float = option(
+        30.0, "Until a slow worker is evicted: 30.", metavar="S", above=0, maximum=DAY_SECONDS, is_hidden=True
+    )
     event_file: str | None = option(None, "Append failures and recoveries as JSON lines.", kind=Path, metavar="PATH")
     monitor: bool = option(False, "Say at the end, and at SIGUSR1, what the job is bound by.")
     trace: str | None = option(None, "Write the last steps as a chrome trace.", kind=Path, metavar="FILE")
@@ -129,7 +149,14 @@ class LaunchConfig:
     )
     all_logs: bool = option(False, "Show all that TensorFlow logs, also noise.", variable=ALL_LOGS.name)
     remote: Remote | None = None
-    copy_bandwidth: int = option(COPY_BANDWIDTH, metavar="SIZE", minimum=0, may_be_unset=True)
+    copy_bandwidth: int = option(
+        COPY_BANDWIDTH,
+        "Bytes a second for copies of the state on other hosts: 64M.",
+        metavar="SIZE",
+        minimum=0,
+        may_be_unset=True,
+        is_hidden=True,
+    )
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
