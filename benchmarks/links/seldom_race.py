@@ -14,23 +14,24 @@ __all__ = ["ARMS", "PEER", "SeldomBench", "SeldomReport", "command"]
 
 PEER = "every step"
 #: what takes turns
-ARMS = (PEER, "powersgd", "auto", "seldom")
+ARMS = (PEER, "powersgd", "auto", "alone", "seldom")
+#: steps in which nothing travels
+ALONE = "alone"
 _TRAINING = "benchmarks.links.seldom_training"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeldomBench(Suite):
-    """Train digits over a slow link until they are told apart, in ways that take turns:
+    """Train over a slow link until an accuracy is reached, in ways that take turns:
 
     \b
-    every step   gradients are reduced in every step
-    powersgd     the same, compressed by PowerSGD(rank=2)
-    auto         the same, by what compression="auto" chooses
-    seldom       DiLoCo: outer steps, whose deltas have five bits for each number
+    every step, powersgd, auto   reductions in every step: whole, and by codecs
+    alone                        workers never meet: what steps compute
+    seldom                       DiLoCo: outer steps, with five bits for each number
 
-    Bytes are those that a worker's interface sends during steps; the peak is the most of them in a second. Accuracy is
-    that of the mean of the weights, on test images. Seconds are of training, with the exchange that shows the mean,
-    and without the first steps, which trace. The link is made of network namespaces, so it needs root.
+    Bytes and the most of them in a second, the peak, are those that a worker's interface sends during steps. Accuracy
+    is that of the mean of the weights. Seconds are without the first steps, which trace. Computing compares steps with
+    those of "alone". The link is made of network namespaces, so it needs root.
     """
 
     workers: int = option(2, "Processes, each behind a link.", minimum=2)
@@ -38,13 +39,15 @@ class SeldomBench(Suite):
     delay_ms: float = option(25.0, "Of a packet; a round trip takes two.", minimum=0)
     width: int = option(1024, "Of the hidden layers; 1024 makes 2.2 M weights, 3500 makes 25 M.")
     batch_size: int = option(64, "Of all workers.")
-    every: int = option(25, "Steps between two exchanges of a part of the weights.")
+    every: int = option(25, "Steps between exchanges of a part of the weights.")
     fragments: int = option(5, "Parts, exchanged in turn.")
-    delay: int = option(2, "Steps that go on while a part travels.", minimum=0)
+    delay: int = option(2, "Steps while a part travels.", minimum=0)
     steps: int = option(25, "Between two looks at the accuracy.")
     checks: int = option(6, "Looks at the accuracy.")
+    task: str = option("digits", "What is learned.", choices=("digits", "text"))
+    ways: tuple[str, ...] = option(ARMS, "Those that take turns.", choices=ARMS, metavar="WAY")
     target: float = option(0.9, "Accuracy to reach.", minimum=0)
-    rounds: int = option(1, "Trainings in each way, each with another seed.")
+    rounds: int = option(1, "Trainings in each way, with other seeds.")
     by_class: bool = option(False, "Give each worker classes of its own.", kind=bool, minimum=None)
 
     def run(self, told: Told = untold) -> "SeldomReport":
@@ -59,6 +62,7 @@ class SeldomBench(Suite):
                     found = lane.call(
                         f"{_TRAINING}:train",
                         arm=arm,
+                        task=self.task,
                         seed=number,
                         width=self.width,
                         batch_size=self.batch_size,
@@ -68,7 +72,7 @@ class SeldomBench(Suite):
                     )
                     return Training.of(found)
 
-                trainings = in_turns(ARMS, train, count=self.rounds, told=told)
+                trainings = in_turns(self.ways, train, count=self.rounds, told=told)
         return SeldomReport(setup=self, trainings=trainings, machine=about)
 
 
@@ -81,29 +85,33 @@ class Training:
         accuracy: at each check.
         bytes: that the busiest worker has sent from check to check.
         peak: the most bytes of a worker in a second.
+        stepping: seconds of steps alone from check to check, of the slowest worker.
     """
 
     seconds: Sequence[float]
     accuracy: Sequence[float]
     bytes: Sequence[int]
     peak: float
+    stepping: Sequence[float]
 
     @classmethod
     def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
-        """Return what all workers have seen, each seconds, accuracies, bytes and a peak."""
-        seconds, accuracy, sent, peaks = zip(*workers, strict=True)
+        """Return what all workers have seen, each seconds, accuracies, bytes, a peak, and seconds of steps."""
+        seconds, accuracy, sent, peaks, stepping = zip(*workers, strict=True)
         return cls(
             seconds=[max(each) for each in zip(*seconds, strict=True)],
             accuracy=accuracy[0],
             bytes=[max(each) for each in zip(*sent, strict=True)],
             peak=max(peaks),
+            stepping=[max(each) for each in zip(*stepping, strict=True)],
         )
 
     def seconds_to(self, target: float) -> float | None:
         """Return the seconds to an accuracy, or None.
 
         Example:
-            >>> Training(seconds=[1.0, 2.0], accuracy=[0.5, 0.9], bytes=[1, 1], peak=1.0).seconds_to(0.8)
+            >>> seen = dict(seconds=[1.0, 2.0], accuracy=[0.5, 0.9])
+            >>> Training(**seen, bytes=[1, 1], peak=1.0, stepping=[1.0, 1.0]).seconds_to(0.8)
             2.0
         """
         return next((each for each, found in zip(self.seconds, self.accuracy, strict=True) if found >= target), None)
@@ -134,10 +142,19 @@ class SeldomReport(Report):
         found = [one.seconds_to(self.setup.target) for one in self.trainings[arm]]
         return None if None in found else quartiles([each for each in found if each is not None])
 
-    def times_fewer(self, of: str, arm: str) -> float:
+    def times_fewer(self, of: str, arm: str) -> float | None:
         """Return how many times the bytes, or the peak, of this way those of a reduction in every step are."""
         kind = {"bytes": self.step_bytes, "peak": self.peak}[of]
+        if PEER not in self.trainings or not kind(arm).median:
+            return None
         return kind(PEER).median / kind(arm).median
+
+    def computing(self, arm: str) -> float | None:
+        """Return the part of the time of steps in which they compute: that of workers which never meet."""
+        if ALONE not in self.trainings:
+            return None
+        computed, taken = (quartiles([sum(one.stepping) for one in self.trainings[each]]) for each in (ALONE, arm))
+        return computed.median / taken.median
 
     def derived(self) -> dict[str, Any]:
         return {
@@ -147,6 +164,7 @@ class SeldomReport(Report):
                     "step_seconds": self.step_seconds(arm),
                     "step_bytes": self.step_bytes(arm),
                     "peak": self.peak(arm),
+                    "computing": self.computing(arm),
                     "times_fewer_bytes": self.times_fewer("bytes", arm),
                     "times_lower_peak": self.times_fewer("peak", arm),
                     "accuracy": self.accuracy(arm),
@@ -158,31 +176,36 @@ class SeldomReport(Report):
 
     def shown(self) -> Iterator[Table | str]:
         setup = self.setup
-        head = ("", "s per step", "kB per step", "times fewer", "peak, kB/s", "times lower", "accuracy")
+        head = ("", "s per step", "computing", "kB per step", "times fewer", "peak, kB/s", "times lower", "accuracy")
         yield Table(
             (*head, f"s to {setup.target:.0%}"),
             [
                 [
                     arm,
                     f"{self.step_seconds(arm).median:.3f}",
+                    _number(self.computing(arm), ".0%"),
                     f"{self.step_bytes(arm).median / 1e3:,.1f}",
-                    f"{self.times_fewer('bytes', arm):.1f}",
+                    _number(self.times_fewer("bytes", arm), ".1f"),
                     f"{self.peak(arm).median / 1e3:,.0f}",
-                    f"{self.times_fewer('peak', arm):.1f}",
-                    f"{self.accuracy(arm).median:.1%}",
+                    _number(self.times_fewer("peak", arm), ".1f"),
+                    "{0.median:.1%} [{0.lower:.1%}-{0.upper:.1%}]".format(self.accuracy(arm)),
                     str(self.seconds_to_target(arm) or "not reached"),
                 ]
                 for arm in self.trainings
             ],
         )
         yield (
-            f"digits, three hidden layers of {setup.width}, SGD with momentum; {setup.workers} workers behind links of "
+            f"{setup.task}, three hidden layers of {setup.width}; {setup.workers} workers behind links of "
             f"{setup.rate} with {setup.delay_ms:g} ms each way, global batch {setup.batch_size}"
             f"{', classes of its own for each worker' if setup.by_class else ''}; every {setup.every} steps, "
             f"{setup.fragments} fragments, delay {setup.delay}; {setup.steps * setup.checks} steps, {setup.rounds} "
             "seeds; medians."
         )
         yield self.ran_on()
+
+
+def _number(value: float | None, how: str) -> str:
+    return "" if value is None else format(value, how)
 
 
 command = suite_command(

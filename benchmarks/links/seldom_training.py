@@ -1,4 +1,4 @@
-"""Trainings on digits in worker processes: how they reduce is their arm; bytes and rates are the interface's."""
+"""Trainings in worker processes: how they reduce is their arm; bytes and rates are the interface's."""
 
 import threading
 import time
@@ -9,15 +9,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.links.seldom_data import TASKS
 from tfdist.bench.workers import slow_network
 from tfdist.compression import PowerSGD
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.strategies import DiLoCo, MultiWorkerMirroredStrategy
-from tfdist.testing.digits import load_digits
+from tfdist.strategies import DiLoCo, LocalSGD, MultiWorkerMirroredStrategy
 
 __all__ = ["Trained", "prepare", "train"]
 
-_RATE, _MOMENTUM = 0.02, 0.9
 _WINDOW_SECONDS = 1.0
 _strategies: dict[str, MultiWorkerMirroredStrategy] = {}
 
@@ -30,56 +29,57 @@ class Trained(NamedTuple):
         accuracy: on the test images at each check, of the mean of the weights.
         bytes: that this worker has sent from check to check while it trained, without what a check costs.
         peak: the most bytes that it sent in a second of training.
+        stepping: seconds of steps alone from check to check, without what a check costs.
     """
 
     seconds: list[float]
     accuracy: list[float]
     bytes: list[int]
     peak: float
+    stepping: list[float]
 
 
 def prepare(every: int, fragments: int, delay: int) -> None:
     """Make the strategies, before TensorFlow starts."""
     schedule = DiLoCo(every=every, fragments=fragments, delay=delay, wire="int4")
     _strategies["seldom"] = MultiWorkerMirroredStrategy(synchronization=schedule)
+    _strategies["alone"] = MultiWorkerMirroredStrategy(synchronization=LocalSGD(every=1 << 29))
     _strategies["every step"] = MultiWorkerMirroredStrategy()
 
 
-def train(arm: str, seed: int, width: int, batch_size: int, steps: int, checks: int, by_class: bool) -> Trained:
+def train(
+    arm: str, task: str, seed: int, width: int, batch_size: int, steps: int, checks: int, by_class: bool
+) -> Trained:
     """Train a new model, and return what was seen."""
+    learned = TASKS[task]()
     optimizers: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
-        "powersgd": lambda: DistributedOptimizer(_sgd(), compression=PowerSGD(rank=2)),
-        "auto": lambda: DistributedOptimizer(_sgd(), compression="auto"),
+        "powersgd": lambda: DistributedOptimizer(learned.optimizer(), compression=PowerSGD(rank=2)),
+        "auto": lambda: DistributedOptimizer(learned.optimizer(), compression="auto"),
     }
-    digits = load_digits()
-    x_train, x_test = (images.reshape(len(images), -1) for images in (digits.train_images, digits.test_images))
-    y_train, y_test = digits.train_labels, digits.test_labels
-    strategy = _strategies["seldom" if arm == "seldom" else "every step"]
+    strategy = _strategies.get(arm, _strategies["every step"])
     with strategy.scope():
         keras.utils.set_random_seed(seed)
         hidden = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
-        model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])
+        model = keras.Sequential([*learned.first(), *hidden, keras.layers.Dense(learned.classes)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizers.get(arm, _sgd)(), loss, metrics=["accuracy"])
+        model.compile(optimizers.get(arm, learned.optimizer)(), loss, metrics=["accuracy"])
     draw = np.random.default_rng(seed)
-    rows = _rows(draw, y_train, batch_size * steps * (checks + 1), batch_size, strategy.workers.count, by_class)
-    data = tf.data.Dataset.from_tensor_slices((x_train[rows], y_train[rows])).batch(batch_size, drop_remainder=True)
-    test = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(len(y_test)).cache()
+    count = batch_size * steps * (checks + 1)
+    rows = _rows(draw, learned.kinds, count, batch_size, strategy.workers.count, by_class)
+    data = tf.data.Dataset.from_tensor_slices((learned.x[rows], learned.y[rows]))
+    data = data.batch(batch_size, drop_remainder=True)
+    test = tf.data.Dataset.from_tensor_slices(learned.test).batch(1000).cache()
     curve = _Curve(steps)
     model.fit(data, steps_per_epoch=steps, epochs=checks + 1, validation_data=test, verbose=0, callbacks=[curve])
     return curve.trained()
 
 
-def _sgd() -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(_RATE, momentum=_MOMENTUM)
-
-
-def _rows(draw: Any, labels: Any, count: int, batch_size: int, workers: int, by_class: bool) -> Any:
-    """The rows of all batches; by class, each worker's part of a batch has classes of its own."""
+def _rows(draw: Any, kinds: Any, count: int, batch_size: int, workers: int, by_class: bool) -> Any:
+    """The rows of all batches; by class, each worker's part of a batch has kinds of its own."""
     if not by_class:
-        return np.concatenate([draw.permutation(len(labels)) for _ in range(-(-count // len(labels)))])[:count]
+        return np.concatenate([draw.permutation(len(kinds)) for _ in range(-(-count // len(kinds)))])[:count]
     part = batch_size // workers
-    mine = [np.flatnonzero(labels % workers == worker) for worker in range(workers)]
+    mine = [np.flatnonzero(kinds % workers == worker) for worker in range(workers)]
     batches = [draw.choice(mine[worker], part) for _ in range(count // batch_size) for worker in range(workers)]
     return np.concatenate(batches)
 
@@ -93,6 +93,7 @@ class _Curve(keras.callbacks.Callback):
         self._seconds: list[float] = []
         self._accuracy: list[float] = []
         self._bytes: list[int] = []
+        self._stepping: list[float] = []
         self._began = self._spent = 0.0
         self._sent: Any = None
         self._meter: _Meter | None = None
@@ -106,6 +107,7 @@ class _Curve(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if batch == self._steps - 1 and self._meter is not None:
             self._meter.counts = False
+            self._stepping.append(time.perf_counter() - self._began)
             sent = slow_network.since(self._sent)
             self._bytes.append(0 if sent is None else sent.bytes)
 
@@ -120,7 +122,7 @@ class _Curve(keras.callbacks.Callback):
 
     def trained(self) -> Trained:
         assert self._meter is not None
-        return Trained(self._seconds, self._accuracy, self._bytes, self._meter.end())
+        return Trained(self._seconds, self._accuracy, self._bytes, self._meter.end(), self._stepping)
 
 
 class _Meter:
