@@ -63,7 +63,13 @@ class Command(click.Command):
         self._groups = groups or {}
         self._tells_all = tells_all
         if tells_all:
-            flag = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": True, "callback": _tell_all}
+            flag: dict[str, Any] = {
+                "is_flag": True,
+                "is_eager": True,
+                "expose_value": False,
+                "hidden": True,
+                "callback": _tell_all,
+            }
             self.params.append(click.Option(["--help-all"], help="Show all options.", **flag))
         for option in self.params:
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
