@@ -479,3 +479,25 @@ def test_links_of_hdf5_that_lead_nowhere(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["y"] = np.arange(3)
     assert column(open_source(path), "y") == [0, 1, 2]
+
+
+def test_virtual_datasets_of_hdf5_with_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "all.h5"
+    layout = h5py.VirtualLayout((4,), "int64")
+    layout[:2] = h5py.VirtualSource(".", "own", (2,))
+    layout[2:] = h5py.VirtualSource("other.h5", "part", (2,))
+    with h5py.File(path, "w") as file:
+        file["own"] = [1, 2]
+        file.create_group("whole").create_virtual_dataset("x", layout)
+    for content in (None, "else", "part"):
+        if content is not None:
+            with h5py.File(tmp_path / "other.h5", "w") as file:
+                file[content] = [3, 4]
+        if content != "part":  # HDF5 itself returns zeros for both
+            with refused(ConfigError, name="x", received="other.h5"):
+                open_source(f"{path}:/whole")
+    source = open_source(f"{path}:/whole")
+    assert column(source, "x") == [1, 2, 3, 4]
+    (tmp_path / "other.h5").unlink()
+    with refused(ConfigError, name="x", received="other.h5"):
+        column(source, "x")

@@ -1,6 +1,7 @@
 """HDF5 files through h5py: the datasets of a group are features, their first axis the examples."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,7 @@ def open_hdf5(path: str, schema: Schema | None = None) -> "Hdf5":
                 f"{path} has no dataset at this level; it has {_listed(inside)}. Name a group: {where}:/group",
                 path=path,
             )
+        _check_virtual(wanted, where)
         features = {name: _feature(name, item, path) for name, item in wanted.items()}
         lengths = {name: len(item) for name, item in wanted.items()}
     if len(set(lengths.values())) > 1:
@@ -87,6 +89,7 @@ class Hdf5:
             return
         with _opened(self._path) as file:
             group = file[self._group]
+            _check_virtual({name: group[name] for name in self.schema}, self._path)
             for first in range(start, end, step):
                 last = min(first + step, end)
                 yield {
@@ -131,6 +134,36 @@ def _check_links(group: Any, path: str, schema: Schema | None) -> None:
             received=target,
             path=path,
         )
+
+
+def _check_virtual(datasets: dict[str, Any], path: str) -> None:
+    """Refuse virtual datasets with a missing part: HDF5 fills its rows with zeros and reports nothing."""
+    for name, item in datasets.items():
+        for source in item.virtual_sources() if item.is_virtual else ():
+            if not _has_source(item.file, source, path):
+                raise ConfigError(
+                    f"{name!r} in {path} takes rows from dataset {source.dset_name!r} of {source.file_name}, which is "
+                    f"not there; HDF5 would return the fill value. Put the file beside {path}, or pass a schema "
+                    f"without {name!r}.",
+                    name=name,
+                    received=source.file_name,
+                    path=path,
+                )
+
+
+def _has_source(file: Any, source: Any, path: str) -> bool:
+    if source.file_name == ".":
+        return source.dset_name in file
+    if "%b" in source.file_name:  # a series of files, whose number follows from the files that there are
+        return True
+    if source_files.is_url(path):  # HDF5 looks for the file on this machine
+        return False
+    beside = os.path.join(os.path.dirname(path), source.file_name)
+    found = next((one for one in (beside, source.file_name) if os.path.isfile(one)), None)
+    if found is None:
+        return False
+    with _h5py().File(found, "r") as other:
+        return source.dset_name in other
 
 
 def _listed(group: Any) -> str:
