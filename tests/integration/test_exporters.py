@@ -14,7 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.integration.agents import DEADLINE_SECONDS, told, wait_until
 from tests.integration.forks import Forks
 from tests.integration.steppers import happened, job
+from tests.refusals import refused
 from tfdist.cluster.ports import free_ports
+from tfdist.errors import ConfigError
+from tfdist.federated import RoundRecord
+from tfdist.federated.round_exporters import RunAbout, exported, targets_of
+from tfdist.monitor.exporters import mlflow_exporter
 from tfdist.monitor.verdict.step_parts import Part
 
 STEPS = 60
@@ -112,6 +117,53 @@ def _look_at_mlflow(folder: Path, job_id: str) -> None:
         assert names | {"system/resident_memory_bytes/worker_1"} <= set(run.data.metrics)
         assert run.data.metrics["step_seconds/input/worker_0"] >= 0.002
         assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"verdict.txt", "summary.json"}
+
+
+def _round(number: int) -> RoundRecord:
+    curves = {"train": {"loss": 1.0 / (number + 1)}, "evaluation": {"loss": 2.0 / (number + 1)}}
+    return RoundRecord(round=number, attempt=0, selected=5, used=4, examples=40, seconds=0.5, **curves)
+
+
+def test_rounds_are_exported_and_go_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    for name, value in {**mlflow_exporter.OWN, "_MLFLOW_TELEMETRY_SESSION_ID": ""}.items():
+        monkeypatch.setenv(name, value)  # what exporting changes is put back
+    port, dead = free_ports(2)
+    texts = [f"tensorboard:{tmp_path}/board", f"prometheus:{port}", f"mlflow:{tmp_path}/runs"]
+    about, warnings = RunAbout("0123456789", {"algorithm": "FedAvg()"}), list[str]()
+
+    def ends_early() -> None:
+        with exported(targets_of(texts, option="--export"), about, warn=warnings.append) as put:
+            put(_round(0))
+            wait_until(lambda: metrics(port).get(("tfdist_federated_rounds_total", "", "")) == 1, "no metrics")
+            assert metrics(port)["tfdist_federated_clients_lost", "", ""] == 1
+            raise ConfigError("the disk is full.", name="disk")
+
+    with refused(ConfigError, name="disk"):
+        ends_early()
+    texts = [texts[0], texts[2], f"mlflow:http://127.0.0.1:{dead}"]
+    assert not warnings
+    with exported(targets_of(texts, option="--export"), about, warn=warnings.append) as put:
+        put(_round(1))
+    assert [f"mlflow:http://127.0.0.1:{dead}" in line for line in warnings] == [True]
+    assert metrics(port) == {}, "the port is still there"
+    for part, expected in (("train", [1.0, 0.5]), ("evaluation", [2.0, 1.0])):
+        found = EventAccumulator(str(tmp_path / "board" / "01234567" / part))
+        found.Reload()
+        assert [(one.step, one.value) for one in found.Scalars("loss")] == list(zip((1, 2), expected, strict=True))
+    client = MlflowClient(tracking_uri=str(tmp_path / "runs"))
+    experiment = client.get_experiment_by_name("tfdist")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.params, run.data.metrics["evaluation/loss"]) == (
+        "FINISHED",
+        {"algorithm": "FedAvg()"},
+        1.0,
+    )
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "rounds/clients")] == [1, 2]
+    with refused(ConfigError, name="--export", received="html"):
+        targets_of(["html"], option="--export")
 
 
 ALONE = Path(__file__).parent / "cases" / "monitored_alone.py"

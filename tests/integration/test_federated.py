@@ -1,6 +1,7 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
 from tfdist.federated.round_history import read_rounds
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
+from tfdist.federated.session_files import SessionFiles
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(120, 6)).astype(np.float32)
@@ -337,6 +339,31 @@ def test_a_server_killed_at_any_event_ends_with_the_same_bits(algorithm: Any, tm
         assert [one.used for one in found.records] == [3, 3]
 
 
+def test_an_update_is_on_the_disk_before_it_has_an_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, really = list[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files = SessionFiles(tmp_path, journals=True)
+    files.write(Joined("a"), None, {})
+    del synced[:]
+    files.write(Trained(0, 0, "a", 3), {"w": np.ones(2, np.float32)}, {})
+    assert [Path(path).parent.name for path in synced if not Path(path).is_dir()] == ["updates", tmp_path.name]
+    del synced[:]
+    files.write(Joined("b"), None, {})
+    assert not synced
+    with (tmp_path / "journal-0.jsonl").open("ab") as file:
+        file.write(b"half a line")  # of a process that was killed
+    assert [type(event) for event, _, _ in SessionFiles(tmp_path, journals=True).replayed()] == [
+        Joined,
+        Trained,
+        Joined,
+    ]
+
+
 def test_a_client_whose_training_breaks_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     broken = (np.full_like(X, np.nan), Y)
     with caplog.at_level(logging.WARNING, "tfdist"):
@@ -365,14 +392,14 @@ def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: py
     recipe = Path(__file__).parents[2] / "strategies" / "hospitals" / "train.py"
     out = tmp_path / "out"
     arguments = ["simulate", str(recipe), "--clients", "3", "--output", str(out)]
-    first = CliRunner().invoke(federated_command, [*arguments, "--rounds", "1", "--tensorboard"])
+    first = CliRunner().invoke(federated_command, [*arguments, "--rounds", "1", "--export", f"tensorboard:{out}/board"])
     assert first.exit_code == 0, first.output
     again = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2"])
     assert isinstance(again.exception, ConfigError)
     resumed = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2", "--resume"])
     assert resumed.exit_code == 0, resumed.output
     assert [one.used for one in read_rounds(out / "rounds.jsonl")] == [3, 3]
-    assert {"model.keras", "rounds.png", "tensorboard"} <= {one.name for one in out.iterdir()}
+    assert {"model.keras", "rounds.png", "board"} <= {one.name for one in out.iterdir()}
     assert keras.saving.load_model(out / "model.keras").count_params() == 31 * 16 + 17
     with refused(ConfigError, name="--clients", received=6):
         CliRunner().invoke(federated_command, [*arguments, "--clients", "6"], catch_exceptions=False)

@@ -1,7 +1,7 @@
 """What a run's rounds were: a record of each, as a line of JSON, and their curves as a picture."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,22 +67,6 @@ def draw(records: Sequence[RoundRecord], path: Path) -> None:
         axes.legend(frameon=False)
         plain(axes)
     figure.savefig(path)
-
-
-def tensorboard_writer(folder: Path) -> Callable[[RoundRecord], None]:
-    """A function that writes the metrics of a round for TensorBoard."""
-    import tensorflow as tf
-
-    writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "evaluation")}
-
-    def write(record: RoundRecord) -> None:
-        for name, writer in writers.items():
-            with writer.as_default(record.round + 1):
-                for metric, value in getattr(record, name).items():
-                    tf.summary.scalar(metric, value)
-            writer.flush()
-
-    return write
 
 
 def shown(record: RoundRecord) -> str:

@@ -7,6 +7,8 @@ rounds.jsonl        a line for each round that is done
 """
 
 import json
+import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,26 @@ from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients import array_files
 from tfdist.federated.round_history import ROUNDS, RoundRecord, read_rounds
 from tfdist.federated.rounds.round_messages import Event, Trained, from_json, to_json
+from tfdist.storage.directory import storage
 
+RUN_FILE = "run_id"
 _WEIGHT, _SLOT = "weight:", "slot:"
+
+
+def run_id(folder: Path) -> str:
+    """A name that no other run has; kept, so that a run that is resumed has its own again."""
+    place = storage(folder)
+    if RUN_FILE not in place.names():
+        with place.create(RUN_FILE) as file:
+            file.write(secrets.token_hex(16).encode())
+    return place.read(RUN_FILE).decode()
 
 
 class SessionFiles:
     """The folder of one run."""
 
     def __init__(self, folder: Path, *, journals: bool) -> None:
-        self._folder = folder
+        self._folder, self._place = folder, storage(folder)
         self._journals = journals
         self._store = Store(folder / "checkpoints", keep=2)
         self._step = 0
@@ -57,21 +70,28 @@ class SessionFiles:
 
     # --- the journal --------------------------------------------------------------------------------------------------
     def write(self, event: Event, arrays: Arrays | None, metrics: Mapping[str, float]) -> None:
-        """Write an event, after the arrays that belong to it."""
+        """Write an event, after the arrays that belong to it.
+
+        What has arrays is brought to the disk, and all before it: it cannot be had again from a client that has ended.
+        Others may be lost with the power: the state before them asks for the same again.
+        """
         if not self._journals:
             return
-        if arrays is not None:
-            array_files.save(self._of(event), arrays)
-        line = json.dumps({"event": to_json(event), "metrics": dict(metrics), "arrays": arrays is not None})
-        with self._journal.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps({"event": to_json(event), "metrics": dict(metrics), "arrays": arrays is not None}) + "\n"
+        if arrays is None and self._journal.exists():
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(line)
+        else:
+            if arrays is not None:
+                array_files.save(self._of(event), arrays, durable=True)
+            self._place.append(self._journal.name, line.encode())
 
     def replayed(self) -> Iterator[tuple[Event, Arrays | None, dict[str, float]]]:
         """The events of the journal; a last line that was cut had no effect, and is taken away."""
         if not self._journal.exists():
             return
         whole = self._journal.read_bytes().split(b"\n")[:-1]
-        self._journal.write_bytes(b"".join(line + b"\n" for line in whole))
+        os.truncate(self._journal, sum(len(line) + 1 for line in whole))
         for line in whole:
             try:
                 found = json.loads(line)
@@ -92,12 +112,12 @@ class SessionFiles:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
     def add_round(self, record: RoundRecord) -> None:
-        with (self._folder / ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(record.to_json() + "\n")
+        self._place.append(ROUNDS, record.to_json().encode())
 
     def rounds(self, step: int) -> list[RoundRecord]:
         """The records of the first rounds; what was written of later ones is taken away."""
         path = self._folder / ROUNDS
         records = read_rounds(path)[:step] if path.exists() else []
-        path.write_text("".join(one.to_json() + "\n" for one in records), encoding="utf-8")
+        with self._place.create(ROUNDS) as file:
+            file.write("".join(one.to_json() + "\n" for one in records).encode())
         return records

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,8 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.federated.federation_options import (
     app_argument,
+    export_option,
+    exporting,
     output_option,
     require_cryptography,
     resume_option,
@@ -19,6 +22,9 @@ from tfdist.cli.federated.federation_options import (
     sums_of,
 )
 
+if TYPE_CHECKING:
+    from tfdist.federated import RoundRecord
+
 
 @click.command(
     "server",
@@ -26,7 +32,7 @@ from tfdist.cli.federated.federation_options import (
     groups={
         "What runs": ("rounds", "seed", "secure"),
         "Who takes part": ("listen", "keys"),
-        "Where it goes": ("output", "resume"),
+        "Where it goes": ("output", "resume", "exports"),
     },
     examples={
         "tfdist federated keys keys --client berlin --client paris": "first",
@@ -51,9 +57,18 @@ from tfdist.cli.federated.federation_options import (
 )
 @output_option
 @resume_option
+@export_option
 @app_argument
 def command(
-    file: Path, rounds: int, seed: int, secure: bool, listen: str, keys: Path, output: Path, resume: bool
+    file: Path,
+    rounds: int,
+    seed: int,
+    secure: bool,
+    listen: str,
+    keys: Path,
+    output: Path,
+    resume: bool,
+    exports: tuple[str, ...],
 ) -> None:
     """Drive the rounds of APP.PY's `app`; clients connect, train on their own data, and send what changed.
 
@@ -72,7 +87,12 @@ def command(
     host, port = split_address("--listen", listen)
     keras.utils.set_random_seed(seed)
     app = load_app(file)
-    with unwinding():
+    with unwinding(), exporting(exports, app, output, rounds=rounds, seed=seed) as export:
+
+        def on_round(record: "RoundRecord") -> None:
+            click.echo(shown(record))
+            export(record)
+
         serve(
             app,
             federation_keys.read_server_key(keys / federation_keys.SERVER_FILE),
@@ -85,6 +105,6 @@ def command(
             resume=resume,
             sums=sums_of(app, secure),
             told=lambda line: click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True),
-            on_round=lambda record: click.echo(shown(record)),
+            on_round=on_round,
         )
     show_end(read_rounds(output / ROUNDS), output)

@@ -11,6 +11,8 @@ from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import Watch, unwinding
 from tfdist.cli.federated.federation_options import (
     app_argument,
+    export_option,
+    exporting,
     output_option,
     resume_option,
     rounds_option,
@@ -28,13 +30,14 @@ if TYPE_CHECKING:
     cls=Command,
     groups={
         "What runs": ("rounds", "clients", "seed"),
-        "Where it goes": ("output", "resume", "tensorboard"),
+        "Where it goes": ("output", "resume", "exports"),
     },
     examples={
         "tfdist recipes copy hospitals": "an app.py to begin with",
         "tfdist federated simulate hospitals/train.py": "",
         "tfdist federated simulate app.py --clients 1000 --rounds 50": "client_data(name) is a function",
         "tfdist federated simulate app.py --rounds 100 --resume": "50 more, or after a kill",
+        "tfdist federated simulate app.py --export tensorboard:logs": "",
     },
     epilog="Exit code: 0 when all rounds are done, 1 when they cannot be, 2 when the request makes no sense.",
     page="federated",
@@ -44,10 +47,10 @@ if TYPE_CHECKING:
 @seed_option
 @output_option
 @resume_option
-@click.option("--tensorboard", is_flag=True, help="Write the metrics for TensorBoard as well.")
+@export_option
 @app_argument
 def command(
-    file: Path, rounds: int, clients: int | None, seed: int, output: Path, resume: bool, tensorboard: bool
+    file: Path, rounds: int, clients: int | None, seed: int, output: Path, resume: bool, exports: tuple[str, ...]
 ) -> None:
     """Train a federated application in this process.
 
@@ -58,22 +61,24 @@ def command(
 
     from tfdist.federated import simulate
     from tfdist.federated.app_file import load_app
-    from tfdist.federated.round_history import shown, tensorboard_writer
+    from tfdist.federated.round_history import shown
 
     keras.utils.set_random_seed(seed)
     app = load_app(file)
     if clients is not None:
         app = _with_clients(app, clients)
-    write = tensorboard_writer(output / "tensorboard") if tensorboard else None
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with unwinding(), Watch(*columns) as watch:
+    with (
+        unwinding(),
+        Watch(*columns) as watch,
+        exporting(exports, app, output, rounds=rounds, seed=seed) as export,
+    ):
         bar = watch.progress.add_task("rounds", total=rounds)
 
         def on_round(record: "RoundRecord") -> None:
             click.echo(shown(record))
             watch.progress.update(bar, completed=record.round + 1)
-            if write is not None:
-                write(record)
+            export(record)
 
         result = simulate(app, rounds=rounds, seed=seed, folder=output, resume=resume, on_round=on_round)
     result.model.save(output / "model.keras")

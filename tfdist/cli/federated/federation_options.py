@@ -1,7 +1,8 @@
 """Shared parts of `tfdist federated simulate`, `server` and `client`."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,33 @@ app_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=
 secure_option = click.option(
     "--secure", is_flag=True, help="Secure aggregation; on both sides. Implied if APP.PY has secure=SecureSums(...)."
 )
+
+
+export_option = click.option(
+    "--export",
+    "exports",
+    multiple=True,
+    metavar="NAME[:WHERE]",
+    help="Curves of the rounds: tensorboard:DIR, prometheus:PORT, mlflow:URI.",
+)
+
+
+@contextmanager
+def exporting(
+    texts: Sequence[str], app: "App", folder: Path, *, rounds: int, seed: int
+) -> "Iterator[Callable[[RoundRecord], None]]":
+    """A function that hands records of rounds to the exporters that `--export` names, for a block."""
+    from tfdist.federated.round_exporters import RunAbout, exported, targets_of
+    from tfdist.federated.session_files import run_id
+
+    if not texts:
+        yield lambda _: None
+        return
+    targets = targets_of(texts, option="--export")
+    parameters = {"algorithm": repr(app.algorithm), "participation": repr(app.participation), "seed": str(seed)}
+    about = RunAbout(run_id(folder), {**parameters, "aggregator": type(app.aggregator).__name__, "rounds": str(rounds)})
+    with exported(targets, about, warn=lambda text: click.echo(text, err=True)) as put:
+        yield put
 
 
 def require_cryptography() -> None:

@@ -1,6 +1,5 @@
 """Named arrays in files that are whole or not there."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +7,13 @@ import numpy as np
 from tfdist.checkpoint import safetensors_file
 from tfdist.errors import CorruptDataError
 from tfdist.federated.client_update import Arrays
+from tfdist.storage.directory import storage
 
 
-def save(path: Path, arrays: Arrays) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+def save(path: Path, arrays: Arrays, *, durable: bool) -> None:
+    """Write the file; what is not durable may be lost with the power, but not with the process."""
+    with storage(path.parent, durable=durable).create(path.name) as file:
         safetensors_file.write(file, safetensors_file.as_arrays(arrays))
-    temporary.replace(path)
 
 
 def load(path: Path) -> Arrays:

@@ -15,10 +15,10 @@ Turn = tuple[int, int]  # round and attempt
 
 
 class ClientStates:
-    """States of clients in a folder, one sub-folder each."""
+    """States of clients in a folder, one sub-folder each; ``durable`` where they must outlive the power."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        self._folder, self._durable = folder, durable
 
     def load(self, client: str, counted: Turn | None) -> Arrays:
         """The state with which a client goes on, when the update of turn ``counted`` was its last that was used."""
@@ -32,7 +32,7 @@ class ClientStates:
         folder = self._of(client)
         for old in folder.glob("pending-*"):
             old.unlink()
-        array_files.save(folder / _pending(turn), arrays)
+        array_files.save(folder / _pending(turn), arrays, durable=self._durable)
 
     def _of(self, client: str) -> Path:
         return self._folder / f"client-{quote(client, safe='')}"

@@ -1,6 +1,5 @@
 """What server and client make of an application, the list of clients and the options: the same on both sides."""
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from tfdist.federated.running.federation_server import FederationServer, session
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure.fixed_point import FixedPoint
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, code_of, largest_weight, plan_of
+from tfdist.federated.session_files import run_id
 from tfdist.federated.transport.client_hub import ClientHub
 from tfdist.federated.transport.federation_keys import ClientKey, Federation, ServerKey
 from tfdist.federated.transport.server_link import ServerLink
 
-RUN_FILE = "run_id"
 _ROOM = 16 << 20  # bytes of a message beside weights
 
 
@@ -104,7 +103,7 @@ def serve(
     try:
         told(f"listening at {host}:{hub.port} for {len(same.clients)} clients")
         server = FederationServer(
-            app, session, hub, same.clients, run=_run_id(folder), secure=secure, told=told, on_round=on_round
+            app, session, hub, same.clients, run=run_id(folder), secure=secure, told=told, on_round=on_round
         )
         server.run()
     finally:
@@ -133,7 +132,7 @@ def take_part(
     secure = None
     if sums is not None and same.code is not None:
         secure = SecureMember(sums, same.code, same.layout, key.name, key.private, federation.clients, folder)
-    client = FederationClient(app, trainer, key.name, ClientStates(folder), secure=secure, told=told)
+    client = FederationClient(app, trainer, key.name, ClientStates(folder, durable=True), secure=secure, told=told)
     link = ServerLink(host, port, key, federation, largest=same.largest, wait_seconds=wait_seconds, told=told)
     try:
         return client.run(link)
@@ -154,11 +153,3 @@ def _names(app: App, federation: Federation) -> tuple[str, ...]:
             received=unknown[:3],
         )
     return names
-
-
-def _run_id(folder: Path) -> str:
-    """A name that no other run has; kept, so that a run that is resumed has its own again."""
-    path = folder / RUN_FILE
-    if not path.exists():
-        path.write_text(secrets.token_hex(16), encoding="utf-8")
-    return path.read_text(encoding="utf-8")

@@ -18,9 +18,10 @@ from tfdist.federated.secure.masking_client import MaskingClient, Phase
 from tfdist.federated.secure.masking_plan import AbortedError, ProtocolError
 from tfdist.federated.secure.masking_server import MaskingServer
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
-from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+from tfdist.federated.transport.array_frames import HEAD, FrameError, pack, read_head, unpack
+from tfdist.storage.directory import storage
 
-FILE = "secure_sum"
+FILE, REVEALED = "secure_sum", "last_revealed.json"
 QUESTIONS = {Phase.ADVERTISE: "keys", Phase.SHARE: "shares", Phase.CONFIRM: "confirm", Phase.REVEAL: "reveal"}
 Asks = dict[str, dict[str, Any]]  # client -> question
 
@@ -116,9 +117,12 @@ class SecureRounds:
         """Go on with the sum of this attempt that is on the disk; return what has to be asked again."""
         if self._path is None or not self._path.exists():
             return {}
-        data = self._path.read_bytes()
-        lengths = read_head(data[: HEAD.size], largest=len(data))
-        kept = unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+        data = self._path.read_bytes().ljust(HEAD.size, b"\0")
+        try:
+            lengths = read_head(data[: HEAD.size], largest=len(data))
+            kept = unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+        except FrameError:  # the power went before anything was revealed
+            return {}
         if tuple(kept["turn"]) != turn:
             return {}
         plan = plan_of(self._sums, kept["clients"], session=kept["session"], length=self._layout.length)
@@ -143,11 +147,10 @@ class SecureRounds:
             "clients": list(plan.clients),
             "masking": self._masking.state(),
         }
-        part = self._path.with_name(f".{FILE}.part")
-        with part.open("wb") as file:
+        # once clients reveal, they refuse another sum of the round: this one must outlive the power
+        with storage(self._path.parent, durable=self.phase > Phase.UPLOAD).create(FILE) as file:
             for buffer in pack(kept):
                 file.write(buffer)
-        part.replace(self._path)
 
 
 class SecureMember:
@@ -165,8 +168,7 @@ class SecureMember:
     ) -> None:
         self._sums, self._code, self._layout = sums, code, layout
         self._name, self._identity, self._roster = name, identity, roster
-        self._path = folder / "last_revealed.json"
-        folder.mkdir(parents=True, exist_ok=True)
+        self._place = storage(folder)
         self._client: MaskingClient | None = None
         self._run, self._round = "", -1
         self.clipped = 0
@@ -182,9 +184,8 @@ class SecureMember:
         if question == "confirm":
             return client.confirm(message.get("survivors"), message.get("lost"))
         if question == "reveal":
-            part = self._path.with_suffix(".part")
-            part.write_text(json.dumps({"run": self._run, "round": self._round}), encoding="utf-8")
-            part.replace(self._path)  # before anything is said
+            with self._place.create(REVEALED) as file:  # on the disk before anything is said
+                file.write(json.dumps({"run": self._run, "round": self._round}).encode())
             return client.reveal(message.get("confirmations"))
         raise ProtocolError(f"the server asks {question!r}, which no secure sum has.", name=self._name)
 
@@ -225,9 +226,9 @@ class SecureMember:
         return self._client.advertise()
 
     def _last_revealed(self) -> tuple[str, int]:
-        if not self._path.exists():
+        if REVEALED not in self._place.names():
             return "", -1
-        found = json.loads(self._path.read_text(encoding="utf-8"))
+        found = json.loads(self._place.read(REVEALED))
         return str(found["run"]), int(found["round"])
 
     def _of(self, session: object) -> MaskingClient:

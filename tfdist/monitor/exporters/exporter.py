@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tfdist.errors import ConfigError, MissingDependencyError
 from tfdist.monitor.verdict.step_parts import Timeline
@@ -39,10 +39,13 @@ class Update:
         return tuple(event for event in self.events if event.get("event") == "alert")
 
 
-class Exporter(Protocol):
-    """Hands updates of one job on."""
+_News = TypeVar("_News", contravariant=True)
 
-    def write(self, update: Update) -> None:
+
+class Exporter(Protocol[_News]):
+    """Hands updates of one job, or other news of one kind, on."""
+
+    def write(self, update: _News, /) -> None:
         """Hand an update on; the first one comes when the job is seen, the last one says that it is.
 
         Raises:
@@ -136,7 +139,7 @@ def address(where: str, *, option: str = "exporters") -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def make(target: Target) -> Exporter:
+def make(target: Target) -> Exporter[Update]:
     module = importlib.import_module(f"tfdist.monitor.exporters.{target.name}_exporter")
-    made: Exporter = getattr(module, KINDS[target.name].title)(target.where)
+    made: Exporter[Update] = getattr(module, KINDS[target.name].title)(target.where)
     return made

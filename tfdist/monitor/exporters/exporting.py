@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ MOST = 64
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 30.0
 #: seconds that workers are waited for which have not recorded a step, while others have
 PATIENCE_SECONDS = 10.0
+_News = TypeVar("_News")
 
 
 def interval(elapsed: float) -> float:
@@ -113,29 +114,30 @@ def joined(pieces: Sequence[Timeline]) -> Timeline:
 
 
 @dataclass(eq=False, repr=False)
-class Outlet:
+class Outlet(Generic[_News]):
     """Hands updates to an exporter, which is made in its thread too.
 
-    A failure is reported once, and its updates are tried again later, up to `MOST` of them.
+    A failure is reported once, and its updates are tried again later, up to ``most`` of them.
     """
 
     name: str
-    make: Callable[[], Exporter]
+    make: Callable[[], Exporter[_News]]
     warn: Callable[[str], None]
     first_wait: float = FIRST_WAIT_SECONDS
+    most: int = MOST
 
     def __post_init__(self) -> None:
-        self._waiting: deque[Update] = deque()
+        self._waiting: deque[_News] = deque()
         self._changed = Condition()
         self._ends = False
         self._warned: set[str] = set()
         self._thread = Thread(target=self._run, name=f"export to {self.name}", daemon=True)
         self._thread.start()
 
-    def put(self, update: Update) -> None:
+    def put(self, update: _News) -> None:
         """Hand an update over; never waits."""
         with self._changed:
-            if len(self._waiting) == MOST:
+            if len(self._waiting) == self.most:
                 self._waiting.popleft()
                 self._once("slow", "does not keep up; some points are left out")
             self._waiting.append(update)
@@ -150,7 +152,7 @@ class Outlet:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        exporter: Exporter | None = None
+        exporter: Exporter[_News] | None = None
         wait = self.first_wait
         while (update := self._next()) is not None:
             try:
@@ -171,13 +173,13 @@ class Outlet:
             except Exception as error:  # noqa: BLE001 - as above
                 self._once("failed", f"cannot be closed ({_in_short(error)})")
 
-    def _next(self) -> Update | None:
+    def _next(self) -> _News | None:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
             return self._waiting.popleft() if self._waiting else None
 
-    def _put_back(self, update: Update) -> None:
-        if len(self._waiting) < MOST:
+    def _put_back(self, update: _News) -> None:
+        if len(self._waiting) < self.most:
             self._waiting.appendleft(update)
 
     def _once(self, what: str, text: str) -> None:
@@ -201,7 +203,7 @@ def export(
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
     """Look at the job again and again, and hand over what is new, until it ends or it is enough."""
-    outlets = [Outlet(str(target), partial(make, target), warn) for target in targets]
+    outlets = [Outlet[Update](str(target), partial(make, target), warn) for target in targets]
     is_last = False
     while not is_last:
         begun = time.monotonic()
@@ -213,9 +215,16 @@ def export(
         is_last = update.is_last
         if not is_last:
             enough.wait(max(look_seconds, (time.monotonic() - begun) / _SHARE))
+    return end_all(outlets)
+
+
+def end_all(outlets: Sequence[Outlet[Any]]) -> bool:
+    """End outlets within `END_SECONDS`, with a warning for each that does not."""
     deadline = time.monotonic() + END_SECONDS
     ended = [outlet.end(deadline) for outlet in outlets]
-    for target, is_through in zip(targets, ended, strict=True):
+    for outlet, is_through in zip(outlets, ended, strict=True):
         if not is_through:
-            warn(f"warning: export to {target}: did not end within {END_SECONDS:.0f} s; its last points are missing")
+            outlet.warn(
+                f"warning: export to {outlet.name}: did not end within {END_SECONDS:.0f} s; its last points are missing"
+            )
     return all(ended)

@@ -21,16 +21,32 @@ DEFAULT = "mlruns"
 EXPERIMENT = "tfdist"
 _MOST_PARAMETERS, _LONGEST_PARAMETER, _MOST_METRICS = 100, 500, 1000
 # of the process that exports, and that alone: a server that does not answer is tried again later by tfdist
-_OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_ALLOW_FILE_STORE": "true"}
+OWN = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_ALLOW_FILE_STORE": "true"}
+
+
+def client_of(where: str) -> MlflowClient:
+    """A client of a tracking server, by default of the usual one."""
+    for name, value in OWN.items():
+        os.environ.setdefault(name, value)
+    return MlflowClient(tracking_uri=where or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
+
+
+def run_of(client: MlflowClient, job: str) -> tuple[str, set[str]]:
+    """The id of a job's run, made where there is none, and the names of the parameters that it has already."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    experiment = client.get_experiment_by_name(name)
+    number = client.create_experiment(name) if experiment is None else experiment.experiment_id
+    for known in client.search_runs([number], f"tags.`tfdist.job` = '{job}'", max_results=1):
+        return str(known.info.run_id), set(known.data.params)  # of a process before this one
+    run = client.create_run(number, run_name=job[:8], tags={"tfdist.job": job})
+    return str(run.info.run_id), set()
 
 
 class MLflow:
     """Writes one run to a tracking server, in the experiment MLFLOW_EXPERIMENT_NAME, or tfdist."""
 
     def __init__(self, where: str) -> None:
-        for name, value in _OWN.items():
-            os.environ.setdefault(name, value)
-        self._client = MlflowClient(tracking_uri=where or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT)
+        self._client = client_of(where)
         self._run = ""
         self._told: set[str] = set()  # names of parameters
         self._step = 0
@@ -38,7 +54,7 @@ class MLflow:
     def write(self, update: Update) -> None:
         """Log what is new; the first time it makes the run, the last time it ends it."""
         if not self._run:
-            self._run = self._made(update.snapshot.job)
+            self._run, self._told = run_of(self._client, update.snapshot.job)
         parameters = [Param(name, value) for name, value in parameters_of(update.events).items()]
         fresh = [one for one in parameters if one.key not in self._told]
         for first in range(0, len(fresh), _MOST_PARAMETERS):
@@ -57,16 +73,6 @@ class MLflow:
 
     def close(self) -> None:
         """Do nothing: the run has ended with the last update, or stays as it is."""
-
-    def _made(self, job: str) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        for known in self._client.search_runs([number], f"tags.`tfdist.job` = '{job}'", max_results=1):
-            self._told = set(known.data.params)  # of a process before this one; parameters are written once
-            return str(known.info.run_id)
-        run = self._client.create_run(number, run_name=job[:8], tags={"tfdist.job": job})
-        return str(run.info.run_id)
 
     def _end(self, update: Update) -> None:
         if update.snapshot.verdict:

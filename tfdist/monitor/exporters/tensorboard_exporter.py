@@ -33,7 +33,7 @@ class TensorBoard:
 
     def __init__(self, where: str) -> None:
         self._folder = Path(where or DEFAULT)
-        self._files: dict[str, _EventFile] = {}
+        self._files: dict[str, EventFile] = {}
         self._step = 0
 
     def write(self, update: Update) -> None:
@@ -44,7 +44,7 @@ class TensorBoard:
                 self._file(job, f"worker-{worker}").add(point.step, point.time, of_steps(point, place))
         if update.points:
             for one in update.snapshot.workers:
-                used = [_scalar(f"resources/{name}", value) for name, value in one.used.items()]
+                used = [scalar(f"resources/{name}", value) for name, value in one.used.items()]
                 self._file(job, f"worker-{one.worker}").add(self._step, update.snapshot.time, used)
         texts = [("events", sentence(event), float(event.get("time", time.time()))) for event in update.events]
         if update.is_last and update.snapshot.verdict:
@@ -58,9 +58,9 @@ class TensorBoard:
         while self._files:
             self._files.popitem()[1].close()
 
-    def _file(self, job: str, run: str) -> "_EventFile":
+    def _file(self, job: str, run: str) -> "EventFile":
         if run not in self._files:
-            self._files[run] = _EventFile(self._folder / job / run)
+            self._files[run] = EventFile(self._folder / job / run)
         return self._files[run]
 
 
@@ -72,24 +72,24 @@ def of_steps(point: Point, place: int) -> list[Any]:
         # of all workers: so that each has the same curves
         if steps.parts[:, :, part].any() or (steps.is_divided and part in _ALWAYS):
             found += [
-                _scalar(f"step_seconds/{part.label}", seconds.mean()),
+                scalar(f"step_seconds/{part.label}", seconds.mean()),
                 _histogram(f"step_seconds_histogram/{part.label}", seconds),
             ]
     if steps.hidden.any():
-        found.append(_scalar("step_seconds/hidden_communication", steps.hidden[:, place].mean()))
+        found.append(scalar("step_seconds/hidden_communication", steps.hidden[:, place].mean()))
     whole = steps.step[:, place]
-    found += [_scalar("step_seconds/step", whole.mean()), _histogram("step_seconds_histogram/step", whole)]
-    found.append(_scalar("steps_per_second", len(whole) / max(float(whole.sum()), 1e-9)))
+    found += [scalar("step_seconds/step", whole.mean()), _histogram("step_seconds_histogram/step", whole)]
+    found.append(scalar("steps_per_second", len(whole) / max(float(whole.sum()), 1e-9)))
     losses = steps.loss[:, place]
     if not np.isnan(losses).all():
-        found.append(_scalar("loss", np.nanmean(losses)))
+        found.append(scalar("loss", np.nanmean(losses)))
     norms = steps.gradient_norm[:, place]
     if not np.isnan(norms).all():
-        found.append(_scalar("gradient_norm", np.nanmean(norms)))
+        found.append(scalar("gradient_norm", np.nanmean(norms)))
     return found
 
 
-def _scalar(tag: str, value: Any) -> Any:
+def scalar(tag: str, value: Any) -> Any:
     return Summary.Value(tag=tag, simple_value=float(value))
 
 
@@ -116,7 +116,9 @@ def _text(tag: str, text: str) -> Any:
     return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
-class _EventFile:
+class EventFile:
+    """A file of TensorBoard, to which steps are added."""
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
