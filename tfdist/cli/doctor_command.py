@@ -1,7 +1,11 @@
-"""``tfdist doctor``: print the findings as a table, or as JSON."""
+"""``tfdist doctor``: print the findings as a table, or as JSON, or pack them for a bug report."""
 
+import getpass
 import json
+import os
+import platform
 import textwrap
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -9,7 +13,9 @@ from rich.text import Text
 
 from tfdist import doctor
 from tfdist.cli.common.command import Command
-from tfdist.doctor import Finding, Level
+from tfdist.doctor import Finding, Level, bug_report
+from tfdist.doctor.software_check import installed_packages
+from tfdist.errors import ConfigError
 
 _STYLE = {Level.OK: "green", Level.NOTE: "blue", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 _WIDTH_OF_CHECK = 14
@@ -22,6 +28,7 @@ _WIDTH_OF_CHECK = 14
         "tfdist doctor": "a line for each check",
         "tfdist doctor --json": "the same for programs",
         "tfdist doctor --timeout-seconds 300": "where TensorFlow loads slowly",
+        "tfdist doctor --bug-report report.zip --log job.log": "an archive to attach to a bug report",
     },
     epilog="Exit code: 0 when there is no problem, 1 when there is one.",
     page="doctor",
@@ -34,18 +41,50 @@ _WIDTH_OF_CHECK = 14
     show_default=True,
     help="Deadline for loading TensorFlow in a child process, and for nvidia-smi.",
 )
-def command(as_json: bool, timeout_seconds: float) -> None:
+@click.option(
+    "--bug-report",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write a zip archive with the findings, the versions of all packages and the variables, without secrets.",
+)
+@click.option(
+    "--log",
+    "logs",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    multiple=True,
+    help="A log or event file that the archive includes; may be repeated.",
+)
+def command(as_json: bool, timeout_seconds: float, report: Path | None, logs: tuple[Path, ...]) -> None:
     """Say what this machine has, what works, what is missing, and the command that cures it.
 
     Levels: ok; note (worth knowing); warning (works slowly, partly or not always); problem (training fails or hangs).
     """
+    if logs and report is None:
+        raise ConfigError("--log is for the archive of --bug-report FILE, which was not given.", name="--log")
     findings = doctor.examine(doctor.standard_checks(timeout_seconds=timeout_seconds))
     if as_json:
         click.echo(json.dumps(doctor.as_report(findings), indent=2))
     else:
         _show(findings, Console(highlight=False))
+    if report is not None:
+        _pack(report, findings, logs)
     if doctor.worst(findings) is Level.PROBLEM:
         raise SystemExit(1)
+
+
+def _pack(path: Path, findings: list[Finding], logs: tuple[Path, ...]) -> None:
+    user = getpass.getuser()
+    names = bug_report.write(
+        path,
+        findings,
+        packages=installed_packages(),
+        environ=os.environ,
+        logs=logs,
+        redacted=bug_report.redactor(str(Path.home()), "" if user == "root" else user, platform.node()),
+    )
+    click.echo(f"{path}: {', '.join(names)}. Read it before you send it", err=True)
 
 
 def _show(findings: list[Finding], console: Console) -> None:

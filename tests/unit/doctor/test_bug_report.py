@@ -1,0 +1,86 @@
+"""The archive for a bug report: what is in it, and what is not."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.refusals import refused
+from tfdist import doctor
+from tfdist.cli.main import main
+from tfdist.doctor import Check, bug_report
+from tfdist.doctor.finding import ok
+from tfdist.errors import ConfigError
+
+HOME, USER, HOST = "/home/ada", "ada", "analytical"
+
+
+def archive(path: Path, text: str, environ: dict[str, str]) -> dict[str, str]:
+    log = path / "ada.log"
+    log.write_text(text)
+    bug_report.write(
+        path / "report.zip",
+        [ok("hostname", f"{HOST} resolves")],
+        packages={"keras": "3.15.1"},
+        environ=environ,
+        logs=[log],
+        redacted=bug_report.redactor(HOME, USER, HOST),
+    )
+    with zipfile.ZipFile(path / "report.zip") as found:
+        return {name: found.read(name).decode() for name in found.namelist()}
+
+
+def test_nothing_secret_is_packed(tmp_path: Path) -> None:
+    secret = "hunter2"
+    text = "\n".join(
+        [
+            f"s3://me:{secret}@store/data from /home/ada/data on {HOST}",
+            f'AWS_SECRET_ACCESS_KEY="{secret}" token: {secret} "api_key": "{secret}", Authorization: Bearer {secret}',
+            "step 7 of /home/adam/keys, user ada",
+        ]
+    )
+    environ = {
+        "TFDIST_AGENT_KEY": secret,
+        "KERAS_HOME": f"{HOME}/.keras",
+        "TF_URL": f"http://x:{secret}@y",
+        "MAIL": "m",
+    }
+    found = archive(tmp_path, text, environ)
+    assert list(found) == ["doctor.json", "packages.txt", "variables.txt", "logs/0-USER.log"]
+    for content in found.values():
+        assert secret not in content
+        assert HOST not in content
+        assert "/home/ada/" not in content
+    assert found["variables.txt"].splitlines() == [
+        "KERAS_HOME=~/.keras",
+        "TFDIST_AGENT_KEY=(not shown)",
+        "TF_URL=http://(not shown)@y",
+    ]
+    assert found["logs/0-USER.log"].splitlines()[-1] == "step 7 of /home/adam/keys, user USER"
+
+
+def test_the_end_of_a_long_log_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bug_report, "KEPT_BYTES", 4)
+    assert archive(tmp_path, "beginning, end!", {})["logs/0-USER.log"].endswith("\nend!")
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    with refused(ConfigError, path=tmp_path / "ada.log"):
+        archive(tmp_path, "\0", {})
+    assert not (tmp_path / "report.zip").exists()
+    archive(tmp_path, "", {})
+    with refused(ConfigError, path=tmp_path / "report.zip"):
+        archive(tmp_path, "", {})
+
+
+def test_the_command_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "standard_checks", lambda *, timeout_seconds: [Check("all", lambda: [ok("a", "b")])])
+    log, path = tmp_path / "job.log", tmp_path / "report.zip"
+    log.write_text("step 1\n")
+    assert CliRunner().invoke(main, ["doctor", "--log", str(log)]).exit_code != 0
+    result = CliRunner().invoke(main, ["doctor", "--bug-report", str(path), "--log", str(log)])
+    assert result.exit_code == 0, result.output
+    with zipfile.ZipFile(path) as found:
+        assert found.read("logs/0-job.log") == b"step 1\n"
+        assert b"keras==" in found.read("packages.txt")
