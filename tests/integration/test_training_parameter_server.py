@@ -181,6 +181,33 @@ def test_the_last_part_is_not_waited_for(pool: WorkerPool) -> None:
     assert seen["examples"] == [40.0, 40.0]
 
 
+def test_a_group_waits_for_no_other(pool: WorkerPool) -> None:
+    seen = call(pool, "groups_by_name", cases="uneven_server_cases")
+    assert seen["weight"] == seen["iterations"] == 12 + 60
+    assert seen["examples"] == [480.0]
+    assert seen["groups"] == {"fast": ["worker-0", "worker-1"], "slow": ["worker-2"]}
+    assert seen["largest"] > 20, "the batch of the stopped worker, while its group applied nothing"
+    assert seen["lost"] == 0
+
+
+def test_groups_are_made_by_speed_and_every_batch_counts_once(pool: WorkerPool) -> None:
+    seen = call(pool, "groups_by_speed", cases="uneven_server_cases")
+    assert seen["before"] == {"all": ["worker-0", "worker-1", "worker-2"]}
+    assert seen["groups"] == {"group-1": ["worker-0", "worker-2"], "group-2": ["worker-1"]}
+    assert seen["weight"] == seen["iterations"] == 2 * 101
+    assert seen["examples"] == [805.0, 805.0]
+    assert seen["evaluated"] == 50.0
+    (told,) = seen["told"]
+    assert "group-2 (1)" in told
+
+
+def test_batches_of_a_group_that_dies_are_computed_by_others(pool: WorkerPool) -> None:
+    seen = call(pool, "a_group_dies", cases="uneven_server_cases")
+    assert seen["weight"] == seen["iterations"] == 60
+    assert seen["examples"] == [160.0] * 3
+    assert seen["lost"] == 1
+
+
 @pytest.mark.parametrize(
     ("optimizer", "dense", "saves"),
     [

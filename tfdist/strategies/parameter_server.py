@@ -5,7 +5,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -27,6 +27,7 @@ from tfdist.training.parameter_servers.dropped_parts import Dropped
 from tfdist.training.parameter_servers.scheduler import Scheduler
 from tfdist.training.parameter_servers.staleness import Distribution
 from tfdist.training.parameter_servers.variable_placement import Piece
+from tfdist.training.parameter_servers.worker_groups import WorkerGroups
 from tfdist.training.strategy_mixin import KerasTraining
 
 __all__ = ["ParameterServerStrategy"]
@@ -61,6 +62,10 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         backup_workers: with ``max_staleness=0`` and n workers, the first n - backup_workers parts of a batch that are
             computed count, weighted by their examples; the others are dropped and counted: in ``dropped``, in the log
             ``dropped_examples`` of each epoch, and in a warning at the end of `fit`.
+        groups: with ``max_staleness=s`` above 0, groups of workers of unlike speed: s then bounds the updates of a
+            gradient's own group, and groups do not wait for each other. A mapping of names to workers, such as
+            ``{"fast": ("worker-0",), "slow": ("worker-1", "worker-2")}``, or "auto": by how long workers compute a
+            batch, so that within a group none takes much longer than another.
         staleness_correction: whether the learning rate of a gradient of staleness t is divided by max(1, t).
         variable_partitioner: takes ``shape`` and ``dtype`` of a variable and returns the number of parts along each
             axis, as those in `tf.distribute.experimental.partitioners` do; only the first axis may be cut. Parts are
@@ -88,7 +93,8 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     Source: J. Dean et al., "Large Scale Distributed Deep Networks", 2012; M. Li et al., "Scaling Distributed Machine
     Learning with the Parameter Server", 2014; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep
-    Learning", 2016 (the correction); J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers).
+    Learning", 2016 (the correction); J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers);
+    H. Sun et al., "GSSP", 2021 (groups).
     There workers push what servers add. Here the chief decides when, which makes updates atomic and staleness exact,
     and limits updates to several hundred per second.
     """
@@ -103,6 +109,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
         local_servers: int = 1,
         max_staleness: int | None = None,
         backup_workers: int = 0,
+        groups: "str | Mapping[str, Sequence[str]] | None" = None,
         staleness_correction: bool = False,
         variable_partitioner: Partitioner | None = None,
         worker_timeout_seconds: float = 120.0,
@@ -130,6 +137,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
                 name="backup_workers",
                 received=backup_workers,
             )
+        grouped = WorkerGroups(len(addresses["worker"]), groups, bound=max_staleness)
         self._addresses = addresses
         self._partitioner = variable_partitioner
         self._loads = [0] * len(addresses["ps"])
@@ -153,6 +161,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             [tf_servers.worker(index, "GPU" if tf_servers.has_gpu(index) else "CPU") for index in range(count)],
             max_staleness=max_staleness,
             backup_workers=backup_workers,
+            groups=grouped,
             corrects_rate=staleness_correction,
             timeout_seconds=timeout_seconds,
             require_servers=lambda: _require_servers(addresses["ps"]),
@@ -178,6 +187,17 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
             400 gradients, staleness mean 1.02, median 1, 95 % at most 2, largest 4
         """
         return self._chief.staleness
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The present groups of workers; one, with all workers, without the argument ``groups``.
+
+        Example:
+            >>> strategy.groups                                                   # doctest: +SKIP
+            {'group-1': ('worker-0', 'worker-2'), 'group-2': ('worker-1',)}
+        """
+        now = self._chief.groups.now
+        return {name: tuple(f"worker-{index}" for index in workers) for name, workers in now.items()}
 
     @property
     def dropped_examples(self) -> int:

@@ -42,3 +42,49 @@ def backup_workers() -> dict[str, Any]:
         "told": told.sentences,
         "weight": cases.weight(model),
     }
+
+
+def groups_by_name() -> dict[str, Any]:
+    """Train 60 batches while worker 2 is stopped with one of them, until the others have computed 40."""
+    made = cases.strategy(max_staleness=1, groups={"fast": ["worker-0", "worker-1"], "slow": ["worker-2"]})
+    model = cases.counting(made)
+    model.fit(*cases.data(96), batch_size=8, verbose=0)
+    os.kill(cases.pid("worker", 2), signal.SIGSTOP)
+    resume = cases.At(0, 40, lambda: os.kill(cases.pid("worker", 2), signal.SIGCONT))
+    try:
+        history = model.fit(*cases.data(480), batch_size=8, verbose=0, callbacks=[resume])
+    finally:
+        os.kill(cases.pid("worker", 2), signal.SIGCONT)
+    return cases.counts(made, model, history) | {"groups": made.groups}
+
+
+def groups_by_speed() -> dict[str, Any]:
+    """Train while worker 1 is told to take four times as long as others, and evaluate after that."""
+    made = cases.strategy(max_staleness=2, groups="auto")
+    groups, told = made._chief.groups, _Warnings()
+    note = groups.note
+    groups.note = lambda worker, seconds: note(worker, (0.1, 0.4, 0.1)[worker] if seconds else 0.0)  # type: ignore[method-assign]
+    model = cases.counting(made)
+    before = made.groups
+    step_clock().attach(told)
+    try:
+        history = model.fit(*cases.data(805), batch_size=8, epochs=2, verbose=0)
+    finally:
+        step_clock().detach(told)
+    logs = model.evaluate(*cases.data(50), batch_size=8, verbose=0, return_dict=True)
+    return cases.counts(made, model, history) | {
+        "before": before,
+        "groups": made.groups,
+        "told": told.sentences,
+        "evaluated": float(logs["examples"]),
+    }
+
+
+def a_group_dies() -> dict[str, Any]:
+    """Train 3 epochs of 20 batches while the only worker of a group is killed in the second."""
+    made = cases.strategy(max_staleness=1, groups={"fast": ["worker-1", "worker-2"], "alone": ["worker-0"]})
+    model = cases.counting(made)
+    kill = cases.At(1, 5, lambda: os.kill(cases.pid("worker", 0), signal.SIGKILL))
+    history = model.fit(*cases.data(160), batch_size=8, epochs=3, verbose=0, callbacks=[kill])
+    cases.wait(lambda: cases.all_present(made))
+    return cases.counts(made, model, history)

@@ -38,8 +38,9 @@ from tfdist.training.parameter_servers.batch_plan import (
 )
 from tfdist.training.parameter_servers.dropped_parts import Dropped
 from tfdist.training.parameter_servers.scheduler import Outcome, Scheduler
-from tfdist.training.parameter_servers.staleness import Bound, Distribution
+from tfdist.training.parameter_servers.staleness import Distribution
 from tfdist.training.parameter_servers.update import BoundedCalls, Update
+from tfdist.training.parameter_servers.worker_groups import GroupClock, Ticket, WorkerGroups
 from tfdist.training.replica import replica_metrics
 
 _WHOLE = (
@@ -61,6 +62,7 @@ class Chief:
         *,
         max_staleness: int | None,
         backup_workers: int,
+        groups: WorkerGroups,
         corrects_rate: bool,
         timeout_seconds: float,
         require_servers: Callable[[], None],
@@ -71,6 +73,7 @@ class Chief:
         self.devices = list(devices)
         self.max_staleness = max_staleness
         self.backup_workers = backup_workers
+        self.groups = groups
         self.corrects_rate = corrects_rate
         self.when_built = when_built
         #: of all gradients that were applied
@@ -217,8 +220,10 @@ class _ChiefSteps:
         self._functions: dict[Any, tuple[remote_part.Computation, Update]] = {}
         self._applied: set[Update] = set()
         self._plans: dict[str, Plan] = {}
-        self._bound = Bound(chief.max_staleness if training and not chief.together else None)
-        self._under_way: dict[int, tuple[int, Any]] = {}  # task -> ticket, update
+        self._bound = chief.max_staleness if training and not chief.together else None
+        # without a bound workers need no groups
+        self._clock = GroupClock({"all": range(len(chief.devices))}, self._bound)
+        self._under_way: dict[int, tuple[Ticket, Any]] = {}  # task -> ticket, update
         self._finished: dict[int, Outcome] = {}
         self._epoch = Distribution()
         self._dropped_before = chief.dropped.examples
@@ -301,15 +306,26 @@ class _ChiefSteps:
     # A batch for each worker.
 
     def _in_turn(self, batch: Batch) -> Any:
-        while self._under_way and not (self._bound.may_start() and self._chief.scheduler.ready):
+        if self._bound is not None and self._clock.groups != self._chief.groups.now:
+            self._wait_for_all()
+            self._clock = GroupClock(self._chief.groups.now, self._bound)
+        while (group := self._free_group()) is None:
             self._take(wait=True)
-        computation, update, _, (task,) = self._start(batch)
+        computation, update, _, (task,) = self._start(batch, among=self._clock.groups[group])
         if not self._under_way:
             keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
-        self._under_way[task] = (self._bound.start(), update)
+        self._under_way[task] = (self._clock.start(group), update)
         while self._take(wait=self._logs is None):
             pass
         return self._logs
+
+    def _free_group(self) -> str | None:
+        """The group that computes the next batch; None as long as results must be waited for."""
+        ready = self._chief.scheduler.ready_among
+        for name, workers in self._clock.groups.items():
+            if self._clock.may_start(name) and ready(workers):
+                return name
+        return None if self._under_way else next(iter(self._clock.groups))
 
     def _wait_for_all(self) -> Any:
         while self._under_way:
@@ -321,7 +337,7 @@ class _ChiefSteps:
         while True:
             for task, outcome in self._finished.items():
                 ticket, update = self._under_way[task]
-                if outcome.error is not None or self._bound.may_apply(ticket):
+                if outcome.error is not None or self._clock.may_apply(ticket):
                     del self._finished[task], self._under_way[task]
                     self._apply(ticket, update, outcome)
                     return True
@@ -330,13 +346,15 @@ class _ChiefSteps:
                 return False
             self._finished[found.number] = found
 
-    def _apply(self, ticket: int, update: Update, outcome: Outcome) -> None:
+    def _apply(self, ticket: Ticket, update: Update, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self._bound.drop(ticket)
+            self._clock.drop(ticket)
             self.forget()
         result = _result(outcome)
         step_clock().computed(outcome.worker, 0.0, result.passes)  # the others do not wait: they compute other batches
-        staleness = self._bound.apply(ticket)
+        staleness = self._clock.apply(ticket)
+        if self._bound is not None and self._chief.groups.note(outcome.worker, outcome.seconds):
+            step_clock().warn(f"workers have groups by their speed from now on: {self._chief.groups.shown}.")
         if self.training:
             self._epoch.add(staleness)
             self._chief.staleness.add(staleness)
@@ -347,7 +365,7 @@ class _ChiefSteps:
         """Ignore all tasks that are under way."""
         for task, (ticket, _) in self._under_way.items():
             self._chief.scheduler.cancel(task)
-            self._bound.drop(ticket)
+            self._clock.drop(ticket)
         self._under_way.clear()
         self._finished.clear()
         self._logs = None
@@ -355,7 +373,9 @@ class _ChiefSteps:
 
     # Both.
 
-    def _start(self, batch: Batch) -> tuple[remote_part.Computation, Update, list[Any], list[int]]:
+    def _start(
+        self, batch: Batch, among: tuple[int, ...] | None = None
+    ) -> tuple[remote_part.Computation, Update, list[Any], list[int]]:
         """Give a batch to workers, by another plan where it cannot be computed as planned."""
         key = batch.layout.key
         if self._tried.is_due:
@@ -369,7 +389,7 @@ class _ChiefSteps:
             try:
                 computation, update = self._functions_of(batch.layout, plan)
                 cut = present_parts(batch, plan.parts)
-                return computation, update, cut, [self._submit(computation, part, batch.rows) for part in cut]
+                return computation, update, cut, [self._submit(computation, part, batch.rows, among) for part in cut]
             except OtherPlanError as error:
                 self._plans[key] = self._other(plan, error)
 
@@ -420,12 +440,14 @@ class _ChiefSteps:
         self._applied.add(update)
         return logs
 
-    def _submit(self, computation: remote_part.Computation, part: tuple[int, Any, list[Any]], rows: Any) -> int:
+    def _submit(
+        self, computation: remote_part.Computation, part: tuple[int, Any, list[Any]], rows: Any, among: Any
+    ) -> int:
         index, own_rows, leaves = part
         # Workers of one batch draw by their part; else each batch draws anew, whatever the state of the seeds is.
         place = index if self._chief.together else next(self._numbers)
         counts = [tf.constant(place, tf.int32), tf.cast(own_rows, tf.int32), tf.cast(rows, tf.int32)]
-        return submit(self._chief, self._model, computation, counts, computation.state(), leaves)
+        return submit(self._chief, self._model, computation, counts, computation.state(), leaves, among)
 
 
 def _rows_of(
@@ -448,13 +470,17 @@ def _rows_of(
     return [results[task] for task in tasks]
 
 
-def submit(chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any) -> int:
+def submit(
+    chief: Chief, model: keras.Model, compute: Any, counts: Any, state: Any, leaves: Any, among: Any = None
+) -> int:
     """Give a part to a worker; an eager model computes here, where it can be inspected."""
     if model.run_eagerly:
         with step_clock().during(Phase.PYTHON):
             done = compute(None, counts, state, leaves)
-        return chief.scheduler.submit(lambda worker: done)
-    return chief.scheduler.submit(lambda worker: compute(chief.devices[worker], counts, state, leaves), kind=compute)
+        return chief.scheduler.submit(lambda worker: done, among=among)
+    return chief.scheduler.submit(
+        lambda worker: compute(chief.devices[worker], counts, state, leaves), kind=compute, among=among
+    )
 
 
 def _result(outcome: Outcome) -> Any:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Literal, Protocol
 
 from tfdist.errors import WorkerLostError
+from tfdist.training.parameter_servers.worker_groups import may_take
 
 __all__ = ["Outcome", "Scheduler", "Transport"]
 
@@ -61,6 +62,7 @@ class _Task:
     number: int
     compute: Callable[[int], Any]
     kind: object
+    among: Collection[int] | None  # the workers that it is for; None: any
     losses: list[str] = field(default_factory=list)
 
 
@@ -77,13 +79,19 @@ class _Worker:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result or the error of a task; ``ended`` is on the monotonic clock, in seconds."""
+    """The result or the error of a task.
+
+    Attributes:
+        ended: on the monotonic clock, in seconds.
+        seconds: how long it took; 0 if its worker had to compile it first.
+    """
 
     number: int
     result: Any = None
     error: BaseException | None = None
     ended: float = 0.0
     worker: int = -1
+    seconds: float = 0.0
 
 
 class Scheduler:
@@ -126,20 +134,29 @@ class Scheduler:
     @property
     def ready(self) -> int:
         """The number of idle workers, less the tasks that wait."""
+        return self.ready_among(range(len(self._workers)))
+
+    def ready_among(self, workers: Collection[int]) -> int:
+        """The number of idle ones of these workers, less the tasks that they may take."""
         with self._changed:
-            return max(0, sum(worker.state is _State.READY for worker in self._workers) - len(self._queue))
+            idle = sum(self._workers[index].state is _State.READY for index in workers)
+            present = self._present()
+            waiting = sum(any(may_take(task.among, index, present) for index in workers) for task in self._queue)
+            return max(0, idle - waiting)
 
     @property
     def present(self) -> int:
         """The number of workers that compute, or could."""
         with self._changed:
-            return sum(worker.state in (_State.READY, _State.BUSY) for worker in self._workers)
+            return len(self._present())
 
-    def submit(self, compute: Callable[[int], Any], *, kind: object = None) -> int:
-        """Give a task to the next worker that is ready; return the task's number."""
+    def submit(
+        self, compute: Callable[[int], Any], *, kind: object = None, among: Collection[int] | None = None
+    ) -> int:
+        """Give a task to the next worker that is ready, among these while one of them is there; return its number."""
         with self._changed:
             self._numbers += 1
-            self._queue.append(_Task(self._numbers, compute, kind))
+            self._queue.append(_Task(self._numbers, compute, kind, among))
             self._changed.notify_all()
             return self._numbers
 
@@ -196,11 +213,13 @@ class Scheduler:
         self._welcome(worker)
         while True:
             with self._changed:
-                while not self._closed.is_set() and (not self._queue or self._calling()):
+                task = None if self._calling() else self._task_for(worker)
+                while not self._closed.is_set() and task is None:
                     self._changed.wait()
-                if self._closed.is_set():
+                    task = None if self._calling() else self._task_for(worker)
+                if self._closed.is_set() or task is None:
                     return
-                task = self._queue.popleft()
+                self._queue.remove(task)
                 worker.state, worker.task, worker.since = _State.BUSY, task, time.monotonic()
             result, error = None, None
             try:
@@ -223,6 +242,13 @@ class Scheduler:
             if meaning == "again":
                 self._closed.wait(_PAUSE_SECONDS)
             self._welcome(worker)
+
+    def _present(self) -> set[int]:
+        return {worker.index for worker in self._workers if worker.state in (_State.READY, _State.BUSY)}
+
+    def _task_for(self, worker: _Worker) -> _Task | None:
+        present = self._present()
+        return next((task for task in self._queue if may_take(task.among, worker.index, present)), None)
 
     def _welcome(self, worker: _Worker) -> None:
         with self._changed:
@@ -277,9 +303,10 @@ class Scheduler:
             if mine:
                 self._put_back(task, f"worker {worker.index}: {_first_line(error)}")
         else:
+            seconds = ended - worker.since if task.kind in worker.known else 0.0
             worker.known.add(task.kind)
             if mine:
-                self._outcomes.append(Outcome(task.number, result, error, ended, worker.index))
+                self._outcomes.append(Outcome(task.number, result, error, ended, worker.index, seconds))
             if worker.state is _State.BUSY:
                 worker.state = _State.READY
         self._changed.notify_all()
@@ -310,6 +337,7 @@ class Scheduler:
                 elif task is not None:
                     self._put_back(task, f"worker {worker.index}: its process has ended")
                 self._workers[worker.index] = _Worker(worker.index, state=_State.GONE)
+                self._changed.notify_all()  # others may take what waits for its group
                 self._start(self._workers[worker.index])
 
     def _give_up_the_silent(self, now: float) -> None:
@@ -321,6 +349,7 @@ class Scheduler:
                 task, worker.task, worker.state = worker.task, None, _State.SILENT
                 self.losses += 1
                 self._say(f"worker {worker.index} has not answered for {limit:g} s; another one gets its task")
+                self._changed.notify_all()
                 if task.number in self._cancelled:
                     self._cancelled.discard(task.number)
                 else:
