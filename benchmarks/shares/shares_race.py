@@ -1,0 +1,172 @@
+"""Two workers, one slowed by its share of the processor: equal shares, the ideal ones, and `BalanceShares`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.servers.throttle import Throttle
+from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
+from tfdist.bench.workers import lanes
+from tfdist.cli.bench.suite_command import suite_command
+from tfdist.planner import machine
+
+__all__ = ["ALIKE", "UNLIKE", "SharesBench", "SharesReport", "Training", "command"]
+
+#: the arms while workers are equally fast, and while one is slow
+ALIKE = ("equal", "balanced")
+UNLIKE = ("equal", "ideal", "balanced")
+_TRAINING = "benchmarks.shares.shares_training"
+# One thread computes in each process: the slow one is slower by what it is held up, and the other has its own core.
+_FEW_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesBench(Suite):
+    """Train over two workers, in ways that take turns, first equally fast and then with a slow one:
+
+    \b
+    equal      each has half of every batch
+    ideal      shares in proportion to the speeds, given by hand
+    balanced   tfdist.callbacks.BalanceShares, which begins with equal shares
+
+    The slow worker is stopped and let go in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. Steps
+    are those of the last epoch of a training; what moves before it is settling.
+    """
+
+    factor: int = option(4, "How many times slower the slow worker is.", minimum=2)
+    batch_size: int = option(512, "Of both workers.")
+    steps: int = option(20, "Of an epoch.")
+    settle: int = option(2, "Epochs before the one that is measured.")
+    every: int = option(5, "Steps between two comparisons of BalanceShares.")
+    rounds: int = option(5, "Measurements of each way.")
+
+    def run(self, told: Told = untold) -> "SharesReport":
+        shares = {"equal": (1, 1), "ideal": (self.factor, 1), "balanced": (1, 1)}
+        with machine.observed() as about, lanes.Lane("multi-worker", workers=2, environment=_FEW_THREADS) as lane:
+            told("starting")
+            pids = lane.call(f"{_TRAINING}:pid")
+            lane.call(f"{_TRAINING}:prepare")
+
+            def train(arm: str, number: int) -> Training:
+                found = lane.call(
+                    f"{_TRAINING}:train",
+                    arm=arm,
+                    shares=shares[arm],
+                    batch_size=self.batch_size,
+                    steps=self.steps,
+                    epochs=self.settle + 1 if arm == "balanced" else 2,
+                    every=self.every,
+                )
+                return Training.of(found)
+
+            alike = in_turns(ALIKE, train, count=self.rounds, told=told)
+            with Throttle(pids[1], self.factor):
+                unlike = in_turns(UNLIKE, train, count=self.rounds, told=told)
+        return SharesReport(setup=self, alike=alike, unlike=unlike, machine=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training.
+
+    Attributes:
+        seconds: of the measured epoch, of the slower worker.
+        settling: changes of shares before it.
+        moving: changes of shares in it.
+        shares: at the end.
+        callback: processor seconds of the callback in it, of the worker where it took more.
+    """
+
+    seconds: float
+    settling: int
+    moving: int
+    shares: Sequence[int]
+    callback: float
+
+    @classmethod
+    def of(cls, workers: Sequence[Sequence[Any]]) -> "Training":
+        """Return what both workers have seen."""
+        seconds, settling, moving, shares, callback = zip(*workers, strict=True)
+        return cls(
+            seconds=max(seconds), settling=settling[0], moving=moving[0], shares=shares[0], callback=max(callback)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesReport(Report):
+    """Every way, and its trainings."""
+
+    setup: SharesBench
+    alike: Mapping[str, Sequence[Training]]
+    unlike: Mapping[str, Sequence[Training]]
+
+    def step_seconds(self, trainings: Sequence[Training]) -> Quartiles:
+        return quartiles([one.seconds / self.setup.steps for one in trainings])
+
+    def speed(self, trainings: Mapping[str, Sequence[Training]], arm: str, against: str) -> Quartiles:
+        """Return the steps per second of a way over those of another, round by round."""
+        seconds = {name: [one.seconds for one in trainings[name]] for name in (arm, against)}
+        return ratio(seconds[against], seconds[arm])
+
+    def overhead(self) -> Quartiles:
+        """Return the callback's processor time over the time of steps, while workers are equally fast."""
+        return quartiles([one.callback / one.seconds for one in self.alike["balanced"]])
+
+    def most_changes(self) -> int:
+        """Return the largest number of changes before the measured epoch of a training with a slow worker."""
+        return max(one.settling for one in self.unlike["balanced"])
+
+    def derived(self) -> dict[str, Any]:
+        return {
+            "against_ideal": self.speed(self.unlike, "balanced", "ideal"),
+            "against_equal": self.speed(self.unlike, "balanced", "equal"),
+            "alike_against_equal": self.speed(self.alike, "balanced", "equal"),
+            "overhead": self.overhead(),
+            "most_changes": self.most_changes(),
+            "moved_after_settling": sum(one.moving for one in self.unlike["balanced"]),
+        }
+
+    def shown(self) -> Iterator[Table | str]:
+        setup = self.setup
+        for what, trainings in (
+            ("equally fast", self.alike),
+            (f"one {setup.factor} times slower", self.unlike),
+        ):
+            yield Table(
+                (what, "ms per step", "steps/s against equal", "against ideal", "shares at the end"),
+                [
+                    [
+                        arm,
+                        self._milliseconds(found),
+                        str(self.speed(trainings, arm, "equal")),
+                        str(self.speed(trainings, arm, "ideal")) if "ideal" in trainings else "-",
+                        ", ".join(sorted({":".join(map(str, one.shares)) for one in found})),
+                    ]
+                    for arm, found in trainings.items()
+                ],
+            )
+        moved = sum(one.moving for one in self.unlike["balanced"])
+        overhead = self.overhead()
+        yield (
+            f"With the slow worker: at most {self.most_changes()} changes until shares were settled, and {moved} in "
+            f"the {setup.rounds * setup.steps} steps after that. With workers equally fast, the callback's hooks used "
+            f"{overhead.median:.3%} [{overhead.lower:.3%}-{overhead.upper:.3%}] of a step in processor time, with a "
+            f"comparison every {setup.every} steps."
+        )
+        yield self.ran_on()
+
+    def _milliseconds(self, trainings: Sequence[Training]) -> str:
+        found = self.step_seconds(trainings)
+        return f"{1e3 * found.median:.0f} [{1e3 * found.lower:.0f}-{1e3 * found.upper:.0f}]"
+
+
+command = suite_command(
+    "shares",
+    SharesBench,
+    examples={
+        "python -m benchmarks shares": "minutes on 2 cores",
+        "python -m benchmarks shares --every 20 --steps 40 --settle 3": "with the callback's own interval",
+        "python -m benchmarks shares --rounds 1 --steps 6 --batch-size 64": "whether it runs",
+    },
+    page="shares",
+)

@@ -1,0 +1,83 @@
+"""What each worker runs that measures shares: one model for each arm, all under one strategy."""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfdist.bench.workers.training_loops import Clock, dataset
+from tfdist.bench.workers.workloads import MODELS
+from tfdist.callbacks import BalanceShares
+from tfdist.strategies import MultiWorkerMirroredStrategy
+
+__all__ = ["Trained", "pid", "prepare", "train"]
+
+_MODEL = "convolutional"
+_strategies: list[MultiWorkerMirroredStrategy] = []
+_networks: dict[str, keras.Model] = {}
+
+
+class Trained(NamedTuple):
+    """One training.
+
+    Attributes:
+        seconds: of the last epoch.
+        settling: changes of shares before it.
+        moving: changes of shares in it.
+        shares: at the end.
+        callback: processor seconds that the callback's hooks have used in it, in the thread that steps.
+    """
+
+    seconds: float
+    settling: int
+    moving: int
+    shares: list[int]
+    callback: float
+
+
+class _Timed(BalanceShares):
+    """Counts the processor time of its hook, of the last epoch."""
+
+    cost = 0.0
+    before = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.cost, self.before = 0.0, len(self.changes)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        began = time.thread_time()
+        super().on_train_batch_end(batch, logs)
+        self.cost += time.thread_time() - began
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def prepare() -> None:
+    """Make the strategy, before TensorFlow starts."""
+    _strategies.append(MultiWorkerMirroredStrategy())
+
+
+def train(arm: str, shares: Sequence[int], batch_size: int, steps: int, epochs: int, every: int) -> Trained:
+    """Train epochs of so many steps, which begin with these shares; in the arm "balanced" they move."""
+    (strategy,) = _strategies
+    if arm not in _networks:
+        with strategy.scope():
+            _networks[arm] = MODELS[_MODEL].build()
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            _networks[arm].compile(keras.optimizers.SGD(0.01), loss)
+    strategy.shares = tuple(shares)
+    balance, clock = _Timed(every=every), Clock()
+    _networks[arm].fit(
+        dataset(_MODEL, batch_size),
+        steps_per_epoch=steps,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[clock, balance] if arm == "balanced" else [clock],
+    )
+    moving = len(balance.changes) - balance.before
+    return Trained(clock.seconds, balance.before, moving, list(strategy.shares), balance.cost)
