@@ -130,3 +130,23 @@ def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_
     assert found["counts"] == pytest.approx([6.0] * 40, abs=1e-4)
     assert found["steps"] == 30 // batches
     assert [event["workers"] for event in events if event["event"] == "stepping"] == [1, 3, 2]
+
+
+def test_shares_are_measured_and_balanced_ones_outlive_a_kill(forking: Forks, tmp_path: Path) -> None:
+    options = ["--strategy", "multi-worker", "-n", "2", "--max-restarts", "1", "--shares", "measured"]
+    events = run(forking, tmp_path, *options, str(CASES / "balanced_job.py"), str(tmp_path))
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert found["measured 0"] == found["measured 1"] == [13, 3], "four rows of five, to within one example of 16"
+    killed, resumed = dict(found["notes 0 1"]), dict(found["notes 1 1"])
+    assert max(killed) == 9
+    assert killed[0] == [1, 1], "they begin alike"
+    assert killed[9][0] > killed[9][1]
+    first = min(resumed)
+    assert first in (9, 10), "at most the step of the kill is repeated"
+    assert resumed[first] == killed[9]
+    end = found["end"]
+    assert end["steps"] == 4 * 6
+    assert end["shares"] == [13, 3]
+    assert end["gap"] < 1e-5, "every example counts once in every epoch"
+    warned = [one["text"] for one in events if one["event"] == "warning"]
+    assert sum("13 rows, 3 rows" in text for text in warned) >= 2, "of the measured shares, and of the balanced ones"
