@@ -83,7 +83,7 @@ class Outcome:
 
     Attributes:
         ended: on the monotonic clock, in seconds.
-        seconds: how long it took; 0 if its worker had to compile it first.
+        seconds: how long it took; 0 if it is of no kind, or its worker had to compile it first.
     """
 
     number: int
@@ -303,7 +303,8 @@ class Scheduler:
             if mine:
                 self._put_back(task, f"worker {worker.index}: {_first_line(error)}")
         else:
-            seconds = ended - worker.since if task.kind in worker.known else 0.0
+            is_known = task.kind is not None and task.kind in worker.known
+            seconds = ended - worker.since if is_known else 0.0
             worker.known.add(task.kind)
             if mine:
                 self._outcomes.append(Outcome(task.number, result, error, ended, worker.index, seconds))
