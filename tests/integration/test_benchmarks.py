@@ -151,3 +151,19 @@ def test_memory_of_shards_is_measured_beside_plain_data_parallelism(forking: For
     assert all(sum(report["slots_bytes"][f"stage {stage}"]) < sum(plain) for stage in (1, 2, 3))
     assert {arm: len(each) for arm, each in report["peak_bytes"].items()} == dict.fromkeys(report["seconds"], 2)
     assert report["time_over_plain"]["plain"]["median"] == 1.0
+
+
+def test_shares_are_measured_beside_equal_and_ideal_ones(forking: Forks, tmp_path: Path) -> None:
+    out = measured(
+        forking,
+        *("shares", "--batch-size", "32", "--steps", "2", "--settle", "1", "--every", "1", "--rounds", "2"),
+        *("--json", str(tmp_path / "report.json")),
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    for part, arms in {"alike": ["equal", "balanced"], "unlike": ["equal", "ideal", "balanced"]}.items():
+        assert list(report[part]) == arms
+        for arm, trainings in report[part].items():
+            assert [one["seconds"] > 0 for one in trainings] == [True] * 2
+            assert all((one["callback"] > 0) == (arm == "balanced") for one in trainings)
+            assert arm in out
+    assert [one["shares"] for one in report["unlike"]["ideal"]] == [[4, 1]] * 2
