@@ -12,6 +12,7 @@ _WHAT = {
     "digits": "the data of the recipes",
     "logs": "logs of builds that failed",
     "ops": "compiled ops of tfdist: seconds to compile again",
+    "plan": "what was measured and predicted for plans: a minute to measure again",
     "tfrecords": "indexes of TFRecord files of others, and what compressed ones hold",
     "trials": "what was found out of training steps of your own: seconds to try again",
     "wheels": "wheels of Horovod: minutes to build again",

@@ -25,6 +25,7 @@ COMMANDS = {
     "build": "Build Horovod, or ops of our own, for the TensorFlow that is installed; kept for the next time.",
     "data": "Write examples as TFRecord files that are read shuffled, divided and resumed exactly.",
     "federated": "Train a model over clients that keep their data.",
+    "plan": "Predict time and price of a training by its number of workers.",
     "parallel": "Plan how a model is divided over processes.",
     "tune": "Find the largest batch that fits, and the one that pays.",
     "bench": "Measure speed beside the peers.",

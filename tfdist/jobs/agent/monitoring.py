@@ -3,12 +3,15 @@
 NumPy is loaded with the first report, so `tfdist run` starts without it.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist.cluster.job_files import progress_file, steps_folder
+from tfdist.errors import TfdistError
 from tfdist.jobs.agent.restart_reporter import EventFile
 from tfdist.jobs.process.exporter_process import Exporting
 from tfdist.jobs.supervision.evicting import Evictions, Means, Measure, is_due, told, what_to_do
@@ -42,6 +45,7 @@ class Monitoring:
         self._slow: list[Slow] = []
         self._kept: set[int] = set()
         self._evictions = Evictions()
+        self._step_seconds = 0.0
 
     def export(self, job: str, exporters: Sequence[str]) -> None:
         self._exporting = Exporting(job, exporters, self._say)
@@ -135,6 +139,7 @@ class Monitoring:
         if found is None:
             self._say("no worker has recorded a step: the script does not train through tfdist, or has just begun")
             return
+        self._step_seconds = found.step_seconds
         self._say("\n".join(["what the job is bound by", *(f"  {line}" for line in lines(found))]))
         self._file.write(
             "verdict",
@@ -149,3 +154,19 @@ class Monitoring:
             parts=labelled(found),
             lines=list(lines(found)),
         )
+
+    def compare(self, strategy: str | None, workers: int, words: Sequence[str]) -> None:
+        """Add the step of the last verdict to the record of planning, if `tfdist plan` has predicted this command."""
+        from tfdist.planner.scaling import plan_record
+
+        key, path = plan_record.key_of(strategy or "multi-worker", workers, words), plan_record.path_of(os.environ)
+        now, step = datetime.now().astimezone().isoformat(timespec="seconds"), self._step_seconds
+        try:
+            planned = plan_record.read(path).expected.get(key)
+            if planned is None or not step:
+                return
+            plan_record.change(path, lambda found: found.measured(key, step, now))
+        except (TfdistError, OSError) as error:
+            self._say(f"warning: the step is not compared with the plan ({error})")
+        else:
+            self._say(f"a step took {1e3 * step:.3g} ms, and {1e3 * planned:.3g} ms were planned")

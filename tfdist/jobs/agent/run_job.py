@@ -218,6 +218,8 @@ def _run(
         outcome, give_up = _starts(job)
         if monitoring is not None:
             monitoring.tell()
+            words = [*(["-m"] if config.is_module else []), config.target, *config.arguments]
+            monitoring.compare(config.strategy, config.workers, words)
             if config.trace is not None:
                 monitoring.write_trace(config.trace)
         reporter.ended(outcome.exit_code)

@@ -1,0 +1,253 @@
+"""`tfdist plan scale`: step, time and price for numbers of workers, and which one to take."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.option_parts import OutputFile, json_option, plot_option, write_json
+from tfdist.cli.common.progress import screen, unwinding
+from tfdist.cli.plan.plan_options import (
+    network_of,
+    number,
+    on_processors,
+    plan_options,
+    profile_of,
+    record,
+    require_source,
+    save_seconds,
+    surroundings,
+)
+from tfdist.errors import ConfigError
+from tfdist.planner.plot_style import require_matplotlib
+from tfdist.planner.scaling import plan_record
+from tfdist.planner.scaling.job_cost import Price, as_seconds
+from tfdist.planner.scaling.job_steps import EXACT, METHODS
+from tfdist.planner.scaling.scaling_report import (
+    Request,
+    Row,
+    ScalingReport,
+    numbers_of,
+    plan_scaling,
+    shown_seconds,
+    strategy_of,
+)
+
+
+@click.command(
+    "scale",
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What there is": ("workers", "link", "hosts", "device", "precision", "noise"),
+        "What is trained, and what it may cost": (
+            *("examples", "epochs", "grows", "noise_scale", "methods"),
+            *("price", "spot", "save", "deadline", "budget"),
+        ),
+        "What is measured, and where it goes": ("profile", "save_profile", "timeout_seconds", "plot", "json_path"),
+    },
+    examples={
+        "tfdist plan train.py": "processes of this host",
+        "tfdist plan --workers 1..1024 --link 10gbit --device h100 train.py": "a network",
+        "tfdist plan scale --price 2 --spot 0.6:mtbf=4h --examples 1e6 --deadline 24h train.py": "",
+    },
+    epilog="Exit code: 0 when a row meets the limits, 1 when none does or the script fails, 2 otherwise.",
+    page="plan",
+)
+@click.option("--workers", default="1..8", show_default=True, metavar="N,...", help="1..64 doubles; or 1,2,6.")
+@plan_options
+@click.option("--examples", type=float, metavar="N", help="Of an epoch; else times are of a million examples.")
+@click.option("--epochs", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="To train.")
+@click.option("--noise-scale", type=float, metavar="N", help="Of gradients: more examples for a batch that grows.")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice([*METHODS, "all"]),
+    metavar="NAME",
+    help="Only it; repeated.",
+)
+@click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a device, for an hour.")
+@click.option("--spot", metavar="PART:mtbf=T", help="Spot: part of the price, time between failures; restart=T.")
+@click.option("--save", type=click.FloatRange(0, min_open=True), help="Seconds that a checkpoint takes.")
+@click.option("--deadline", metavar="TIME", help="Such as 24h: the fewest workers that meet it.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="In the money of --price.")
+@click.option("--save-profile", metavar="FILE", type=OutputFile(path_type=Path), help="Keep it for --profile.")
+@click.option("--timeout-seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="For the script.")
+@plot_option
+@json_option
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    script: str | None,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    profile: str | None,
+    save_profile: Path | None,
+    timeout_seconds: float,
+    plot: Path | None,
+    json_path: str | None,
+    **asked: Any,
+) -> None:
+    """Predict step, time and price of a training for numbers of workers, and say which one to take.
+
+    SCRIPT runs as it is up to its first call of fit, where the layers of the model are measured; nothing trains.
+    """
+    require_source(profile, script, is_module=is_module)
+    counts, prices = numbers_of(asked["workers"]), _prices(asked)
+    examples = _examples(asked["examples"], asked)
+    deadline = None if asked["deadline"] is None else as_seconds(asked["deadline"], name="--deadline")
+    if plot is not None:
+        require_matplotlib()
+    kept = record()
+    with unwinding(), Console(stderr=True).status("measuring the layers") as status:
+        network = network_of(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+        counts, left_out = on_processors(counts, network, asked["device"])
+        costs = profile_of(
+            profile,
+            script,
+            arguments,
+            is_module=is_module,
+            seconds=timeout_seconds,
+            workers=1 if asked["grows"] else max(counts),
+            beside=max(counts) if network.link.is_local else 1,
+        )
+        if save_profile is not None:
+            save_profile.write_text(costs.to_json(), encoding="utf-8")
+        status.update("planning")
+        around = surroundings(
+            costs,
+            kept.calibration,
+            network=network,
+            **{name: asked[name] for name in ("device", "precision", "noise")},
+        )
+        words = (*(["-m"] if is_module else []), script or "train.py", *arguments)
+        report = plan_scaling(
+            Request(
+                profile=costs,
+                network=around.network,
+                device=around.device,
+                noise=around.noise,
+                workers=counts,
+                prices=prices,
+                methods=_methods(asked["methods"]),
+                grows=asked["grows"],
+                examples=examples,
+                epochs=asked["epochs"],
+                noise_scale=asked["noise_scale"],
+                deadline_seconds=deadline,
+                budget=asked["budget"],
+                save_seconds=save_seconds(asked["save"], costs, kept.calibration),
+                factors=kept.factors(),
+                script=words,
+            )
+        )
+    if script is not None and around.device.name == "here":
+        _expect(report, words)
+    if json_path != "-":
+        _print(report, (*left_out, *around.notes), len(kept.pairs))
+    write_json(report.to_json(), json_path)
+    if plot is not None:
+        from tfdist.planner.scaling.scaling_picture import draw
+
+        draw(report, plot)
+        click.echo(f"wrote {plot}", err=True)
+    if report.best is None:
+        sys.exit(1)
+
+
+def _prices(asked: dict[str, Any]) -> tuple[Price, ...]:
+    hourly = asked["price"]
+    if (asked["spot"] or asked["budget"]) and not hourly:
+        raise click.UsageError("--spot and --budget need --price, of a device on demand for an hour.")
+    own = Price(hourly=hourly)
+    return (own,) if asked["spot"] is None else (own, Price.spot(asked["spot"], hourly=hourly))
+
+
+def _examples(given: float | None, asked: dict[str, Any]) -> int | None:
+    if given is None:
+        if asked["deadline"] or asked["budget"]:
+            raise click.UsageError("--deadline and --budget need --examples, of an epoch.")
+        return None
+    if given < 1 or given != int(given):
+        raise click.UsageError(f"--examples is {given:g}; it must be a whole number above 0.")
+    return int(given)
+
+
+def _methods(given: tuple[str, ...]) -> tuple[str, ...]:
+    return METHODS if "all" in given else tuple(given) or EXACT
+
+
+def _expect(report: ScalingReport, words: tuple[str, ...]) -> None:
+    """Keep what was predicted of each command, for the monitored run of it."""
+    steps = {
+        plan_record.key_of(strategy_of(one.job.method), one.job.workers, words): one.step.seconds
+        for one in (*report.others, *report.rows)
+        if one.job.workers > 1 and one.job.method in ("data", "sharded", "pipeline")
+    }
+    try:
+        plan_record.change(plan_record.path_of(os.environ), lambda found: found.expecting(steps))
+    except (ConfigError, OSError) as error:
+        click.echo(f"warning: predictions are not kept ({error})", err=True)
+
+
+def _print(report: ScalingReport, notes: tuple[str, ...], pairs: int) -> None:
+    request, console = report.request, screen(200, highlight=False)
+    batch = f"{request.profile.batch:,} examples {'of a worker' if request.grows else 'in a step'}"
+    console.print(escape(f"{request.profile.model}: {batch}; link: {request.network.link}"), soft_wrap=True)
+    notes = (*notes, _interval(request, pairs))
+    for note in notes:
+        console.print(escape(note), style="dim", soft_wrap=True)
+    priced, spot = any(one.hourly for one in request.prices), len(request.prices) > 1
+    per = "epoch" if request.examples is not None else "10^6 examples"
+    total = ["training"] if request.examples is not None and request.epochs != 1 else []
+    columns = ["plan", "step", "interval", "largest term", "efficiency", per, *total]
+    columns += ["price"] if priced else []
+    columns += ["save every"] if spot else []
+    table = Table(*columns, box=None, padding=(0, 2))
+    for one in report.rows:
+        style = "green" if one is report.best else "" if one.fits and one.meets else "dim"
+        table.add_row(*_cells(one), *_costs(one, bool(total), priced, spot), style=style)
+    console.print(table)
+    if report.left_out:
+        text = ", ".join(f"{one:,}" for one in report.left_out)
+        console.print(f"left out: {text} workers, for a batch of {request.batch(1):,}; --grow gives each its own.")
+    console.print(escape(report.verdict()), soft_wrap=True)
+    if report.best is not None:
+        console.print(escape(report.best.command), soft_wrap=True, style="bold")
+
+
+def _interval(request: Request, pairs: int) -> str:
+    low, high = request.factors
+    if pairs < plan_record.FEWEST:
+        return (
+            f"interval: {plan_record.UNKNOWN:.0%} both ways are assumed; monitored runs of planned commands measure it"
+        )
+    return f"interval: steps were {low:.2f} to {high:.2f} of their prediction in {pairs} monitored runs"
+
+
+def _cells(one: Row) -> list[str]:
+    step = one.step
+    part = getattr(step, step.dominant) / step.seconds if step.seconds else 0.0
+    return [
+        one.name + ("" if one.fits else " (too little memory)"),
+        shown_seconds(step.seconds),
+        f"{shown_seconds(one.low)} - {shown_seconds(one.high)}",
+        f"{step.dominant} {part:.0%}",
+        f"{one.efficiency:.0%}",
+    ]
+
+
+def _costs(one: Row, total: bool, priced: bool, spot: bool) -> list[str]:
+    found = [shown_seconds(one.epoch_seconds)]
+    found += [shown_seconds(one.cost.seconds)] if total else []
+    found += [number(one.cost.price)] if priced else []
+    interval = one.cost.interval_seconds
+    return found + ([shown_seconds(interval) if interval is not None else "-"] if spot else [])

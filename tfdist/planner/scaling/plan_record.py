@@ -1,0 +1,162 @@
+"""The record of planning: what was measured on this machine, and predictions beside measurements. Loads no TensorFlow.
+
+It is one JSON file in the cache. `tfdist plan calibrate` writes what it measures, `tfdist plan` what it predicts of
+a command, and a monitored run of that command the step that it measured.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist import cache
+from tfdist.errors import ConfigError
+from tfdist.planner.planner_link import Link
+
+KIND = "record of planning"
+VERSION = 1
+FOLDER = "plan"
+#: where nothing has been measured, a step is said to be within this part of its prediction
+UNKNOWN = 0.2
+#: with fewer pairs no interval is made of them
+FEWEST = 5
+_MOST = 500  # pairs, and expectations, that are kept
+_TAIL = 0.1
+_LOCK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What was measured on a machine.
+
+    Attributes:
+        link: between two processes, with its latency for each message.
+        flops: operations in a second on matrices.
+        memory_bytes_per_second: that one processor copies.
+        disk_bytes_per_second: that are written and synchronized.
+        noise: standard deviation of a step's time, as a part of it.
+        step_seconds: that a compiled step of almost nothing takes.
+        machine: what it was.
+    """
+
+    link: Link | None = None
+    flops: float
+    memory_bytes_per_second: float
+    disk_bytes_per_second: float
+    noise: float
+    step_seconds: float
+    machine: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A predicted step and the measured one."""
+
+    key: str
+    predicted: float
+    measured: float
+    time: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything that is known of planning here.
+
+    Attributes:
+        calibration: the last one.
+        expected: key of a command -> predicted seconds of its step.
+        pairs: in the order in which they were measured.
+    """
+
+    calibration: Calibration | None = None
+    expected: Mapping[str, float] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+
+    def calibrated(self, found: Calibration) -> "Record":
+        """Return the record with another calibration."""
+        return dataclasses.replace(self, calibration=found)
+
+    def expecting(self, steps: Mapping[str, float]) -> "Record":
+        """Return the record with predictions of commands."""
+        kept = {**{key: value for key, value in self.expected.items() if key not in steps}, **steps}
+        return dataclasses.replace(self, expected=dict(list(kept.items())[-_MOST:]))
+
+    def measured(self, key: str, seconds: float, time: str) -> "Record":
+        """Return the record with the measured step of a command, if it was predicted."""
+        predicted = self.expected.get(key)
+        if predicted is None or not seconds > 0:
+            return self
+        pair = Pair(key=key, predicted=predicted, measured=seconds, time=time)
+        return dataclasses.replace(self, pairs=(*self.pairs, pair)[-_MOST:])
+
+    def factors(self) -> tuple[float, float]:
+        """Return by what a prediction is multiplied for the lower and the upper end of its interval.
+
+        With n pairs, the next one is between the k-th smallest and the k-th largest ratio with probability
+        1 - 2 k / (n + 1), if it is like them; k is chosen for 80 %, or as near as few pairs allow.
+        """
+        ratios = sorted(one.measured / one.predicted for one in self.pairs if one.predicted > 0)
+        if len(ratios) < FEWEST:
+            return 1 - UNKNOWN, 1 + UNKNOWN
+        place = max(math.floor(_TAIL * (len(ratios) + 1)), 1) - 1
+        return ratios[place], ratios[-1 - place]
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Return the record in a document; an empty one if it is another version's."""
+        content = json.loads(text)
+        if content.get("kind") != KIND or content.get("version") != VERSION:
+            return cls()
+        found = content["calibration"]
+        if found is not None:
+            link = found["link"]
+            found = Calibration(**{**found, "link": None if link is None else Link(**link)})
+        pairs = tuple(Pair(**one) for one in content["pairs"])
+        return cls(calibration=found, expected=content["expected"], pairs=pairs)
+
+
+def key_of(strategy: str, workers: int, words: Sequence[str]) -> str:
+    """Return the key of a command: its strategy, number of workers, and script with arguments."""
+    return json.dumps([strategy, workers, *words])
+
+
+def path_of(environ: Mapping[str, str]) -> Path:
+    return cache.folder(environ) / FOLDER / "record.json"
+
+
+def read(path: Path) -> Record:
+    """Return the record in a file; an empty one if there is none."""
+    try:
+        return Record.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Record()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the record of planning {path} cannot be read ({error}). Remove it: tfdist cache clean {FOLDER}",
+            path=path,
+        ) from error
+
+
+def change(path: Path, changed: Callable[[Record], Record]) -> Record:
+    """Change the record in a file; other processes wait meanwhile, and readers see the old or the new one whole."""
+    root = path.parent.parent
+    cache.make(root, (FOLDER, cache.WORK, "locks"))
+    with cache.locked(root / "locks" / f"{FOLDER}.lock", timeout_seconds=_LOCK_SECONDS, on_wait=_silent):
+        found = changed(read(path))
+        with tempfile.TemporaryDirectory(dir=root / cache.WORK) as folder:
+            written = Path(folder, "record.json")
+            written.write_text(found.to_json(), encoding="utf-8")
+            os.replace(written, path)
+    return found
+
+
+def _silent(holder: str) -> Any:
+    return holder

@@ -1,0 +1,384 @@
+"""One row for each number of workers: the fastest method, its time, price and command; and which one to take.
+
+Loads no TensorFlow.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfdist import validation
+from tfdist.errors import ConfigError
+from tfdist.planner.device_kinds import DeviceKind
+from tfdist.planner.layer_profile import Profile
+from tfdist.planner.scaling.host_network import HostNetwork
+from tfdist.planner.scaling.job_cost import Cost, Price, cost, more_examples
+from tfdist.planner.scaling.job_steps import EXACT, METHODS, MOST_IN_PIPELINES, TERMS, Job, StepTime, predict
+from tfdist.planner.scaling.plan_record import UNKNOWN
+
+_MOST_WORKERS = 1 << 20
+_MILLION = 1e6
+#: below it a row says that most of its devices' time is lost
+_LEAST_EFFICIENCY = 0.5
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """Return the numbers of workers that a text means: 8, or 1,2,6, or 1..1024, which doubles.
+
+    Example:
+        >>> numbers_of("1..12"), numbers_of("2,3")
+        ((1, 2, 4, 8, 12), (2, 3))
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
+    parts = found.groups() if found else text.split(",")
+    hint = "Write 8, or 1,2,6, or 1..1024, which doubles."
+    numbers = [validation.parse_integer("--workers", one, minimum=1, maximum=_MOST_WORKERS, hint=hint) for one in parts]
+    if not found:
+        return tuple(sorted(set(numbers)))
+    low, high = numbers
+    if low > high:
+        raise ConfigError(f"--workers is {text!r}, which falls. {hint}", name="--workers", received=text)
+    doubled = [low << place for place in range((high // low).bit_length())]
+    return tuple(sorted({*doubled, high}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked.
+
+    Attributes:
+        profile: of the model.
+        network: between workers.
+        device: of each worker.
+        workers: the numbers to try.
+        prices: on demand, and of capacity that may be taken away.
+        methods: to choose from; by default those that train to the weights of one device.
+        grows: whether each worker keeps the batch of one device; else the batch is the same for all.
+        noise: standard deviation of a worker's computing time, as a part of it.
+        examples: of an epoch; None: times are of a million examples.
+        epochs: to train.
+        noise_scale: of gradients, in examples: it says how many more examples a larger batch needs.
+        deadline_seconds, budget: that a training may take.
+        save_seconds: that a save takes.
+        factors: by what a prediction is multiplied for the ends of its interval.
+        script: the words of the command.
+    """
+
+    profile: Profile
+    network: HostNetwork
+    device: DeviceKind = dataclasses.field(default_factory=DeviceKind)
+    workers: tuple[int, ...] = (1,)
+    prices: tuple[Price, ...] = (Price(),)
+    methods: tuple[str, ...] = EXACT
+    grows: bool = False
+    noise: float = 0.0
+    examples: int | None = None
+    epochs: float = 1.0
+    noise_scale: float | None = None
+    deadline_seconds: float | None = None
+    budget: float | None = None
+    save_seconds: float = 1.0
+    factors: tuple[float, float] = (1 - UNKNOWN, 1 + UNKNOWN)
+    script: tuple[str, ...] = ("train.py",)
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            validation.one_of("method", method, METHODS)
+        if self.examples is not None:
+            validation.integer("examples", self.examples, minimum=1)
+        validation.number("epochs", self.epochs, above=0)
+        if self.noise_scale is not None:
+            validation.number("noise_scale", self.noise_scale, above=0)
+        if self.budget is not None:
+            validation.number("budget", self.budget, above=0)
+
+    def batch(self, workers: int) -> int:
+        """Return the examples of a step over so many workers."""
+        return self.profile.batch * (workers if self.grows else 1)
+
+    @property
+    def needed(self) -> float:
+        """The examples of a training with the batch of the profile."""
+        return _MILLION if self.examples is None else self.examples * self.epochs
+
+    @cached_property
+    def alone(self) -> StepTime:
+        """The step of one device."""
+        return predict(Job(profile=self.profile, network=self.network, device=self.device, method="one device"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A job, and what it takes.
+
+    Attributes:
+        job: with its method and number of workers.
+        step: of it.
+        low, high: ends of the interval of a step's seconds.
+        efficiency: examples in a second over those of as many devices alone.
+        epoch_seconds: without failures; of a million examples where an epoch's are not known.
+        cost: of the whole training.
+        price: at which.
+        fits: whether each device has enough memory.
+        meets: whether deadline and budget are met.
+        command: that runs it.
+    """
+
+    job: Job
+    step: StepTime
+    low: float
+    high: float
+    efficiency: float
+    epoch_seconds: float
+    cost: Cost
+    price: Price
+    fits: bool
+    meets: bool
+    command: str
+
+    @property
+    def is_spot(self) -> bool:
+        return self.price.factor != 1
+
+    @property
+    def name(self) -> str:
+        spot = ", spot" if self.is_spot else ""
+        return f"{self.job.workers} x {self.job.method}{spot}" if self.job.workers > 1 else f"one device{spot}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingReport:
+    """The rows of a request.
+
+    Attributes:
+        rows: by number of workers and price: the fastest method that fits, or the fastest.
+        others: the other methods.
+        left_out: numbers of workers that have no example each.
+    """
+
+    request: Request
+    rows: tuple[Row, ...]
+    others: tuple[Row, ...]
+    left_out: tuple[int, ...]
+
+    @property
+    def has_limit(self) -> bool:
+        return self.request.deadline_seconds is not None or self.request.budget is not None
+
+    @property
+    def best(self) -> Row | None:
+        """The row to take.
+
+        With a deadline: the fewest workers that meet it, and of these the lowest price. With a budget alone: the
+        fastest. Without either: the fastest whose devices spend at least half of their time on training.
+        """
+        fitting = [one for one in self.rows if one.fits and one.meets and one.cost.seconds < math.inf]
+        if self.request.deadline_seconds is not None:
+            return min(fitting, key=lambda one: (one.job.workers, one.cost.price), default=None)
+        if self.request.budget is None:
+            fitting = [one for one in fitting if one.efficiency >= _LEAST_EFFICIENCY] or fitting
+        return min(fitting, key=lambda one: (one.cost.seconds, one.job.workers, one.cost.price), default=None)
+
+    def verdict(self) -> str:
+        """Return in sentences what to do."""
+        best, request = self.best, self.request
+        if best is None:
+            fitting = [one for one in self.rows if one.fits]
+            if not fitting:
+                return "The model fits on no device. Plan a pipeline, a smaller batch, or devices with more memory."
+            near = min(fitting, key=lambda one: (one.cost.seconds, one.cost.price))
+            cheap = min(fitting, key=lambda one: (one.cost.price, one.cost.seconds))
+            cheapest = f"; the cheapest, {cheap.name}, costs {cheap.cost.price:,.2f}" if cheap.cost.price else ""
+            return (
+                f"Nothing meets the limits: the fastest, {near.name}, takes {shown_seconds(near.cost.seconds)} for "
+                f"{near.cost.price:,.2f}{cheapest}. Give more workers, a faster link, a later deadline or more budget."
+            )
+        part = getattr(best.step, best.step.dominant) / best.step.seconds if best.step.seconds else 0.0
+        takes = f"{shown_seconds(best.cost.seconds)}{f' for {best.cost.price:,.2f}' if best.cost.price else ''}"
+        what = "the training" if request.examples is not None else "a million examples"
+        if best.job.workers == 1:
+            why = "One device meets the limits: do not distribute" if self.has_limit else "More workers do not pay here"
+            return f"{why}. {what.capitalize()} takes {takes}{_saving(best)}."
+        chosen = "The smallest set-up that meets the limits" if self.has_limit else "The fastest that pays"
+        return (
+            f"{chosen} is {best.name}: {what} takes {takes}, and {part:.0%} of a step is {best.step.dominant}"
+            f"{_saving(best)}."
+        )
+
+    def to_json(self) -> str:
+        """Return everything for programs; infinite numbers are null."""
+        request = self.request
+        rows = [_content(one) for one in (*self.rows, *self.others)]
+        return json.dumps(
+            {
+                "version": 1,
+                "model": request.profile.model,
+                "batch": request.profile.batch,
+                "device": {"name": request.device.name, "speed": request.device.speed},
+                "network": {
+                    "link": dataclasses.asdict(request.network.link),
+                    "per_host": request.network.per_host,
+                    "inside": request.network.inside and dataclasses.asdict(request.network.inside),
+                },
+                "examples": request.examples,
+                "epochs": request.epochs,
+                "grows": request.grows,
+                "noise": request.noise,
+                "save_seconds": request.save_seconds,
+                "best": None if self.best is None else self.rows.index(self.best),
+                "rows": rows[: len(self.rows)],
+                "others": rows[len(self.rows) :],
+                "left_out": self.left_out,
+                "verdict": self.verdict(),
+            },
+            indent=2,
+        )
+
+
+def plan_scaling(request: Request) -> ScalingReport:
+    """Return the rows for all numbers of workers of a request."""
+    chosen, others, left_out = list[Row](), list[Row](), list[int]()
+    for workers in request.workers:
+        if request.batch(workers) < workers:
+            left_out.append(workers)
+            continue
+        jobs = [job for method in _methods(request, workers) if (job := _job(request, method, workers)) is not None]
+        for price in request.prices:
+            rows = sorted(
+                (_row(request, job, price) for job in jobs),
+                key=lambda one: (not one.fits, one.cost.seconds, METHODS.index(one.job.method)),
+            )
+            chosen += rows[:1]
+            others += rows[1:]
+    if not chosen:
+        raise ConfigError(
+            f"none of {', '.join(map(str, request.workers))} workers can run {', '.join(request.methods)} with "
+            f"{request.batch(1)} examples in a step. Ask for fewer workers, another method, or a batch that grows.",
+            name="workers",
+            received=request.workers,
+        )
+    return ScalingReport(request=request, rows=tuple(chosen), others=tuple(others), left_out=tuple(left_out))
+
+
+def _methods(request: Request, workers: int) -> list[str]:
+    if workers == 1:
+        return ["one device"]
+    return [one for one in request.methods if one != "one device"]
+
+
+def _job(request: Request, method: str, workers: int) -> Job | None:
+    if method == "pipeline" and workers > MOST_IN_PIPELINES:
+        return None
+    job = Job(
+        profile=request.profile,
+        network=request.network,
+        device=request.device,
+        method=method,
+        workers=workers,
+        batch=request.batch(workers),
+        noise=request.noise,
+        servers=max(workers // 4, 1),
+    )
+    return None if method == "pipeline" and job.pipeline is None else job
+
+
+def _row(request: Request, job: Job, price: Price) -> Row:
+    step = predict(job)
+    more = more_examples(job.examples, request.batch(1), request.noise_scale)
+    examples = 1e6 if request.examples is None else request.examples
+    epoch = examples / job.examples * step.seconds
+    devices = job.workers + (job.servers if job.method == "parameter-server" else 0)
+    found = cost(request.needed / job.examples * step.seconds * more, devices, price, save_seconds=request.save_seconds)
+    late = request.deadline_seconds is not None and found.seconds > request.deadline_seconds
+    dear = request.budget is not None and found.price > request.budget
+    alone = request.alone.seconds / request.batch(1)
+    return Row(
+        job=job,
+        step=step,
+        low=step.seconds * request.factors[0],
+        high=step.seconds * request.factors[1],
+        efficiency=alone * job.examples / (job.workers * step.seconds) if step.seconds else 1.0,
+        epoch_seconds=epoch,
+        cost=found,
+        price=price,
+        fits=job.memory_bytes <= job.device.memory_bytes,
+        meets=not (late or dear),
+        command=command_of(job, request.script),
+    )
+
+
+def command_of(job: Job, script: Sequence[str]) -> str:
+    """Return the line for a shell that runs a job."""
+    if job.workers == 1:
+        return shlex.join(["python", *script])
+    if job.method == "pipeline":
+        assert job.pipeline is not None
+        return job.pipeline.command(script)
+    more = {
+        "local-sgd": ["--synchronization", f"local-sgd:every={job.every}"],
+        "parameter-server": ["--parameter-servers", str(job.servers)],
+    }.get(job.method, [])
+    words = ["tfdist", "run", "--strategy", strategy_of(job.method), "-n", str(job.workers), *more, *script]
+    code = f"  # DistributedOptimizer(..., compression=PowerSGD(rank={job.rank}))" if job.method == "powersgd" else ""
+    return shlex.join(words) + code
+
+
+def strategy_of(method: str) -> str:
+    """Return the strategy that runs a method with several workers."""
+    named = {"sharded": "sharded-data-parallel", "pipeline": "pipeline", "parameter-server": "parameter-server"}
+    return named.get(method, "multi-worker")
+
+
+def shown_seconds(seconds: float) -> str:
+    """Format a time in the unit that fits.
+
+    Example:
+        >>> shown_seconds(0.0123), shown_seconds(5400), shown_seconds(float("inf"))
+        ('12.3 ms', '1.5 h', 'never')
+    """
+    if seconds == math.inf:
+        return "never"
+    for unit, size in (("d", 86400.0 * 2), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= size:
+            return f"{seconds / (86400.0 if unit == 'd' else size):.3g} {unit}"
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _saving(row: Row) -> str:
+    if row.cost.interval_seconds is None:
+        return ""
+    return f"; save every {shown_seconds(row.cost.interval_seconds)}, {row.cost.useful:.0%} of the time is useful"
+
+
+def _content(one: Row) -> dict[str, Any]:
+    def finite(value: float | None) -> float | None:
+        return None if value is None or not math.isfinite(value) else value
+
+    return {
+        "workers": one.job.workers,
+        "method": one.job.method,
+        "spot": one.is_spot,
+        "batch": one.job.examples,
+        "step_seconds": one.step.seconds,
+        "interval": [one.low, one.high],
+        "terms": {name: getattr(one.step, name) for name in TERMS},
+        "hidden_seconds": one.step.hidden,
+        "dominant": one.step.dominant,
+        "efficiency": one.efficiency,
+        "examples_per_second": one.job.examples / one.step.seconds if one.step.seconds else None,
+        "epoch_seconds": one.epoch_seconds,
+        "training_seconds": finite(one.cost.seconds),
+        "price": finite(one.cost.price),
+        "useful": one.cost.useful,
+        "save_interval_seconds": one.cost.interval_seconds,
+        "memory_bytes": finite(one.job.memory_bytes),
+        "fits": one.fits,
+        "meets": one.meets,
+        "command": one.command,
+    }

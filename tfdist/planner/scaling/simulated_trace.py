@@ -1,0 +1,57 @@
+"""Simulated steps as a chrome trace, for Perfetto and chrome://tracing. Loads no TensorFlow."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tfdist.planner.scaling.event_queue import ring_messages
+from tfdist.planner.scaling.job_simulator import Scenario, StepModel
+from tfdist.planner.scaling.job_steps import Job
+
+_STEPS, _SENDS = 0, 1
+_MOST_MESSAGES = 16  # workers whose messages are shown one by one
+
+
+def trace_of(job: Job, scenario: Scenario, *, steps: int = 10, workers: int = 16) -> str:
+    """Return the first steps of the first workers as a chrome trace; sums of few workers message by message."""
+    model = StepModel(job, scenario.slow)
+    factors = model.computing(np.random.default_rng(scenario.seed), min(steps, scenario.steps))
+    shown = min(workers, job.workers)
+    names = [("process_name", worker, None, f"worker {worker}") for worker in range(shown)]
+    rows = [("thread_name", worker, row, name) for worker in range(shown) for row, name in enumerate(("step", "sends"))]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": kind, "pid": pid, **({} if tid is None else {"tid": tid}), "args": {"name": name}}
+        for kind, pid, tid, name in [*names, *rows]
+    ]
+    begin = 0.0
+    for number, (row, length) in enumerate(zip(factors, model.lengths(factors), strict=True)):
+        for worker, name, tid, first, last in _spans(model, row, float(length)):
+            if worker < shown and last > first:
+                found = {"ph": "X", "name": name, "pid": worker, "tid": tid, "args": {"step": number}}
+                events.append({**found, "ts": 1e6 * (begin + first), "dur": 1e6 * (last - first)})
+        begin += float(length)
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tuple[int, str, int, float, float]]:
+    """Yield worker, name, row, begin and end of all that a step is made of."""
+    job, last = model.job, float(factors.max())
+    computed = [model.compute * float(factor) for factor in factors]
+    done = max(computed)
+    for worker, end in enumerate(computed):
+        yield worker, "compute", _STEPS, 0.0, end
+        yield worker, "waits for the last worker", _STEPS, end, done
+        yield worker, "reduction, update and rest", _STEPS, done, length
+    network, free, sums = job.network, 0.0, list(job.buckets(job.wire_bytes()))
+    is_ring = network.inside is None and not network.has_trees and job.workers <= _MOST_MESSAGES
+    for number, (ready, needed) in enumerate(model.buckets):
+        begins = [max(free, ready * float(factor)) for factor in factors]
+        free = max(free, ready * last) + needed
+        if is_ring and job.method != "sharded":
+            for one in ring_messages(network.link, sums[number][1], begins):
+                yield one.sender, f"bucket {number}, turn {one.turn}", _SENDS, one.begin, one.end
+        else:
+            for worker, start in enumerate(begins):
+                yield worker, f"bucket {number}", _SENDS, start, free

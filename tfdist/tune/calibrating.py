@@ -1,0 +1,155 @@
+"""Measure what predictions are made of: link, matrices, memory, disk, messages and steps.
+
+    tfdist run -n 4 --hosts hosts.txt -m tfdist.tune.calibrating
+
+does it between the workers of a job, for the record of the machine of the first one.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.jobs.placement.worker_environment import WorkerSession
+from tfdist.planner import machine
+from tfdist.planner.planner_link import Link
+from tfdist.planner.scaling import plan_record
+from tfdist.planner.scaling.plan_record import Calibration
+
+_SECONDS = 120.0
+_LINK_BYTES = 16 << 20
+_LINK_SECONDS = 2.0
+_SIDE = 1024
+_BLOCK = 64 << 20
+_ENOUGH_SECONDS = 0.5
+_STEPS = 60
+_OF_QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
+
+
+def calibration(say: Callable[[str], None]) -> Calibration:
+    """What this machine has: its matrices, memory and disk, and the link between two of its processes."""
+    say("matrices, memory and disk")
+    alone = _of_machine(is_local=True)
+    say("two processes")
+    with WorkerSession("multi-worker", workers=2).pool as pool:
+        replies = pool.call("tfdist.tune.calibrating:costs_of_worker", {}, timeout_seconds=_SECONDS)
+    failed = next((reply for reply in replies if reply.status != "returned"), None)
+    if failed is not None:
+        raise TfdistError(f"the costs of two processes were not measured: {failed.message}")
+    return _with_costs(alone, replies[0].value, is_local=True)
+
+
+def _of_machine(*, is_local: bool) -> dict[str, Any]:
+    return {
+        "flops": matrix_rate(),
+        "memory_bytes_per_second": _copy_rate(),
+        "disk_bytes_per_second": _disk_rate(),
+        "machine": {**machine.describe(), "link": "two processes of this host" if is_local else "workers of a job"},
+    }
+
+
+def _with_costs(given: dict[str, Any], costs: dict[str, float], *, is_local: bool) -> Calibration:
+    link = Link(latency_seconds=costs["latency_seconds"], bytes_per_second=costs["bytes_per_second"], is_local=is_local)
+    return Calibration(link=link, noise=costs["noise"], step_seconds=costs["step_seconds"], **given)
+
+
+def matrix_rate() -> float:
+    """Operations in a second on matrices of float32, on all processors."""
+    one = np.ones((_SIDE, _SIDE), np.float32)
+    result = np.empty_like(one)
+    return 2 * _SIDE**3 / _least(lambda: np.matmul(one, one, out=result))
+
+
+def _copy_rate() -> float:
+    source = np.ones(_BLOCK // 8)
+    target = np.empty_like(source)
+    return _BLOCK / _least(lambda: np.copyto(target, source))
+
+
+def _disk_rate() -> float:
+    """Bytes in a second that are written and synchronized, in the folder of the cache."""
+    block, place = b"\1" * _BLOCK, plan_record.path_of(os.environ).parent
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=place) as file:
+        began = time.perf_counter()
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return _BLOCK / (time.perf_counter() - began)
+
+
+def _least(call: Callable[[], object]) -> float:
+    """The shortest time of a call, of as many as fit into half a second."""
+    call()
+    found, until = list[float](), time.perf_counter() + _ENOUGH_SECONDS
+    while not found or time.perf_counter() < until:
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def costs_of_worker() -> dict[str, float]:
+    """The link between the workers of this job, a step of almost nothing, and by how much steps differ."""
+    import tensorflow as tf
+
+    from tfdist import strategies
+    from tfdist.collectives.link_measuring import measured_link
+
+    strategy: Any = strategies.from_environment()
+    link = measured_link(strategy.workers.collective, _LINK_BYTES, seconds=_LINK_SECONDS)
+
+    @tf.function(autograph=False)
+    def product(matrix: tf.Tensor) -> tf.Tensor:
+        return matrix @ matrix
+
+    def step(side: int) -> list[float]:
+        matrix, taken = tf.ones([side, side]), list[float]()
+        product(matrix).numpy()
+        for _ in range(_STEPS):
+            began = time.perf_counter()
+            product(matrix).numpy()
+            taken.append(time.perf_counter() - began)
+        return taken
+
+    nothing, (lower, middle, upper) = (
+        step(1),
+        statistics.quantiles(step(_SIDE // 2)),
+    )
+    return {
+        "latency_seconds": link.latency_seconds,
+        "bytes_per_second": link.bytes_per_second,
+        "step_seconds": statistics.median(nothing),
+        "noise": (upper - lower) / _OF_QUARTILES / middle,
+    }
+
+
+def keep(found: Calibration) -> Path:
+    """Write a calibration into the record of this machine."""
+    path = plan_record.path_of(os.environ)
+    plan_record.change(path, lambda record: record.calibrated(found))
+    return path
+
+
+def main() -> None:
+    """Measure between the workers of this job, and keep it on the machine of the first one."""
+    from tfdist import cluster
+
+    costs = costs_of_worker()
+    own = cluster.from_environment()
+    if own.num_workers < 2:
+        raise TfdistError("this job has one worker and no link. Start it with tfdist run -n 2, or more.")
+    if own.worker_index == 0:
+        path = keep(_with_costs(_of_machine(is_local=False), costs, is_local=False))
+        sys.stdout.write(f"wrote {path}\n")
+
+
+if __name__ == "__main__":
+    main()
