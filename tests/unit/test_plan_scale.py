@@ -33,6 +33,8 @@ CALIBRATION = Calibration(
     disk_bytes_per_second=1e9,
     noise=0.02,
     step_seconds=1e-4,
+    codec_seconds=1e-4,
+    codec_seconds_per_byte=1e-9,
     machine={"processor": "p", "cores": "2", "link": "two processes of this host", "time": "now"},
 )
 

@@ -144,8 +144,10 @@ def test_compressed_gradients_are_factors_of_squares() -> None:
     """A square layer of 1,000 x 1,000 and rank 2: 2 x 2 x 1,000 numbers in place of a million."""
     job = Job(profile=profile_of(0.1, 0.2, [4 * 10**6]), network=network_of(), workers=2, method="powersgd")
     assert job.wire_bytes() == [16_000]
-    slow = dataclasses.replace(job, codec_seconds_per_byte=1e-9)
-    assert predict(slow).codec == pytest.approx(0.004)
+    slow = dataclasses.replace(job, codec_seconds=0.002, codec_seconds_per_byte=1e-9)
+    assert predict(slow).codec == pytest.approx(0.006)
+    late = dataclasses.replace(job, network=network_of(1e30, 0.001))
+    assert predict(late).reduction == pytest.approx(2 * 2 * 0.001)  # one factor after the other
 
 
 @given(

@@ -28,6 +28,7 @@ _LINK_BYTES = 16 << 20
 _LINK_SECONDS = 2.0
 _SIDE = 1024
 _BLOCK = 64 << 20
+_FLOAT_BYTES = 4
 _ENOUGH_SECONDS = 0.5
 _STEPS = 60
 _OF_QUARTILES = 1.349  # standard deviations between the quartiles of a normal distribution
@@ -57,7 +58,8 @@ def _of_machine(*, is_local: bool) -> dict[str, Any]:
 
 def _with_costs(given: dict[str, Any], costs: dict[str, float], *, is_local: bool) -> Calibration:
     link = Link(latency_seconds=costs["latency_seconds"], bytes_per_second=costs["bytes_per_second"], is_local=is_local)
-    return Calibration(link=link, noise=costs["noise"], step_seconds=costs["step_seconds"], **given)
+    kept = {name: value for name, value in costs.items() if name not in ("latency_seconds", "bytes_per_second")}
+    return Calibration(link=link, **{**given, **kept})
 
 
 def matrix_rate() -> float:
@@ -102,9 +104,12 @@ def costs_of_worker() -> dict[str, float]:
 
     from tfdist import strategies
     from tfdist.collectives.link_measuring import measured_link
+    from tfdist.compression import PowerSGD
+    from tfdist.gradients.reduction.codec_plan import agreed_costs
 
     strategy: Any = strategies.from_environment()
     link = measured_link(strategy.workers.collective, _LINK_BYTES, seconds=_LINK_SECONDS)
+    (codec,) = agreed_costs(strategy.workers.collective, [PowerSGD(rank=2)])
 
     @tf.function(autograph=False)
     def product(matrix: tf.Tensor) -> tf.Tensor:
@@ -127,6 +132,8 @@ def costs_of_worker() -> dict[str, float]:
         "latency_seconds": link.latency_seconds,
         "bytes_per_second": link.bytes_per_second,
         "step_seconds": statistics.median(nothing),
+        "codec_seconds": codec.seconds,
+        "codec_seconds_per_byte": codec.seconds_per_element / _FLOAT_BYTES,
         "noise": (upper - lower) / _OF_QUARTILES / middle,
     }
 

@@ -22,6 +22,7 @@ from tfdist.processes.shared_memory import observe_gpus
 #: of a worker's step, where nothing was measured and nothing is said
 ASSUMED_NOISE = 0.03
 _ASSUMED_DISK = 1e9
+_ASSUMED_CODEC = 1e-4, 1e-9
 _LEAST_SAVE = 0.1
 _DIVISORS = (2, 8, 32, 128)  # the times of batches between two that were measured lie on a line
 
@@ -60,12 +61,14 @@ class Surroundings:
         network: between its workers.
         device: of each.
         noise: of a worker's computing.
+        codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
         notes: what was assumed, for the user.
     """
 
     network: HostNetwork
     device: DeviceKind
     noise: float
+    codec: tuple[float, float]
     notes: tuple[str, ...]
 
 
@@ -121,7 +124,8 @@ def surroundings(
         noise = ASSUMED_NOISE if found is None else found.noise
         if found is None:
             notes.append(f"noise: {noise:.0%} is assumed; `tfdist plan calibrate` measures it")
-    return Surroundings(network=network, device=kind, noise=noise, notes=tuple(notes))
+    codec = _ASSUMED_CODEC if found is None else (found.codec_seconds, found.codec_seconds_per_byte)
+    return Surroundings(network=network, device=kind, noise=noise, codec=codec, notes=tuple(notes))
 
 
 def _hosts(text: str | None) -> tuple[int, Link | None]:

@@ -135,6 +135,7 @@ def command(
                 network=around.network,
                 device=around.device,
                 noise=around.noise,
+                codec=around.codec,
                 workers=counts,
                 prices=prices,
                 methods=_methods(asked["methods"]),

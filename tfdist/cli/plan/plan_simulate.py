@@ -109,6 +109,8 @@ def command(
             workers=workers,
             batch=costs.batch * (workers if asked["grows"] else 1),
             noise=around.noise,
+            codec_seconds=around.codec[0],
+            codec_seconds_per_byte=around.codec[1],
             servers=max(workers // 4, 1),
         )
         saving = save_seconds(asked["save"], costs, kept.calibration)

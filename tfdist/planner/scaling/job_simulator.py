@@ -96,14 +96,12 @@ class StepModel:
         self._reduction = found.reduction
         is_reducing = job.workers > 1 and job.method in ("data", "powersgd", "sharded")
         overlaps = is_reducing and not job.network.is_local(job.workers)
-        part = 0.5 if job.method == "sharded" else 1.0
         ready = job.ready_seconds() if overlaps else []
-        network = job.network
         self.buckets = [
-            (ready[place], part * network.all_reduce_seconds(size, job.workers))
+            (ready[place], job.bucket_seconds(size))
             for place, size in (job.buckets(job.wire_bytes()) if overlaps else ())
         ]
-        gathered = network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
+        gathered = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
         self.gathered = gathered if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:

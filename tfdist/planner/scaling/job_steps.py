@@ -82,7 +82,8 @@ class Job:
         every: steps between two means of the weights (local-sgd).
         servers: how many hold the weights (parameter-server).
         rank: of the factors (powersgd).
-        codec_seconds_per_byte: of gradients, to compress and restore them (powersgd).
+        codec_seconds: to compress and restore a layer's gradients, whatever their size (powersgd).
+        codec_seconds_per_byte: and for each byte of them.
     """
 
     profile: Profile
@@ -96,13 +97,14 @@ class Job:
     every: int = 8
     servers: int = 1
     rank: int = 2
+    codec_seconds: float = 0.0
     codec_seconds_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         validation.one_of("method", self.method, METHODS)
         for name in ("workers", "bucket_bytes", "every", "servers", "rank"):
             validation.integer(name, getattr(self, name), minimum=1)
-        for name in ("noise", "codec_seconds_per_byte"):
+        for name in ("noise", "codec_seconds", "codec_seconds_per_byte"):
             validation.number(name, getattr(self, name), minimum=0)
         hint = f"Each of the {self.workers} workers needs an example of a step."
         validation.integer("batch", self.examples, minimum=self.workers, hint=hint)
@@ -188,6 +190,13 @@ class Job:
                 yield place, sent
                 held = sent = 0.0
 
+    def bucket_seconds(self, size: float) -> float:
+        """Return the seconds in which a bucket of so many bytes is reduced: to parts (sharded), or by factors."""
+        if self.method == "powersgd":  # the second factor is made of the sum of the first one
+            return 2 * self.network.all_reduce_seconds(size / 2, self.workers)
+        whole = self.network.all_reduce_seconds(size, self.workers)
+        return whole / 2 if self.method == "sharded" else whole
+
     def ready_seconds(self) -> list[float]:
         """Return for each layer when its gradients are there, from the begin of the step."""
         now = math.fsum(forward for forward, _ in self.layer_seconds)
@@ -227,8 +236,10 @@ def _one_device(job: Job) -> StepTime:
 
 def _data(job: Job) -> StepTime:
     one = _one_device(job)
-    codec = job.codec_seconds_per_byte * job.profile.parameter_bytes if job.method == "powersgd" else 0.0
-    late, hidden = _reduction(job, 1.0)
+    codec, sizes = 0.0, [one.parameter_bytes for one in job.profile.layers if one.parameter_bytes]
+    if job.method == "powersgd":
+        codec = (job.codec_seconds * len(sizes) + job.codec_seconds_per_byte * sum(sizes)) / job.device.speed
+    late, hidden = _reduction(job)
     late_of_all = waiting(job.workers, job.noise) * one.compute
     return dataclasses.replace(one, stragglers=late_of_all, reduction=late, codec=codec, hidden=hidden)
 
@@ -236,16 +247,15 @@ def _data(job: Job) -> StepTime:
 def _sharded(job: Job) -> StepTime:
     """Stage 1: gradients are reduced to parts while they are made, each worker updates its part, and all gather."""
     one = _data(job)
-    late, hidden = _reduction(job, 0.5)
     gathered = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
-    return dataclasses.replace(one, reduction=late + gathered, hidden=hidden, update=one.update / job.workers)
+    return dataclasses.replace(one, reduction=one.reduction + gathered, update=one.update / job.workers)
 
 
-def _reduction(job: Job, part: float) -> tuple[float, float]:
-    """The seconds of reducing that go on after the backward pass, and those behind it; of a part of an all_reduce."""
+def _reduction(job: Job) -> tuple[float, float]:
+    """The seconds of reducing that go on after the backward pass, and those behind it."""
     ready, end, total = job.ready_seconds(), 0.0, 0.0
     for place, size in job.buckets(job.wire_bytes()):
-        needed = part * job.network.all_reduce_seconds(size, job.workers)
+        needed = job.bucket_seconds(size)
         end, total = max(end, ready[place]) + needed, total + needed
     if job.network.is_local(job.workers):
         return total, 0.0

@@ -41,6 +41,7 @@ class Calibration:
         disk_bytes_per_second: that are written and synchronized.
         noise: standard deviation of a step's time, as a part of it.
         step_seconds: that a compiled step of almost nothing takes.
+        codec_seconds, codec_seconds_per_byte: that PowerSGD takes for a layer's gradients, and for each byte of them.
         machine: what it was.
     """
 
@@ -50,6 +51,8 @@ class Calibration:
     disk_bytes_per_second: float
     noise: float
     step_seconds: float
+    codec_seconds: float
+    codec_seconds_per_byte: float
     machine: dict[str, str] = field(default_factory=dict)
 
 

@@ -61,6 +61,7 @@ class Request:
         methods: to choose from; by default those that train to the weights of one device.
         grows: whether each worker keeps the batch of one device; else the batch is the same for all.
         noise: standard deviation of a worker's computing time, as a part of it.
+        codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
         examples: of an epoch; None: times are of a million examples.
         epochs: to train.
         noise_scale: of gradients, in examples: it says how many more examples a larger batch needs.
@@ -78,6 +79,7 @@ class Request:
     methods: tuple[str, ...] = EXACT
     grows: bool = False
     noise: float = 0.0
+    codec: tuple[float, float] = (0.0, 0.0)
     examples: int | None = None
     epochs: float = 1.0
     noise_scale: float | None = None
@@ -283,6 +285,8 @@ def _job(request: Request, method: str, workers: int) -> Job | None:
         workers=workers,
         batch=request.batch(workers),
         noise=request.noise,
+        codec_seconds=request.codec[0],
+        codec_seconds_per_byte=request.codec[1],
         servers=max(workers // 4, 1),
     )
     return None if method == "pipeline" and job.pipeline is None else job

@@ -49,7 +49,7 @@ def _spans(model: StepModel, factors: np.ndarray, length: float) -> Iterator[tup
     for number, (ready, needed) in enumerate(model.buckets):
         begins = [max(free, ready * float(factor)) for factor in factors]
         free = max(free, ready * last) + needed
-        if is_ring and job.method != "sharded":
+        if is_ring and job.method == "data":
             for one in ring_messages(network.link, sums[number][1], begins):
                 yield one.sender, f"bucket {number}, turn {one.turn}", _SENDS, one.begin, one.end
         else:
