@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 from tests.integration.forks import HELD, KERNEL, OPTIMIZED, PATCHES, SERVER, TAKEN_APART, Fork, Forks, Jobs, wait_for
@@ -73,6 +74,13 @@ class Probes(Tasks):
         file = importlib.import_module(module).__file__
         assert file is not None
         return super().Popen([python, __file__, os.getcwd(), "0", file, *arguments], env=env, stdout=stdout)
+
+
+def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
+    """Let modules start their processes otherwise; one that starts none any more would cost minutes, unseen."""
+    for module in modules:
+        assert hasattr(module, "subprocess"), f"{module.__name__} starts no process: what has taken that over?"
+        vars(module)["subprocess"] = replacement
 
 
 def forked_server() -> ForkServer | None:
@@ -175,14 +183,13 @@ def run_tfdist(arguments: list[str]) -> None:
 
     if arguments[0] in ("chaos", "tune", "verify"):  # which start `tfdist run`
         from tfdist.cli import chaos_command
-        from tfdist.tune import batch_trial
-        from tfdist.verify.proof import proving
+        from tfdist.jobs.process import job_command
 
-        chaos_command.subprocess = batch_trial.subprocess = proving.subprocess = Jobs(server)  # type: ignore[assignment]
+        replace_subprocess(Jobs(server), chaos_command, job_command)
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 
-        profiling.subprocess = Probes(server)  # type: ignore[assignment]
+        replace_subprocess(Probes(server), profiling)
 
     with with_workers_in_forks(server):
         main(arguments, prog_name="tfdist")
@@ -216,7 +223,7 @@ def with_tasks_in_forks(run: Callable[[], None]) -> None:
 
     if (server := forked_server()) is None:
         return
-    local_tasks.subprocess = Tasks(server)  # type: ignore[assignment]
+    replace_subprocess(Tasks(server), local_tasks)
     try:
         run()
     finally:
