@@ -8,6 +8,7 @@ from tfdist.bench.suite import Quartiles, Report, Suite, Table, Told, in_turns, 
 from tfdist.bench.workers import lanes
 from tfdist.bench.workers.slow_network import RATES, EmulatedLink, network
 from tfdist.cli.bench.suite_command import suite_command
+from tfdist.gradients.outer import meeting_schedules
 from tfdist.planner import machine
 
 __all__ = ["ARMS", "PEER", "SeldomBench", "SeldomReport", "command"]
@@ -18,6 +19,7 @@ ARMS = (PEER, "powersgd", "auto", "alone", "seldom")
 #: steps in which nothing travels
 ALONE = "alone"
 _TRAINING = "benchmarks.links.seldom_training"
+_SCHEDULE = "diloco:every=25,fragments=5,delay=2,wire=int4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class SeldomBench(Suite):
     \b
     every step, powersgd, auto   reductions in every step: whole, and by codecs
     alone                        workers never meet: what steps compute
-    seldom                       DiLoCo: outer steps, with five bits for each number
+    seldom                       by the schedule; of DiLoCo, int4 sends five bits for each number
 
     Bytes and the most of them in a second, the peak, are those that a worker's interface sends during steps. Accuracy
     is that of the mean of the weights. Seconds are without the first steps, which trace. Computing compares steps with
@@ -39,9 +41,7 @@ class SeldomBench(Suite):
     delay_ms: float = option(25.0, "Of a packet; a round trip takes two.", minimum=0)
     width: int = option(1024, "Of the hidden layers; 1024 makes 2.2 M weights, 3500 makes 25 M.")
     batch_size: int = option(64, "Of all workers.")
-    every: int = option(25, "Steps between exchanges of a part of the weights.")
-    fragments: int = option(5, "Parts, exchanged in turn.")
-    delay: int = option(2, "Steps while a part travels.", minimum=0)
+    schedule: str = option(_SCHEDULE, "How seldom workers meet.", metavar="SCHEDULE")
     steps: int = option(25, "Between two looks at the accuracy.")
     checks: int = option(6, "Looks at the accuracy.")
     task: str = option("digits", "What is learned.", choices=("digits", "text"))
@@ -50,13 +50,17 @@ class SeldomBench(Suite):
     rounds: int = option(1, "Trainings in each way, with other seeds.")
     by_class: bool = option(False, "Give each worker classes of its own.", kind=bool, minimum=None)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        meeting_schedules.parse(self.schedule, name="schedule")
+
     def run(self, told: Told = untold) -> "SeldomReport":
         link = EmulatedLink(rate=self.rate, delay_ms=self.delay_ms)
         with machine.observed() as about, network(link, self.workers) as joined:
             one = {"TF_NUM_INTEROP_THREADS": "2"}
             with lanes.Lane("multi-worker", workers=self.workers, network=joined, environment=one) as lane:
                 told("starting")
-                lane.call(f"{_TRAINING}:prepare", every=self.every, fragments=self.fragments, delay=self.delay)
+                lane.call(f"{_TRAINING}:prepare", schedule=self.schedule)
 
                 def train(arm: str, number: int) -> Training:
                     found = lane.call(
@@ -197,9 +201,8 @@ class SeldomReport(Report):
         yield (
             f"{setup.task}, three hidden layers of {setup.width}; {setup.workers} workers behind links of "
             f"{setup.rate} with {setup.delay_ms:g} ms each way, global batch {setup.batch_size}"
-            f"{', classes of its own for each worker' if setup.by_class else ''}; every {setup.every} steps, "
-            f"{setup.fragments} fragments, delay {setup.delay}; {setup.steps * setup.checks} steps, {setup.rounds} "
-            "seeds; medians."
+            f"{', classes of its own for each worker' if setup.by_class else ''}; {setup.schedule}; "
+            f"{setup.steps * setup.checks} steps, {setup.rounds} seeds; medians."
         )
         yield self.ran_on()
 

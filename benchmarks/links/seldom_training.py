@@ -13,7 +13,7 @@ from benchmarks.links.seldom_data import TASKS
 from tfdist.bench.workers import slow_network
 from tfdist.compression import PowerSGD
 from tfdist.optimizers import DistributedOptimizer
-from tfdist.strategies import DiLoCo, LocalSGD, MultiWorkerMirroredStrategy
+from tfdist.strategies import LocalSGD, MultiWorkerMirroredStrategy
 
 __all__ = ["Trained", "prepare", "train"]
 
@@ -39,9 +39,8 @@ class Trained(NamedTuple):
     stepping: list[float]
 
 
-def prepare(every: int, fragments: int, delay: int) -> None:
+def prepare(schedule: str) -> None:
     """Make the strategies, before TensorFlow starts."""
-    schedule = DiLoCo(every=every, fragments=fragments, delay=delay, wire="int4")
     _strategies["seldom"] = MultiWorkerMirroredStrategy(synchronization=schedule)
     _strategies["alone"] = MultiWorkerMirroredStrategy(synchronization=LocalSGD(every=1 << 29))
     _strategies["every step"] = MultiWorkerMirroredStrategy()

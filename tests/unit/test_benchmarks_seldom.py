@@ -37,7 +37,7 @@ def test_what_workers_see_becomes_one_training() -> None:
     assert found == Training(seconds=[1.5, 2.0], accuracy=[0.5, 0.6], bytes=[20, 30], peak=9.0, stepping=[1.0, 1.2])
 
 
-@pytest.mark.parametrize("options", [{"rate": "3mbit"}, {"workers": 1}, {"delay_ms": -1.0}])
+@pytest.mark.parametrize("options", [{"rate": "3mbit"}, {"workers": 1}, {"delay_ms": -1.0}, {"schedule": "diloco"}])
 def test_links_and_workers_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         SeldomBench(**options)  # type: ignore[arg-type]
