@@ -182,6 +182,18 @@ def test_replicas_of_a_worker_reduce_in_every_step_of_a_ring(forking: Forks) -> 
         assert seen["history"] == found[0]["history"]
 
 
+def test_workers_of_a_group_reduce_in_every_step(forking: Forks) -> None:
+    """Two groups of two, which the simulation has as two models; also while a fragment travels between all."""
+    with start(forking, 4) as pool:
+        found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=True, inside=2)
+        outer = call(pool, "trained", synchronization="diloco:every=6,fragments=2,delay=2,inside=2", optimizer="adam")
+    for seen in found:
+        same(seen["weights"], seen["simulated"])
+        assert seen["history"] == found[0]["history"]
+    for seen in outer:
+        assert seen == outer[0]
+
+
 def test_callbacks_see_the_mean_and_decide_at_meetings(pools: dict[int, WorkerPool]) -> None:
     one, other = call(pools[2], "manners")
     assert one["shown"] == other["shown"]
@@ -207,6 +219,7 @@ def test_what_cannot_meet_seldom_is_refused(pools: dict[int, WorkerPool]) -> Non
             "own eager loop": ["UnsupportedError", "synchronization"],
             "eager": ["UnsupportedError", "run_eagerly"],
             "on batch": ["UnsupportedError", "synchronization"],
+            "island": ["ConfigError", "inside"],
             "sharded": ["ConfigError", "synchronization"],
             "mirrored": ["ConfigError", "synchronization"],
             "codec": ["ConfigError", "wire"],

@@ -117,6 +117,9 @@ def test_texts_and_values_are_the_same() -> None:
         every=8, average_moments=False
     )
     assert meeting_schedules.require(LocalSGD(every=8)) == LocalSGD(every=8)
+    grouped = meeting_schedules.require("local-sgd:every=8,inside=4")
+    assert grouped == LocalSGD(every=8, inside=4)
+    assert (meeting_schedules.inside(grouped), meeting_schedules.inside(Gossip())) == (4, 1)
     assert meeting_schedules.require("diloco:every=auto,delay=5") == DiLoCo(every="auto", delay=5)
     assert meeting_schedules.require(None) is None
 
@@ -131,6 +134,8 @@ def test_texts_and_values_are_the_same() -> None:
         ("nothing:every=3", ConfigError, "local-sgd"),
         ("", ConfigError, "synchronization"),
         ("local-sgd:every=3,average_moments=1", ConfigError, "false"),
+        ("local-sgd:every=3,inside=0", ConfigError, "inside"),
+        ("gossip:inside=2", ConfigError, "topology"),
         (LocalSGD, ConfigTypeError, "LocalSGD(...)"),
         (8, ConfigTypeError, "8"),
     ],

@@ -182,7 +182,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             (one,) = traced or local_replicas.traced([self._workers.collective], chosen)
             services = self._sharded(shard_optimizer, services, one)
         extended.services = services = local_steps.guarded(schedule, services)
-        self.apart = local_steps.apart(schedule, services, of_replicas, extended.worker_devices)
+        self.apart = local_steps.apart(schedule, services, self._workers, of_replicas, extended.worker_devices)
         self._begin_shares(shares)
         if several:
             agree_on_seed(self._workers)

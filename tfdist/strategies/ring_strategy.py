@@ -131,7 +131,7 @@ class RingStrategy(KerasTraining, tf.distribute.Strategy):
             ),
         )
         tf.distribute.Strategy.__init__(self, extended)
-        self.apart = local_steps.apart(schedule, extended.services, of_replicas, devices)
+        self.apart = local_steps.apart(schedule, extended.services, self._workers, of_replicas, devices)
         self._begin_shares(shares)
         if several:
             agree_on_seed(self._workers)

@@ -26,7 +26,7 @@ from tfdist.compat.keras import keras_variables
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.compat.tensorflow.steps.replica_services import ReplicaServices
 from tfdist.errors import ConfigError, UnsupportedError
-from tfdist.gradients.outer import meeting_kinds, meetings, worker_weights
+from tfdist.gradients.outer import meeting_kinds, meeting_schedules, meetings, worker_weights
 from tfdist.gradients.outer.interval_choice import IntervalChoice
 from tfdist.gradients.outer.meeting_schedules import NEVER, Synchronization
 from tfdist.gradients.outer.trial_steps import Trial
@@ -82,17 +82,36 @@ def _require_keras_step(schedule: Synchronization) -> None:
 def apart(
     schedule: Synchronization | None,
     services: ReplicaServices,
+    workers: Workers,
     collectives: Callable[[Sequence[str]], Sequence[Collective]],
     devices: Sequence[str],
 ) -> Apart | None:
     """Return what local steps need; ``collectives`` makes those of this process's replicas."""
     if schedule is None:
         return None
-    near = collectives(devices)
+    island = _island(schedule, workers, len(devices))
+    near = collectives(devices) if island is None else [island]
     traced = [
         TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
     ]
     return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True))
+
+
+def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Collective | None:
+    """Return the collective of the workers that reduce in every step with this one; None where it trains by itself."""
+    size = meeting_schedules.inside(schedule)
+    if size == 1 or workers.count == 1:
+        return None
+    if workers.count % size or replicas > 1:
+        raise ConfigError(
+            f"inside is {size}, and there are {workers.count} workers with {replicas} replica(s) each; groups of "
+            "workers must be equally large, and their workers must have one replica. Let inside divide the number of "
+            "workers, or let each worker have all devices of its host, and leave inside out.",
+            name="inside",
+            received=size,
+        )
+    groups = [range(first, first + size) for first in range(0, workers.count, size)]
+    return next(filter(None, [workers.collective.among(group) for group in groups]))
 
 
 def of(model: keras.Model) -> "LocalSteps | None":

@@ -69,7 +69,7 @@ strategy(None)  # before TensorFlow's first operation
 def network(optimizer: str, *, normalizes: bool = False, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
     layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(5, activation="tanh")]
-    layers += [keras.layers.BatchNormalization(momentum=0.5)] if normalizes else []
+    layers += [keras.layers.BatchNormalization(momentum=0.5, synchronized=True)] if normalizes else []
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"], **options)
     return model
@@ -89,10 +89,14 @@ def flat(weights: list[Any]) -> list[float]:
 
 
 class Simulation:
-    """Workers side by side on one device: each a plain model, which trains on the rows that the worker would have."""
+    """Workers side by side on one device: each a plain model, which trains on the rows that the worker would have.
 
-    def __init__(self, optimizer: str, **options: Any) -> None:
-        self.models = [network(optimizer, **options) for _ in range(WORKERS)]
+    Workers that reduce in every step, so many after each other, are one model.
+    """
+
+    def __init__(self, optimizer: str, *, inside: int = 1, **options: Any) -> None:
+        self._inside = inside
+        self.models = [network(optimizer, **options) for _ in range(WORKERS // inside)]
         for model in self.models:
             model.optimizer.build(model.trainable_variables)
 
@@ -102,7 +106,7 @@ class Simulation:
         for _ in range(epochs):
             for first in range(0, len(X), BATCH):
                 x, y = X[first : first + BATCH], Y[first : first + BATCH]
-                bounds = Shares.equal(WORKERS).bounds(len(x))
+                bounds = Shares.equal(WORKERS).bounds(len(x))[:: self._inside]
                 for model, begin, end in zip(self.models, bounds, bounds[1:], strict=False):
                     model.train_on_batch(x[begin:end], y[begin:end])
                 step += 1
@@ -121,11 +125,11 @@ class Simulation:
         return np.mean([flat(model.get_weights()) for model in self.models], axis=0).tolist()
 
 
-def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True) -> dict[str, Any]:
+def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True, inside: int = 1) -> dict[str, Any]:
     """Return the end of a training of local steps, and of its simulation."""
-    text = f"local-sgd:every={every},average_moments={str(moments).lower()}"
+    text = f"local-sgd:every={every},average_moments={str(moments).lower()},inside={inside}"
     seen = trained(text, optimizer, normalizes=normalizes)
-    simulation = Simulation(optimizer, normalizes=normalizes)
+    simulation = Simulation(optimizer, normalizes=normalizes, inside=inside)
     simulation.run(2, lambda step: simulation.average(moments=moments) if step % every == 0 else None)
     return seen | {"simulated": simulation.mean()}
 
@@ -391,6 +395,9 @@ def refusals() -> dict[str, list[str]]:
         "own eager loop": functools.partial(own_loop, traced=False),
         "eager": eager,
         "on batch": on_batch,
+        "island": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(
+            synchronization=tfdist.strategies.LocalSGD(every=3, inside=3)
+        ),
         "sharded": lambda: tfdist.strategies.MultiWorkerMirroredStrategy(
             synchronization="local-sgd:every=3", shard_optimizer=1
         ),

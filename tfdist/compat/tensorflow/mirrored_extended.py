@@ -372,13 +372,14 @@ def replicas_here() -> int:
     if replica_context is None:
         return 1
     strategy = replica_context.strategy
-    return len(strategy.extended.worker_devices) if services(strategy).is_apart else replica_count(strategy)
+    return services(strategy).traced[0].size if services(strategy).is_apart else replica_count(strategy)
 
 
 def index_here() -> int:
     """Return the number, among those that take part in a reduction asked for here, of the replica being traced."""
     replica_context = tf.distribute.get_replica_context()
-    return int(replica_context._replica_id) if services(replica_context.strategy).is_apart else replica_index()
+    own = services(replica_context.strategy)
+    return own.traced[replica_context._replica_id].rank if own.is_apart else replica_index()
 
 
 def traced_here() -> Traced | None:

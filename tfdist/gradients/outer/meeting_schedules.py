@@ -91,6 +91,8 @@ class LocalSGD(Synchronization):
             at most a twentieth to the time of steps.
         average_moments: average the optimizer's variables too, such as momentum and Adam's moments. It costs their
             bytes; without it each worker goes on with its own.
+        inside: workers that reduce gradients in every step, such as those of one host: the first so many, the next so
+            many, and so on. 1 lets each train by itself.
 
     Example:
         >>> LocalSGD(every=8).is_equal(16), LocalSGD(every=8).is_equal(17)
@@ -103,10 +105,12 @@ class LocalSGD(Synchronization):
 
     every: Every
     average_moments: bool = True
+    inside: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.boolean("average_moments", self.average_moments)
+        validation.integer("inside", self.inside, minimum=1)
 
     def reduces(self, step: int) -> bool:
         """Return True if ``every`` is 1."""
@@ -135,6 +139,7 @@ class PostLocalSGD(LocalSGD):
         after: steps of data parallelism.
         every: steps between two meetings afterwards, or "auto"; see `LocalSGD`.
         average_moments: see `LocalSGD`.
+        inside: see `LocalSGD`.
 
     Example:
         >>> schedule = PostLocalSGD(after=1000, every=8)
@@ -193,6 +198,7 @@ class DiLoCo(Synchronization):
         wire: None sends D whole; "int8" and "int4" send so many bits of each number and remember the rest (error
             feedback); or a codec of `tfdist.compression`. ``ErrorFeedback(codec=TopK(density=0.02))`` with an outer
             SGD without momentum is SparseLoCo: the memory of errors takes the place of the momentum.
+        inside: see `LocalSGD`.
 
     Example:
         >>> schedule = DiLoCo(every=100, fragments=4, delay=5, wire="int4")
@@ -212,6 +218,7 @@ class DiLoCo(Synchronization):
     delay: int = 0
     keep: float = 0.0
     wire: Any = field(default=None, metadata={"reads": str})
+    inside: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,6 +228,7 @@ class DiLoCo(Synchronization):
         hint = f"A fragment is applied before the next one is sent, of {self.fragments} in {self.every} steps."
         validation.integer("delay", self.delay, minimum=0, maximum=most, hint=hint)
         validation.number("keep", self.keep, minimum=0, maximum=1)
+        validation.integer("inside", self.inside, minimum=1)
 
     def _sent_after(self, fragment: int) -> int:
         return self._period * (fragment + 1) // self.fragments
@@ -349,12 +357,17 @@ SCHEDULES: dict[str, type[Synchronization]] = {
 }
 
 
+def inside(schedule: Synchronization) -> int:
+    """Return how many workers reduce gradients in every step."""
+    return schedule.inside if isinstance(schedule, (LocalSGD, DiLoCo)) else 1
+
+
 def parse(text: str, *, name: str = "synchronization") -> Synchronization:
     """Return the schedule that a text describes: its name, and options behind a colon.
 
     Example:
         >>> parse("post-local-sgd:after=1000,every=8")
-        PostLocalSGD(every=8, average_moments=True, after=1000)
+        PostLocalSGD(every=8, average_moments=True, inside=1, after=1000)
     """
     kind, _, given = validation.text(name, text).partition(":")
     schedule = SCHEDULES[validation.one_of(name, kind.strip(), SCHEDULES)]

@@ -28,6 +28,7 @@ class Traced(Protocol):
     """A `tfdist.collectives.traced.TracedCollective`, as far as a step uses it."""
 
     size: int
+    rank: int
 
     def all_reduce(
         self, values: Sequence[Any], labels: Sequence[str] = (), *, keep_duplicate_indices: bool = True
@@ -83,7 +84,8 @@ class ReplicaServices:
             value of it is asked for.
         weights: how this process holds parts of weights; None: weights are whole.
         sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
-        is_apart: whether only the replicas of this process take part in a step, as between two meetings of workers.
+        is_apart: whether a step spans some of the replicas alone, as between two meetings of workers: those of
+            `traced`, of this process or of several.
     """
 
     collectives: Sequence[Collective] = ()
