@@ -23,6 +23,9 @@ from tfdist.federated import (
     FedAvg,
     FedOpt,
     FedProx,
+    Liars,
+    Mean,
+    Median,
     Participation,
     RoundRecord,
     Scaffold,
@@ -257,6 +260,17 @@ def test_a_fraction_of_the_clients_is_evaluated_where_asked() -> None:
     assert [bool(one.evaluation) for one in found.rounds] == [False, True, True]
 
 
+def test_a_drill_shows_which_rule_survives_liars() -> None:
+    def moved(aggregator: Any, liars: Liars | None) -> float:
+        app = App(classifier, parts(), FedAvg(), aggregator=aggregator)
+        found = simulate(app, rounds=1, seed=4, liars=liars).model
+        return distance(weights_of(found), weights_of(classifier()))
+
+    lies = Liars(0.25, "sign-flip", 1e6)
+    assert moved(Mean(), lies) > 1000
+    assert moved(Median(liars=1), lies) < 3 * moved(Mean(), None)
+
+
 class KilledError(Exception):
     """The process is gone."""
 
@@ -396,7 +410,8 @@ def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: py
     assert first.exit_code == 0, first.output
     again = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2"])
     assert isinstance(again.exception, ConfigError)
-    resumed = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2", "--resume"])
+    lying = ("--liars", "0.3:label-flip")
+    resumed = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2", "--resume", *lying])
     assert resumed.exit_code == 0, resumed.output
     assert [one.used for one in read_rounds(out / "rounds.jsonl")] == [3, 3]
     assert {"model.keras", "rounds.png", "board"} <= {one.name for one in out.iterdir()}

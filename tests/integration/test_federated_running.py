@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError
-from tfdist.federated import App, FedAvg, Participation, Scaffold, WholeRule, simulate
+from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule, simulate
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.running.federation_client import FederationClient
@@ -25,6 +25,7 @@ from tfdist.federated.secure_sums import SecureSums
 from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
 from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
 from tfdist.federated.transport.federation_keys import Federation
+from tfdist.privacy import PrivacyBudgetError
 
 NAMES = ("berlin", "paris", "rome", "vienna")
 RANDOM = np.random.default_rng(7)
@@ -77,7 +78,7 @@ class Federate:
         secure = None
         if self.sums is not None and self.same.code is not None:
             parts = (self.sums, self.same.code, self.same.layout, name, KEYS[name], LIST.clients)
-            secure = SecureMember(*parts, folder / name)
+            secure = SecureMember(*parts, folder / name, noise=self.same.noise)
         return FederationClient(
             self.app, self.trainer, name, ClientStates(folder), secure=secure, told=self.lines.append
         )
@@ -257,6 +258,60 @@ def test_a_client_takes_part_in_one_run_only(tmp_path: Path) -> None:
         Federate(tmp_path).clients["rome"].run(Link())  # type: ignore[arg-type]
 
 
+# --- privacy ----------------------------------------------------------------------------------------------------------
+ALIKE = FedAvg(epochs=2, batch_size=4, weighting="uniform")
+
+
+def test_a_private_run_is_the_simulation_through_a_kill(tmp_path: Path) -> None:
+    """Samples and noise are those of before the kill: two noises of one sum would tell more than was counted."""
+    options = {
+        "privacy": ClientPrivacy(epsilon=20, delta=1e-2, clip=0.1, seed=3),
+        "participation": Participation(fraction=0.5),
+    }
+    expected = simulated(ALIKE, **options)
+    whole = Federate(tmp_path / "whole", ALIKE, **options)
+    assert distance(whole.run(), expected) == 0
+    spent = [record.epsilon for record in whole.session.records]
+    assert None not in spent
+    assert 0 < spent[0] < spent[1] <= 20  # type: ignore[operator]
+    for event in range(5, whole.taken + 1, 3):
+        killed = Federate(tmp_path / str(event), ALIKE, **options)
+        assert distance(killed.run_killed_at(event), expected) == 0, f"killed at event {event}"
+        assert [record.epsilon for record in killed.session.records] == spent
+
+
+def test_a_private_run_has_its_own_secret_which_is_gone_at_its_end(tmp_path: Path) -> None:
+    options = {"privacy": ClientPrivacy(epsilon=20, delta=1e-2, clip=0.1)}
+    whole = Federate(tmp_path / "1", ALIKE, **options)
+    whole.kill_at = 8
+    with pytest.raises(Killed):
+        whole.run()
+    assert (tmp_path / "1" / "server" / "privacy_key").stat().st_mode & 0o777 == 0o600
+    found = whole.run(resume=True)
+    assert not (tmp_path / "1" / "server" / "privacy_key").exists()
+    assert distance(found, Federate(tmp_path / "2", ALIKE, **options).run()) > 0
+    with refused(PrivacyBudgetError, name="epsilon"):
+        Federate(tmp_path / "1", ALIKE, rounds=3, **options).run(resume=True)
+
+
+def test_clients_add_the_noise_of_a_secure_sum_and_keep_to_the_budget(tmp_path: Path) -> None:
+    sums = SecureSums(value_bits=20, threshold=0.5)
+    privacy = ClientPrivacy(epsilon=50, delta=1e-2, noise_multiplier=0.5)
+    runs = [Federate(tmp_path / str(one), ALIKE, sums, rounds=1, privacy=privacy) for one in range(2)]
+    apart = [np.concatenate([one.ravel() for one in run.run()]) for run in runs]
+    # 3 of 4 clients are needed, and one of them may tell its noise: two parts are the noise, and the mean is over 4
+    deviation = 0.5 * np.sqrt(4 / 2) / 4
+    assert 0.5 * deviation < np.std(apart[0] - apart[1]) / np.sqrt(2) < 1.5 * deviation
+    epsilon = runs[0].session.records[0].epsilon
+    assert epsilon is not None
+    privacy = ClientPrivacy(epsilon=epsilon + 0.1, delta=1e-2, noise_multiplier=0.5)
+    with refused(PrivacyBudgetError, name="epsilon"):
+        Federate(tmp_path / "server", ALIKE, sums, rounds=2, privacy=privacy).run()
+    client = Federate(tmp_path / "client", ALIKE, sums, rounds=1, privacy=privacy).clients["rome"]
+    asked = {"what": "train", "round": 1, "attempt": 0, "secure": {}, "seed": 1}
+    assert "more rounds would spend" in client.answer(asked)["reason"]
+
+
 class First(WholeRule):
     def aggregate(self, updates: Any, weights: Any) -> Any:
         return updates[0].arrays
@@ -269,6 +324,8 @@ class First(WholeRule):
         (FedAvg(most_examples=7), {"aggregator": First()}, "aggregator"),
         (FedAvg(most_examples=10_000), {}, "value_bits"),
         (FedAvg(most_examples=7), {"participation": Participation(fraction=0.5)}, "clients"),
+        (ALIKE, {"privacy": ClientPrivacy(epsilon=3, delta=1e-2)}, "rounds"),
+        (ALIKE, {"privacy": ClientPrivacy(epsilon=3, delta=1e-2, noise_multiplier=1000)}, "value_bits"),
     ],
 )
 def test_what_no_secure_sum_can_have_is_refused_before_the_first_round(

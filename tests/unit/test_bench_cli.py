@@ -57,6 +57,7 @@ def test_a_request_that_makes_no_sense_ends_with_2(arguments: list[str], says: s
         (["parameter-server", "--workers", "1,two"], "workers is 'two'"),
         (["parameter-server", "--workers", "2,2"], "each once"),
         (["model-parallel", "--width", "15", "--heads", "5"], "heads is 5"),
+        (["liars", "--part", "0.45"], "Krum survives 8"),
         (["model-parallel", "--width", "6"], "width is 6 for 4 heads"),
         (["pipeline", "--blocks", "3"], "blocks is 3"),
         (["pipeline", "--batch-size", "12"], "batch_size is 12 for 8 micro-batches"),

@@ -25,9 +25,11 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.federated.algorithms.scaffold import Scaffold
     from tfdist.federated.algorithms.server_optimizers import FedOpt
     from tfdist.federated.app import App
+    from tfdist.federated.client_privacy import ClientPrivacy
     from tfdist.federated.client_update import Update
     from tfdist.federated.clients.data_partitions import split_by, split_dirichlet, split_iid
     from tfdist.federated.clients.directory_split import split_directory
+    from tfdist.federated.robust.lying_clients import Liars
     from tfdist.federated.robust.robust_rules import (
         GeometricMedian,
         Krum,
@@ -46,11 +48,13 @@ __all__ = [
     "Aggregation",
     "Aggregator",
     "App",
+    "ClientPrivacy",
     "FedAvg",
     "FedOpt",
     "FedProx",
     "GeometricMedian",
     "Krum",
+    "Liars",
     "Mean",
     "Median",
     "Mixing",

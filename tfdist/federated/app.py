@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.federated.aggregation import Aggregator, Mean
 from tfdist.federated.algorithms.algorithm import Algorithm, Participation
+from tfdist.federated.client_privacy import ClientPrivacy, require_bounded, require_no_statistics
 from tfdist.federated.rounds.round_rules import RoundRules
 from tfdist.federated.secure_sums import SecureSums
 
@@ -35,9 +36,11 @@ class App:
         aggregator: makes one update of many; the weighted mean by default.
         personal_layers: names of layers that each client keeps for itself.
         secure: settings of secure aggregation, for a run over real processes; None without it.
+        privacy: a budget for what the model may tell of any one client; None without it.
 
     Raises:
         ConfigTypeError: make_model is no function, or algorithm is none.
+        ConfigError: personal layers or privacy do not go with the rest.
 
     Example:
         >>> import numpy as np
@@ -61,6 +64,7 @@ class App:
     aggregator: Aggregator = field(default_factory=Mean)
     personal_layers: Sequence[str] = ()
     secure: SecureSums | None = None
+    privacy: ClientPrivacy | None = None
 
     def __post_init__(self) -> None:
         for name, needed in (("make_model", "__call__"), ("algorithm", "update"), ("aggregator", "start")):
@@ -85,6 +89,9 @@ class App:
                 name="test_data",
                 received="test_data",
             )
+
+        if self.privacy is not None:
+            require_bounded(self.algorithm, self.aggregator)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all clients.
@@ -122,15 +129,19 @@ class App:
         """
         from tfdist.federated.clients.local_training import LocalTrainer
 
-        return LocalTrainer(self.make_model, self.algorithm, self.personal_layers)
+        trainer = LocalTrainer(self.make_model, self.algorithm, self.personal_layers)
+        if self.privacy is not None:
+            require_no_statistics(trainer.model)
+        return trainer
 
-    def rules(self, *, rounds: int, clients: int, seed: int = 0) -> RoundRules:
+    def rules(self, *, rounds: int, clients: int, seed: int = 0, secure: bool = False) -> RoundRules:
         """Return the rules of a run.
 
         Args:
             rounds: of the run.
             clients: how many there are.
             seed: decides which clients take part in which round.
+            secure: whether secure aggregation adds up their updates.
         Returns:
             The rules of `tfdist.federated.rounds.RoundMachine`. A round begins once all clients are there, or as many
             as it asks at the deadline.
@@ -140,10 +151,18 @@ class App:
         taken = self.participation
         target = max(1, round(taken.fraction * clients))
         seconds = taken.deadline_seconds
+        samples = self.privacy is not None and not secure
+        if samples and (taken.minimum, taken.spare) != (1, 0.0):
+            raise ConfigError(
+                f"minimum is {taken.minimum} and spare {taken.spare:g}; with privacy a round takes each client by a "
+                "probability of its own, and adds noise however many there are. Leave both out.",
+                name="minimum",
+                received=taken.minimum,
+            )
         return RoundRules(
             rounds=rounds,
             target=target,
-            minimum=taken.minimum,
+            minimum=0 if samples else taken.minimum,
             spare=min(math.ceil(taken.spare * target), max(clients - target, 0)),
             wait_for=clients,
             attempts=taken.attempts,
@@ -153,6 +172,7 @@ class App:
             evaluate_every=taken.evaluate_every,
             evaluate_on="nothing" if taken.evaluate_on == "server" and self.test_data is None else taken.evaluate_on,
             seed=seed,
+            rate=taken.fraction if samples else None,
         )
 
 

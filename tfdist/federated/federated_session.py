@@ -4,14 +4,19 @@ A driver brings events, and updates with those that count, and does the actions 
 event is written to a journal before it has an effect, so that a killed server goes on where it was.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tfdist.errors import ConfigError
 from tfdist.federated.aggregation import Aggregation, Mean
+from tfdist.federated.algorithms.algorithm import WEIGHTS
 from tfdist.federated.app import App, training_seed
+from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
 from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.round_history import RoundRecord
@@ -30,6 +35,7 @@ class FederatedSession:
 
     ``weights`` are those of a run that begins; one that is resumed has its own. With ``aggregates`` False, the updates
     never come here: the driver does the action `Aggregate` and calls `complete`, or tells `AggregationFailed`.
+    ``around`` may put another aggregation before that of a round.
     """
 
     def __init__(
@@ -44,7 +50,20 @@ class FederatedSession:
         resume: bool = False,
         journals: bool = True,
         aggregates: bool = True,
+        around: Callable[[Aggregation], Aggregation] = lambda one: one,
     ) -> None:
+        self._private: PrivateRounds | None = None
+        if app.privacy is not None:
+            rate = app.participation.fraction
+            self._private = PrivateRounds(
+                app.privacy,
+                rate=rate,
+                rounds=rules.rounds,
+                expected=rate * clients,
+                by_clients=not aggregates,
+                folder=folder,
+            )
+            rules = dataclasses.replace(rules, salt=self._private.salt)
         self.app, self.rules, self.clients = app, rules, clients
         self.machine = RoundMachine(rules)
         self.state = app.algorithm.begin(weights)
@@ -52,17 +71,14 @@ class FederatedSession:
         self._counted = dict[str, tuple[int, int]]()
         self._evaluate = evaluate
         self._aggregates = aggregates
+        self._around = around
         self._asked: messages.Aggregate | None = None
         self._is_resumed = False
         self._began = time.monotonic()
         self._forget()
         self._files = None if folder is None else SessionFiles(folder, journals=journals)
-        if self._files is None:
-            return
-        found = self._files.newest()
-        if found is None:
-            self._save(self._files)
-        elif not resume:
+        found = None if self._files is None else self._files.newest()
+        if found is not None and not resume:
             raise ConfigError(
                 f"{folder} has a run already, with {found.step} rounds done. "
                 "Resume it (--resume), or name another folder.",
@@ -70,8 +86,12 @@ class FederatedSession:
                 received=str(folder),
                 path=folder,
             )
-        else:
+        if found is not None and self._files is not None:
             self._resume(self._files)
+        if self._private is not None:
+            self._private.require(rules.rounds - len(self.records))
+        if found is None and self._files is not None:
+            self._save(self._files)
 
     def _save(self, files: SessionFiles) -> None:
         files.save(
@@ -81,19 +101,25 @@ class FederatedSession:
                 "machine": self.machine.state(),
                 "counted": {client: list(turn) for client, turn in self._counted.items()},
                 "run": self._run(),
+                **({} if self._private is None else {"privacy": self._private.state()}),
             },
         )
 
     def _run(self) -> dict[str, str | int]:
-        return {"algorithm": repr(self.app.algorithm), "seed": self.rules.seed, "clients": self.clients}
+        found: dict[str, str | int] = {
+            "algorithm": repr(self.app.algorithm),
+            "seed": self.rules.seed,
+            "clients": self.clients,
+        }
+        return found if self.app.privacy is None else {**found, "privacy": repr(self.app.privacy)}
 
     def _resume(self, files: SessionFiles) -> None:
         found = files.newest()
         assert found is not None
         for name, value in self._run().items():
-            if found.state["run"][name] != value:
+            if found.state["run"].get(name) != value:
                 raise ConfigError(
-                    f"{name} is {value}; the run that is resumed has {found.state['run'][name]}. "
+                    f"{name} is {value}; the run that is resumed has {found.state['run'].get(name)}. "
                     "Give it again, or begin another run in another folder.",
                     name=name,
                     received=value,
@@ -104,6 +130,8 @@ class FederatedSession:
         self.machine = RoundMachine.restore(self.rules, found.state["machine"])
         self._counted = {client: (turn[0], turn[1]) for client, turn in found.state["counted"].items()}
         self.records = files.rounds(found.step)
+        if self._private is not None:
+            self._private.restore(found.state["privacy"])
         self._is_resumed = True
         for event, arrays, metrics in files.replayed():
             update = None
@@ -191,11 +219,16 @@ class FederatedSession:
         except ConfigError as error:
             failed = messages.AggregationFailed(action.round, action.attempt, str(error))
             return self._done(self.machine.handle(failed))
+        if self._private is not None:
+            aggregate = self._private.mean(aggregate, (action.round, action.attempt))
         self._take(action, aggregate)
         return self._done(self.machine.handle(messages.Aggregated(action.round, action.attempt)))
 
     def _take(self, action: messages.Aggregate, aggregate: Arrays) -> None:
         part = len(action.clients) / self.clients
+        if self._private is not None:  # clients' noise is in all that they sent
+            kept = {name: array for name, array in aggregate.items() if name.startswith(WEIGHTS)}
+            aggregate = {name: kept.get(name, np.zeros(array.shape)) for name, array in aggregate.items()}
         self.state = self.app.algorithm.update(self.state, aggregate, part=part)
         self._counted.update(dict.fromkeys(action.clients, (action.round, action.attempt)))
 
@@ -217,7 +250,12 @@ class FederatedSession:
         self._waiting = dict[str, Update]()
         self._order = list[str]()
         self._trained = list[tuple[int, dict[str, float]]]()
-        self._aggregation: Aggregation = self.app.aggregator.start()
+        self._aggregation: Aggregation = self._around(self._begun())
+
+    def _begun(self) -> Aggregation:
+        if self.app.privacy is None:
+            return self.app.aggregator.start()
+        return ClippedSum(self.app.privacy.clip, self.state.weights)
 
     def _end_round(self, ended: messages.EndRound) -> None:
         now = time.monotonic()
@@ -230,6 +268,7 @@ class FederatedSession:
             train=weighted_metrics(self._trained),
             evaluation=dict(ended.metrics),
             seconds=now - self._began,
+            epsilon=None if self._private is None else self._private.count(),
         )
         self._began = now
         self.records.append(record)
@@ -237,6 +276,8 @@ class FederatedSession:
         if self._files is not None:
             self._files.add_round(record)
             self._save(self._files)
+        if self._private is not None and self.machine.is_over:
+            self._private.end()
 
     def _alike(self) -> Arrays:
         return {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}

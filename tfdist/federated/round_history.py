@@ -25,6 +25,7 @@ class RoundRecord:
         train: metrics of the clients' training, weighted by examples.
         evaluation: metrics of the new weights; empty where they were not evaluated.
         seconds: from the end of the round before.
+        epsilon: what was spent of a budget of privacy until its end; None without one.
     """
 
     round: int
@@ -35,10 +36,13 @@ class RoundRecord:
     train: Mapping[str, float]
     evaluation: Mapping[str, float]
     seconds: float
+    epsilon: float | None = None
 
     def to_json(self) -> str:
         """Return the record as a line of JSON, without its end."""
-        return json.dumps(asdict(self))
+        return json.dumps(
+            {name: value for name, value in asdict(self).items() if name != "epsilon" or value is not None}
+        )
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:
@@ -73,5 +77,6 @@ def shown(record: RoundRecord) -> str:
     """A record as a line for a terminal."""
     metrics: dict[str, Any] = {**record.train, **{f"test {name}": value for name, value in record.evaluation.items()}}
     told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    parts = (f"{record.used} clients, {record.examples:,} examples", told, f"{record.seconds:.2f} s")
+    spent = "" if record.epsilon is None else f"epsilon {record.epsilon:.4g}"
+    parts = (f"{record.used} clients, {record.examples:,} examples", told, spent, f"{record.seconds:.2f} s")
     return f"round {record.round + 1}: {'; '.join(filter(None, parts))}"

@@ -16,6 +16,7 @@ from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.federated_session import FederatedSession
+from tfdist.federated.robust.lying_clients import Deceived, Liars, Lie, among, taught
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_messages import Action, Event
@@ -43,6 +44,7 @@ def simulate(
     seed: int = 0,
     folder: str | Path | None = None,
     resume: bool = False,
+    liars: Liars | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Simulation:
     """Run an application in this process, without a transport.
@@ -57,6 +59,7 @@ def simulate(
             make_model: call `keras.utils.set_random_seed` before, where they should be the same in each run.
         folder: for a checkpoint of each round and the records of all; without it nothing is kept.
         resume: go on with the run in the folder.
+        liars: clients that lie, to see whether training survives them.
         on_round: is called with the record of each round.
 
     Returns:
@@ -99,8 +102,9 @@ def simulate(
             folder=place,
             resume=resume,
             journals=False,  # a round is trained again in less time than its updates take on the disk
+            around=(lambda one: one) if liars is None else lambda one: Deceived(one, liars),
         )
-        _Driver(app, session, trainer, states, on_round).run(clients)
+        _Driver(app, session, trainer, states, liars, on_round).run(clients)
     model = app.make_model()
     trainer.local.set(session.state.weights)
     model.set_weights(trainer.model.get_weights())
@@ -116,9 +120,12 @@ class _Driver:
         session: FederatedSession,
         trainer: LocalTrainer,
         states: ClientStates,
+        liars: Liars | None,
         on_round: Callable[[RoundRecord], None] | None,
     ) -> None:
         self._app, self._session, self._trainer, self._states = app, session, trainer, states
+        self._liars = liars
+        self._lying: frozenset[str] = frozenset()
         self._on_round = on_round
         self._told = len(session.records)
         self._actions = deque[Action]()
@@ -126,6 +133,7 @@ class _Driver:
 
     def run(self, clients: Sequence[str]) -> None:
         self._actions.extend(self._session.start())
+        self._lying = frozenset() if self._liars is None else among(self._liars, clients)
         for client in clients:
             self._tell(messages.Joined(client))
         while not self._session.machine.is_over:
@@ -163,7 +171,13 @@ class _Driver:
         if self._session.machine.refusal(messages.Trained(action.round, action.attempt, action.client, 1)):
             return  # cancelled since
         task = self._session.task(action)
-        update, state = self._trainer.train(task, self._app.data_of(action.client), self._state_of(action.client))
+        data = self._app.data_of(action.client)
+        is_liar = action.client in self._lying
+        if self._liars is not None and is_liar:
+            data = taught(self._liars, data, getattr(self._trainer.model, "output_shape", None))
+        update, state = self._trainer.train(task, data, self._state_of(action.client))
+        if is_liar:
+            update = Lie(update.arrays, update.examples, update.metrics)
         if self._trainer.keeps_state:
             self._states.save(action.client, (action.round, action.attempt), state)
         self._tell(messages.Trained(action.round, action.attempt, action.client, update.examples), update)

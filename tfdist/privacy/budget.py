@@ -9,6 +9,8 @@ from tfdist.errors import TfdistError
 from tfdist.privacy import accounting
 from tfdist.privacy.accounting import NoisySteps
 
+_HINT = "Train for fewer epochs, or say before the first fit how many there will be: make_private(model, steps=...)."
+
 
 class PrivacyBudgetError(TfdistError, RuntimeError):
     """A training would spend more privacy than its budget has.
@@ -71,15 +73,14 @@ class Budget:
         """The noise with which so many steps spend a budget of which nothing is spent."""
         return accounting.noise_multiplier_for(self.epsilon, self.delta, rate, steps)
 
-    def require(self, planned: NoisySteps) -> None:
-        """Raise `PrivacyBudgetError` if steps would spend more than there is."""
+    def require(self, planned: NoisySteps, *, what: str = "steps", hint: str = _HINT) -> None:
+        """Raise `PrivacyBudgetError` if steps would spend more than there is; the message calls them ``what``."""
         after = self.after(planned).spent_epsilon
         if after > self.epsilon:
             spent = self.spent_epsilon
             raise PrivacyBudgetError(
-                f"{planned.steps} more steps would spend epsilon {after:.4g} of {self.epsilon:g} (delta "
-                f"{self.delta:g}); {spent:.4g} is spent, and {self._left(planned)} steps are left. Train for fewer "
-                "epochs, or say before the first fit how many there will be: make_private(model, steps=...).",
+                f"{planned.steps} more {what} would spend epsilon {after:.4g} of {self.epsilon:g} (delta "
+                f"{self.delta:g}); {spent:.4g} is spent, and {self._left(planned)} {what} are left. {hint}",
                 epsilon=self.epsilon,
                 delta=self.delta,
                 would_spend=after,

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     "simulate",
     cls=Command,
     groups={
-        "What runs": ("rounds", "clients", "seed"),
+        "What runs": ("rounds", "clients", "seed", "liars"),
         "Where it goes": ("output", "resume", "exports"),
     },
     examples={
         "tfdist recipes copy hospitals": "an app.py to begin with",
         "tfdist federated simulate hospitals/train.py": "",
         "tfdist federated simulate app.py --clients 1000 --rounds 50": "client_data(name) is a function",
+        "tfdist federated simulate app.py --liars 0.2:alie": "a fifth of the clients lies",
         "tfdist federated simulate app.py --rounds 100 --resume": "50 more, or after a kill",
         "tfdist federated simulate app.py --export tensorboard:logs": "",
     },
@@ -45,12 +46,24 @@ if TYPE_CHECKING:
 @rounds_option
 @click.option("--clients", type=click.IntRange(1), help="How many; by default all that client_data has.")
 @seed_option
+@click.option(
+    "--liars",
+    metavar="PART:ATTACK",
+    help="Have a part of the clients lie: sign-flip, alie, ipm, mimic or label-flip; :STRENGTH may follow.",
+)
 @output_option
 @resume_option
 @export_option
 @app_argument
 def command(
-    file: Path, rounds: int, clients: int | None, seed: int, output: Path, resume: bool, exports: tuple[str, ...]
+    file: Path,
+    rounds: int,
+    clients: int | None,
+    seed: int,
+    liars: str | None,
+    output: Path,
+    resume: bool,
+    exports: tuple[str, ...],
 ) -> None:
     """Train a federated application in this process.
 
@@ -61,9 +74,11 @@ def command(
 
     from tfdist.federated import simulate
     from tfdist.federated.app_file import load_app
+    from tfdist.federated.robust.lying_clients import read
     from tfdist.federated.round_history import shown
 
     keras.utils.set_random_seed(seed)
+    lying = None if liars is None else read(liars)
     app = load_app(file)
     if clients is not None:
         app = _with_clients(app, clients)
@@ -80,7 +95,7 @@ def command(
             watch.progress.update(bar, completed=record.round + 1)
             export(record)
 
-        result = simulate(app, rounds=rounds, seed=seed, folder=output, resume=resume, on_round=on_round)
+        result = simulate(app, rounds=rounds, seed=seed, folder=output, resume=resume, liars=lying, on_round=on_round)
     result.model.save(output / "model.keras")
     show_end(result.rounds, output)
 

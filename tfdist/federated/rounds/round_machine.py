@@ -39,6 +39,19 @@ def chosen(clients: Iterable[str], count: int, *salt: object) -> tuple[str, ...]
     return tuple(sorted(clients, key=lambda one: hashlib.sha256(f"{text}\0{one}".encode()).digest())[:count])
 
 
+def sampled(clients: Iterable[str], rate: float, *salt: object) -> tuple[str, ...]:
+    """Each of the clients with this probability, in an order that the salt decides as well.
+
+    Example:
+        >>> sampled(["a", "b", "c", "d"], 0.5, "secret", "round 1")
+        ('b', 'a')
+    """
+    text = "\0".join(map(str, salt))
+    digests = {one: hashlib.sha256(f"{text}\0{one}".encode()).digest() for one in clients}
+    taken = [one for one, digest in digests.items() if int.from_bytes(digest[:8], "big") < rate * 2**64]
+    return tuple(sorted(taken, key=lambda one: digests[one][8:]))
+
+
 class RoundMachine:
     """The rounds of one run.
 
@@ -144,8 +157,11 @@ class RoundMachine:
 
     # --- the phases ---------------------------------------------------------------------------------------------------
     def _select(self) -> list[Action]:
-        count = self.rules.target + self.rules.spare
-        found = chosen(self._available, count, self.rules.seed, "train", self.round, self.attempt)
+        rules, turn = self.rules, (self.round, self.attempt)
+        if rules.rate is None:
+            found = chosen(self._available, rules.target + rules.spare, rules.seed, "train", *turn)
+        else:
+            found = sampled(self._available, rules.rate, rules.salt, *turn)
         self._selected = dict.fromkeys(found)
         self._trained, self._evaluated, self._failure = {}, {}, ""
         self.phase = Phase.CONFIGURE
@@ -170,7 +186,7 @@ class RoundMachine:
         return self._training_end()
 
     def _training_end(self) -> list[Action]:
-        if len(self._trained) >= self.rules.target:
+        if self.rules.rate is None and len(self._trained) >= self.rules.target:
             return self._close()
         if self._waiting:
             return []
@@ -247,11 +263,12 @@ class RoundMachine:
 
     def _deadline_passed(self, _: messages.DeadlinePassed) -> list[Action]:
         if self.phase is Phase.SELECT:
-            if len(self._available) >= self.rules.minimum:
+            needed = max(self.rules.minimum, 1)
+            if len(self._available) >= needed:
                 return self._select()
             return self._fail(
                 f"{len(self._available)} clients joined within {self.rules.select_seconds:g} s; "
-                f"round {self.round} needs {self.rules.minimum}"
+                f"round {self.round} needs {needed}"
             )
         if self.phase is Phase.EVALUATE:
             self._waiting = {}

@@ -15,6 +15,9 @@ class RoundRules:
 
     `target` updates end the training of a round. `spare` more clients are asked, so that slow ones need not be waited
     for. At the deadline, `minimum` updates are enough.
+
+    With a `rate`, each client that is there is asked with this probability, by itself, and a round has as many as that
+    gives, even none: `target` is their expected number, and ends nothing.
     """
 
     rounds: int
@@ -30,12 +33,17 @@ class RoundRules:
     evaluate_every: int = 1
     evaluate_on: EvaluateOn = "server"
     seed: int = 0
+    rate: float | None = None
+    salt: str = ""  # of the samples by rate: a secret, where they are to tell nothing
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "target", "minimum", "wait_for", "attempts", "evaluate_every"):
+        for name in ("rounds", "target", "wait_for", "attempts", "evaluate_every"):
             validation.integer(name, getattr(self, name), minimum=1)
         for name in ("spare", "seed"):
             validation.integer(name, getattr(self, name), minimum=0)
+        validation.integer("minimum", self.minimum, minimum=1 if self.rate is None else 0)
+        if self.rate is not None:
+            validation.number("rate", self.rate, above=0, maximum=1)
         for name in ("select_seconds", "configure_seconds", "train_seconds", "evaluate_seconds"):
             validation.number(name, getattr(self, name), above=0)
         validation.one_of("evaluate_on", self.evaluate_on, ("server", "clients", "nothing"))

@@ -7,6 +7,7 @@ import numpy as np
 
 from tfdist.errors import DisagreementError
 from tfdist.federated.app import App
+from tfdist.federated.client_privacy import require_spendable
 from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
@@ -14,6 +15,7 @@ from tfdist.federated.running.secure_rounds import SecureMember
 from tfdist.federated.secure.masking_plan import ProtocolError
 from tfdist.federated.transport.array_frames import FrameError
 from tfdist.federated.transport.server_link import ServerLink
+from tfdist.privacy.budget import PrivacyBudgetError
 
 _Answer = dict[str, Any]
 
@@ -70,7 +72,7 @@ class FederationClient:
             self._answers = {asked: said for asked, said in self._answers.items() if asked[0] == turn[0]}
             try:
                 self._answers[question] = self._made(message, what, turn)
-            except (ProtocolError, FrameError) as error:
+            except (ProtocolError, FrameError, PrivacyBudgetError) as error:
                 self._told(str(error))
                 self._answers[question] = {"kind": "failed", "reason": str(error)}
         return {"what": what, "round": turn[0], "attempt": turn[1], **self._answers[question]}
@@ -96,6 +98,8 @@ class FederationClient:
             raise ProtocolError(
                 "server and client differ on secure aggregation; begin both with --secure, or none.", name=self._name
             )
+        if self._secure is not None and self._app.privacy is not None:
+            require_spendable(self._app.privacy, turn[0] + 1)
         seed = message.get("seed")
         if type(seed) is not int:
             raise FrameError("a training has no seed.")

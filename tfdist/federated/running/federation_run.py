@@ -1,11 +1,14 @@
 """What server and client make of an application, the list of clients and the options: the same on both sides."""
 
+import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdist.errors import ConfigError
 from tfdist.federated.app import App
+from tfdist.federated.client_privacy import ClientPrivacy, noise_of
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.round_history import RoundRecord
@@ -14,6 +17,8 @@ from tfdist.federated.running.federation_client import FederationClient
 from tfdist.federated.running.federation_server import FederationServer, session_of
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure.fixed_point import FixedPoint
+from tfdist.federated.secure.masking_plan import MaskingPlan
+from tfdist.federated.secure.noisy_words import NoisyWords
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, code_of, largest_weight, plan_of
 from tfdist.federated.session_files import run_id
 from tfdist.federated.transport.client_hub import ClientHub
@@ -33,6 +38,7 @@ class Common:
         layout: of an update as a vector.
         sums: the settings of secure aggregation; None without it.
         code: of values as integers; None without secure aggregation.
+        noise: of a client in a secure sum; None without privacy, and where the server adds it.
         largest: bytes of a message.
     """
 
@@ -41,6 +47,7 @@ class Common:
     layout: VectorLayout
     sums: SecureSums | None
     code: FixedPoint | None
+    noise: Callable[[MaskingPlan], NoisyWords] | None
     largest: int
 
 
@@ -49,17 +56,41 @@ def common(
 ) -> Common:
     """Everything that is checked before the first round."""
     clients = _names(app, federation)
-    rules = app.rules(rounds=rounds, clients=len(clients), seed=seed)
+    rules = app.rules(rounds=rounds, clients=len(clients), seed=seed, secure=sums is not None)
     state = app.algorithm.begin(trainer.local.weights())
     arrays = {**state.weights, **(state.slots if app.algorithm.has_controls else {})}
     most = min(rules.target + rules.spare, len(clients))
-    code = None
+    layout = VectorLayout.of(arrays)
+    code = noise = None
     if sums is not None:
         weight = largest_weight(app.algorithm, app.aggregator)
+        if app.privacy is not None:
+            sums = replace(sums, clip=app.privacy.clip)
         code = code_of(sums, largest_weight=weight, clients=most)
-        plan_of(sums, clients[:most], session=b"", length=1)
+        plan = plan_of(sums, clients[:most], session=b"", length=layout.length)
+        if app.privacy is not None:
+            noise = functools.partial(_noise, app.privacy, sums, code)
+            noise(plan)
     size = sum(array.nbytes for array in arrays.values())
-    return Common(clients, rules, VectorLayout.of(arrays), sums, code, 3 * size + _ROOM)
+    return Common(clients, rules, layout, sums, code, noise, 3 * size + _ROOM)
+
+
+def _noise(privacy: ClientPrivacy, sums: SecureSums, code: FixedPoint, plan: MaskingPlan) -> NoisyWords:
+    if sums.colluding is None:
+        raise ConfigError(
+            "colluding is None; the noise of clients that tell theirs to the server does not count, so with privacy it "
+            "must be known how many may. Pass a number to SecureSums, such as 0.1.",
+            name="colluding",
+            received=None,
+        )
+    count = len(plan.clients)
+    return NoisyWords(
+        code=code,
+        noise_multiplier=noise_of(privacy, 1.0, None),
+        clients=count,
+        honest=plan.threshold - math.ceil(sums.colluding * count),
+        length=plan.length,
+    )
 
 
 def serve(
@@ -131,7 +162,8 @@ def take_part(
     same = common(app, trainer, federation, rounds=1, seed=0, sums=sums)
     secure = None
     if sums is not None and same.code is not None:
-        secure = SecureMember(sums, same.code, same.layout, key.name, key.private, federation.clients, folder)
+        parts = (sums, same.code, same.layout, key.name, key.private, federation.clients, folder)
+        secure = SecureMember(*parts, noise=same.noise)
     client = FederationClient(app, trainer, key.name, ClientStates(folder, durable=True), secure=secure, told=told)
     link = ServerLink(host, port, key, federation, largest=same.largest, wait_seconds=wait_seconds, told=told)
     try:

@@ -6,17 +6,19 @@ step after the clients are ready: a server that is killed goes on with the same 
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.federated.client_privacy import clipped
 from tfdist.federated.secure.fixed_point import FixedPoint
 from tfdist.federated.secure.masking_client import MaskingClient, Phase
-from tfdist.federated.secure.masking_plan import AbortedError, ProtocolError
+from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, ProtocolError
 from tfdist.federated.secure.masking_server import MaskingServer
+from tfdist.federated.secure.noisy_words import NoisyWords
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
 from tfdist.federated.transport.array_frames import HEAD, FrameError, pack, read_head, unpack
 from tfdist.storage.directory import storage
@@ -154,7 +156,10 @@ class SecureRounds:
 
 
 class SecureMember:
-    """A client's secure sums: one at a time, and for each round at most one that is revealed."""
+    """A client's secure sums: one at a time, and for each round at most one that is revealed.
+
+    ``noise`` is what privacy has it add to its part of a sum.
+    """
 
     def __init__(
         self,
@@ -165,8 +170,10 @@ class SecureMember:
         identity: Any,
         roster: Mapping[str, bytes],
         folder: Path,
+        *,
+        noise: Callable[[MaskingPlan], NoisyWords] | None = None,
     ) -> None:
-        self._sums, self._code, self._layout = sums, code, layout
+        self._sums, self._code, self._layout, self._noise = sums, code, layout, noise
         self._name, self._identity, self._roster = name, identity, roster
         self._place = storage(folder)
         self._client: MaskingClient | None = None
@@ -194,7 +201,12 @@ class SecureMember:
         if not isinstance(given, Mapping):
             raise ProtocolError("the server asks for an update without masks.", name=self._name)
         client = self._of(given.get("session"))
+        noise = None if self._noise is None else self._noise(client.plan)
+        if noise is not None:
+            arrays = clipped(arrays, noise.clip)
         words, self.clipped = self._code.encode(self._layout.joined(arrays), int(weight))
+        if noise is not None:
+            words = noise.added(words, np.random.Generator(np.random.Philox(key=secrets.randbits(128))))
         return client.upload(given.get("sharers"), given.get("boxes"), words)
 
     def _begin(self, message: Mapping[str, Any], session: object) -> bytes:

@@ -1,0 +1,1 @@
+"""Federated training: rules against clients that lie."""

@@ -1,0 +1,241 @@
+"""Privacy of whole clients: what a trained model may tell of any one client, with all of its examples."""
+
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.federated.aggregation import Aggregator, Mean
+from tfdist.federated.algorithms.algorithm import WEIGHTS, Algorithm
+from tfdist.federated.client_update import Arrays, Update, require_alike
+from tfdist.privacy import accounting
+from tfdist.privacy.accounting import NoisySteps
+from tfdist.privacy.budget import Budget
+from tfdist.storage.files import make_directory, sync_directory
+
+KEY_FILE = "privacy_key"
+_HINT = "Run fewer rounds, or say before the first run how many there will be: ClientPrivacy(rounds=...)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPrivacy:
+    """A budget of (epsilon, delta) for each client: the model tells little more with a client than without it.
+
+    The server clips each update to the norm ``clip``, adds Gaussian noise to the sum, and divides by the expected
+    number of clients. Each client takes part in a round by a probability of its own, the participation's ``fraction``.
+    Under secure aggregation clients clip and add the noise themselves, and taking part hides nothing.
+
+    Args:
+        epsilon: the budget.
+        delta: the probability with which the budget may fail, less than 1 / clients.
+        clip: the largest norm of a client's change of all weights.
+        noise_multiplier: the standard deviation of the noise of the sum, in units of ``clip``. Default: the smallest
+            with which the planned rounds spend the budget.
+        rounds: that are planned, over all runs. Default: those of the first run.
+        seed: of noise and samples, for tests: whoever knows it can take the noise out again. Default: secret bits.
+
+    Raises:
+        ConfigError: a number is out of bounds.
+
+    Example:
+        >>> ClientPrivacy(epsilon=3, delta=1e-3, noise_multiplier=1.2).clip
+        1.0
+    """
+
+    epsilon: float
+    delta: float
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    rounds: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        validation.number("epsilon", self.epsilon, above=0.0)
+        accounting.checked_delta(self.delta)
+        validation.number("clip", self.clip, above=0.0)
+        if self.noise_multiplier is not None:
+            validation.number("noise_multiplier", self.noise_multiplier, minimum=0.0)
+        if self.rounds is not None:
+            validation.integer("rounds", self.rounds, minimum=1)
+        if self.seed is not None:
+            validation.integer("seed", self.seed, minimum=0)
+
+
+def noise_of(privacy: ClientPrivacy, rate: float, rounds: int | None) -> float:
+    """The noise multiplier, where so many rounds are planned unless the settings say how many."""
+    if privacy.noise_multiplier is not None:
+        return float(privacy.noise_multiplier)
+    planned = privacy.rounds or rounds
+    if planned is None:
+        raise ConfigError(
+            "clients add the noise under secure aggregation, and must know it. Pass rounds or noise_multiplier to "
+            "ClientPrivacy.",
+            name="rounds",
+            received=None,
+        )
+    return accounting.noise_multiplier_for(privacy.epsilon, privacy.delta, rate, planned)
+
+
+def require_spendable(privacy: ClientPrivacy, rounds: int) -> None:
+    """Raise `PrivacyBudgetError` if so many rounds, in which clients add the noise, spend more than the budget."""
+    budget = Budget(float(privacy.epsilon), float(privacy.delta))
+    budget.require(NoisySteps(noise_of(privacy, 1.0, None), 1.0, rounds), what="rounds", hint=_HINT)
+
+
+def require_bounded(algorithm: Algorithm, aggregator: Aggregator) -> None:
+    """Refuse what would let a client move the sum by more than the norm it is clipped to."""
+    if algorithm.has_controls:
+        raise ConfigError(
+            f"{type(algorithm).__name__} keeps exact control variates at clients and server; noise is in the weights "
+            "alone. Use FedAvg, FedProx or FedOpt with privacy.",
+            name="algorithm",
+            received=type(algorithm).__name__,
+        )
+    if not algorithm.weight(1) == algorithm.weight(1 << 40) == 1.0:
+        raise ConfigError(
+            "a client counts by its examples; with privacy each must count the same, and the number of its examples "
+            'stay hidden. Pass weighting="uniform" to the algorithm.',
+            name="weighting",
+            received=algorithm.weight(1 << 40),
+        )
+    if not isinstance(aggregator, Mean):
+        raise ConfigError(
+            f"aggregator is {type(aggregator).__name__}, of whose result nothing bounds a client's part. Use Mean() "
+            "with privacy: updates are clipped, which bounds what a liar can do, too.",
+            name="aggregator",
+            received=type(aggregator).__name__,
+        )
+
+
+def require_no_statistics(model: Any) -> None:
+    """Refuse a model that learns from batches what no noise is added to."""
+    import keras
+
+    from tfdist.compat.keras import keras_trainer
+
+    for layer in keras_trainer.layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise UnsupportedError(
+                f"the layer {layer.name!r} has statistics of the clients' examples, which noise would make useless. "
+                "Use GroupNormalization or LayerNormalization, or freeze it: layer.trainable = False.",
+                name=layer.name,
+            )
+
+
+class PrivateRounds:
+    """What a server spends of a budget, and the noise that it adds; with ``by_clients`` they have added it.
+
+    ``rate`` is the probability with which a client takes part, and ``expected`` how many do.
+    """
+
+    def __init__(
+        self,
+        privacy: ClientPrivacy,
+        *,
+        rate: float,
+        rounds: int,
+        expected: float,
+        by_clients: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        self._privacy, self._expected = privacy, expected
+        self.by_clients = by_clients
+        self._rate = 1.0 if by_clients else rate
+        self.budget = Budget(float(privacy.epsilon), float(privacy.delta))
+        self.noise_multiplier = noise_of(privacy, self._rate, None if by_clients else rounds)
+        self._file = None if folder is None or by_clients else folder / KEY_FILE
+        self._key = self._made_key()
+
+    def _made_key(self) -> bytes:
+        if self._privacy.seed is not None:
+            return hashlib.sha256(f"seed {self._privacy.seed}".encode()).digest()
+        if self._file is None:
+            return secrets.token_bytes(32)
+        if not self._file.exists():
+            make_directory(self._file.parent)
+            part = self._file.with_suffix(".part")
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._file)
+            sync_directory(self._file.parent)  # before anything has its noise: another noise would tell more
+        return self._file.read_bytes()
+
+    @property
+    def salt(self) -> str:
+        """Of the samples of clients; as secret as the noise."""
+        return hashlib.sha256(b"sample" + self._key).hexdigest()
+
+    def require(self, rounds: int) -> None:
+        """Raise `PrivacyBudgetError` if so many more rounds would spend more than there is."""
+        self.budget.require(NoisySteps(self.noise_multiplier, self._rate, rounds), what="rounds", hint=_HINT)
+
+    def mean(self, sums: Arrays, turn: tuple[int, int]) -> dict[str, NDArray[np.float64]]:
+        """The noisy mean of a round whose clipped updates have these sums; of one round always the same."""
+        digest = hashlib.sha256(b"noise" + self._key + repr(turn).encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)))
+        deviation = self.noise_multiplier * self._privacy.clip
+        found = {}
+        for name in sorted(sums):
+            noise = deviation * generator.standard_normal(sums[name].shape) if name.startswith(WEIGHTS) else 0.0
+            found[name] = (sums[name] + noise) / self._expected
+        return found
+
+    def count(self) -> float:
+        """Count a round; return what is spent."""
+        self.budget = self.budget.after(NoisySteps(self.noise_multiplier, self._rate, 1))
+        return self.budget.spent_epsilon
+
+    def end(self) -> None:
+        """Forget the key: nothing more needs it, and it would take the noise out."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def state(self) -> dict[str, Any]:
+        return {**self.budget.state(), "noise_multiplier": self.noise_multiplier}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.budget = self.budget.restored(state)
+        self.noise_multiplier = validation.number("noise_multiplier", state["noise_multiplier"], minimum=0.0)
+
+
+class ClippedSum:
+    """The sum of updates, each clipped to a norm; of no updates it is zero.
+
+    Only weights that are trained count; of the others nothing passes.
+    """
+
+    def __init__(self, clip: float, like: Arrays) -> None:
+        self._clip = clip
+        self._like = like
+        self._sums: dict[str, NDArray[Any]] = {name: np.zeros(array.shape) for name, array in like.items()}
+
+    def add(self, update: Update, weight: float) -> None:
+        del weight  # all count alike
+        require_alike(update, self._like)
+        for name, array in clipped(update.arrays, self._clip).items():
+            self._sums[name] += array
+
+    def result(self) -> Arrays:
+        return self._sums
+
+
+def clipped(arrays: Arrays, clip: float) -> dict[str, NDArray[np.float64]]:
+    """The trained weights of an update, scaled down to the norm; the others are zero."""
+    wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    trained = {name: one for name, one in wide.items() if name.startswith(WEIGHTS)}
+    largest = max((float(np.abs(one).max(initial=0.0)) for one in trained.values()), default=0.0)
+    unit = largest or 1.0  # squares of large numbers would be infinite
+    norm = unit * math.sqrt(sum(float(np.square(one / unit).sum()) for one in trained.values()))
+    factor = min(1.0, clip / norm) if norm else 1.0
+    return {name: one * factor if name in trained else np.zeros_like(one) for name, one in wide.items()}
