@@ -20,6 +20,7 @@ COMMANDS = {
     "liars": ("federation.liars_race", "Rules against federated clients that lie."),
     "seldom": ("links.seldom_race", "Workers that meet seldom over a slow link, beside codecs."),
     "shares": ("shares.shares_race", "Workers of unlike speed: shares that follow it, beside equal ones."),
+    "scaling": ("links.scaling_accuracy", "What `tfdist plan` predicts over slow links, beside steps of fit."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),
 }
 

@@ -99,17 +99,23 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def costs_of_worker() -> dict[str, float]:
-    """The link between the workers of this job, a step of almost nothing, and by how much steps differ."""
+    """What `costs_of` measures between the workers of this job."""
+    from tfdist import strategies
+
+    strategy: Any = strategies.from_environment()
+    return costs_of(strategy.workers.collective)
+
+
+def costs_of(collective: Any) -> dict[str, float]:
+    """The link between the members, what PowerSGD computes, a step of almost nothing, and by how much steps differ."""
     import tensorflow as tf
 
-    from tfdist import strategies
     from tfdist.collectives.link_measuring import measured_link
     from tfdist.compression import PowerSGD
     from tfdist.gradients.reduction.codec_plan import agreed_costs
 
-    strategy: Any = strategies.from_environment()
-    link = measured_link(strategy.workers.collective, _LINK_BYTES, seconds=_LINK_SECONDS)
-    (codec,) = agreed_costs(strategy.workers.collective, [PowerSGD(rank=2)])
+    link = measured_link(collective, _LINK_BYTES, seconds=_LINK_SECONDS)
+    (codec,) = agreed_costs(collective, [PowerSGD(rank=2)])
 
     @tf.function(autograph=False)
     def product(matrix: tf.Tensor) -> tf.Tensor:
