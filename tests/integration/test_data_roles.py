@@ -35,10 +35,11 @@ def doubled(example: Features) -> Features:
 
 
 RETURNS: dict[str, tuple[Callable[[Features], Any], str]] = {
-    "a tuple": (lambda e: (e["x"], e["label"]), "returned a tuple; it must return a dict"),
-    "a list": (lambda e: [e["x"]], "returned a list; it must return a dict"),
-    "one tensor": (lambda e: e["x"], "returned one tensor; it must return a dict"),
-    "one ragged": (lambda e: tf.RaggedTensor.from_row_lengths(e["x"], [2]), "must return a dict"),
+    "a tuple": (lambda e: (e["x"],), "returned a tuple of 1; it must return"),
+    "a pair without y": (lambda e: (e["x"], None), "returned None for the feature 'y'"),
+    "a list": (lambda e: [e["x"]], "returned a list; it must return"),
+    "one tensor": (lambda e: e["x"], "returned one tensor; it must return"),
+    "one ragged": (lambda e: tf.RaggedTensor.from_row_lengths(e["x"], [2]), "must return"),
     "None": (lambda e: None, "returned None; .*`return`"),
     "nothing": (lambda e: {}, "without features"),
     "None for one": (lambda e: {**e, "x": None}, "returned None for the feature 'x'"),
@@ -78,8 +79,10 @@ ROLES: dict[str, tuple[dict[str, Any], type[TfdistError], str, object]] = {
     "an unknown label": ({"label": "lable"}, ConfigError, "label", "lable"),
     "an unknown input": ({"inputs": ["x", "z"]}, ConfigError, "inputs", "z"),
     "an unknown weight": ({"weight": "w"}, ConfigError, "weight", "w"),
-    "several labels": ({"label": ["x", "label"]}, ConfigError, "label", ["x", "label"]),
-    "several labels in a tuple": ({"label": ("x", "label")}, ConfigError, "label", ("x", "label")),
+    "a label twice": ({"label": ["label", "label"]}, ConfigError, "label", ["label", "label"]),
+    "an unknown label of several": ({"label": ("label", "lable")}, ConfigError, "label", "lable"),
+    "no label of several": ({"label": []}, ConfigError, "label", []),
+    "shares of several labels": ({"label": ["label", "text"], "order": "balanced"}, ConfigError, None, None),
     "a mapping of labels": ({"label": {"a": "x"}}, ConfigError, "label", {"a": "x"}),
     "several weights": ({"weight": ["x"]}, ConfigTypeError, "weight", ["x"]),
     "a number": ({"label": 3}, ConfigTypeError, "label", 3),

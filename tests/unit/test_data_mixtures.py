@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.order_battery import global_batches, require_resumable
+from tfdist.data.order.buckets import Bucketed, block_of
 from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential
 from tfdist.data.order.mixtures import Chosen, Mixed, Schedule, epoch_of
 
@@ -79,11 +80,13 @@ def test_shares_change_at_their_positions() -> None:
         assert np.sort(turns[kinds == kind]).tolist() == list(range(int((kinds == kind).sum())))
 
 
+LENGTHS = np.arange(301) * 7919 % 50
 ORDERS: dict[str, Order] = {
     "first": mixed("first"),
     "all": mixed("all"),
     "never": mixed("never"),
     "blocks": Mixed(Schedule([(0, (1, 1))]), [Block(50, 4, 3), Sequential(20)], "never", 40, "x"),
+    "buckets": Bucketed(LENGTHS, 4),
     "chosen": Chosen(Full(41), np.arange(0, 123, 3)),
 }
 
@@ -98,3 +101,16 @@ def test_chosen_examples_come_once() -> None:
     found = np.concatenate(global_batches(Chosen(Full(41), numbers), size=7, workers=3))
     assert np.sort(found).tolist() == numbers.tolist()
     assert Chosen(Full(41), numbers).name != Chosen(Full(41), numbers + 1).name
+
+
+def test_batches_have_near_lengths_and_are_mixed() -> None:
+    order = Bucketed(LENGTHS, 4)
+    batches = global_batches(order, size=4, workers=2)
+    assert np.sort(np.concatenate(batches)).tolist() == list(range(301))
+    spreads = [int(np.ptp(LENGTHS[batch])) for batch in batches[:-1]]
+    assert max(spreads) < 10, "of lengths up to 49"
+    means = [float(LENGTHS[batch].mean()) for batch in batches[:64]]
+    assert means != sorted(means)
+    assert batches[0].tolist() != global_batches(order, size=4, workers=1, epoch=1)[0].tolist()
+    assert block_of(order.name) == 4
+    assert block_of("full") is None

@@ -6,6 +6,7 @@
     read      a `tf.data.Dataset` that `fit` takes
     select    some of the examples: by number, by values, by the hash of a key
     mix       several sources with a share each
+    pack      sequences of unlike lengths in rows of one length
     poisson   batches that are random samples, for private training
     info      what a directory holds: counts, sizes, schema, labels
     verify    every byte is looked at, and everything that is wrong is listed
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.reading.reader import read
     from tfdist.data.reading.view import View
     from tfdist.data.views.mixing import mix
+    from tfdist.data.views.packing import pack
     from tfdist.data.views.selecting import select
     from tfdist.data.writing.dataset_writer import write
     from tfdist.data.writing.indexing import index
@@ -60,6 +62,7 @@ __all__ = [
     "info",
     "mix",
     "open",
+    "pack",
     "poisson",
     "read",
     "repair",

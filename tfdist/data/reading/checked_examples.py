@@ -24,8 +24,8 @@ from tfdist.data.format import example, record_framing
 from tfdist.data.format.contents import index_anew
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_manifest
 from tfdist.data.format.record_framing import Content
-from tfdist.data.format.schema import FIXED, Schema, indexed_values
-from tfdist.data.format.shard_index import Index, stored_index
+from tfdist.data.format.schema import FIXED, TEXT, Schema, indexed_values
+from tfdist.data.format.shard_index import Index, arrays_of, stored_index
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
 from tfdist.storage.directory import Storage, storage
 from tfdist.storage.files import storage_error
@@ -33,6 +33,7 @@ from tfdist.storage.files import storage_error
 __all__ = ["Examples", "open_directory"]
 
 _logger = logging.getLogger(__name__)
+_STEP = 4096  # examples that are looked at in one go
 _Span = tuple[int, int]  # first byte of a record's frame, bytes of its payload
 
 
@@ -272,6 +273,22 @@ class Examples:
             )
         return self.numbers(name)
 
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        """Return the length of a list or text for all examples; of a feature that is one integer, its values.
+
+        Args:
+            name: of the feature, which the schema has.
+        """
+        if f"size:{name}" in arrays_of(0, self.schema, self.manifest.layout):
+            return self.column(f"size:{name}").astype(np.int64)
+        if self.schema[name].shape == () and self.schema[name].dtype != TEXT:
+            return self.numbers(name).astype(np.int64)
+        return np.fromiter((len(value) for value in self._each_of(name)), np.int64, len(self))
+
+    def _each_of(self, name: str) -> Iterator[Any]:
+        spans = (range(at, min(at + _STEP, len(self))) for at in range(0, len(self), _STEP))
+        return (example[name] for span in spans for example in self.each(span))
+
     def numbers(self, name: str) -> NDArray[Any]:
         """Return a feature that is one number, for all examples: from the index, or from the shards where it is not.
 
@@ -280,10 +297,7 @@ class Examples:
         """
         if self.template is None:
             if name not in indexed_values(self.schema, self.manifest.layout):
-                step = 4096
-                spans = (range(at, min(at + step, len(self))) for at in range(0, len(self), step))
-                values = [example[name] for span in spans for example in self.each(span)]
-                return np.array(values, self.schema[name].dtype)
+                return np.array(list(self._each_of(name)), self.schema[name].dtype)
             return self.column(f"value:{name}")
         found = []
         for place, shard in enumerate(self.manifest.shards):

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.reading.checked_examples import Examples
+from tfdist.data.reading.computed_examples import Computed, ComputedFetcher
 from tfdist.data.reading.fetch import PAYLOAD, Failures, Fetcher, source_of
 from tfdist.data.reading.joined_examples import Joined
 
@@ -67,6 +68,8 @@ class JoinedFetcher:
 
 def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
     """What reads these examples."""
+    if isinstance(examples, Computed):
+        return ComputedFetcher(examples, skip=skip)
     if isinstance(examples, Joined) and not examples.is_uniform:
         parts = [fetcher_of(part, verify=verify, skip=skip) for part in examples.parts]
         return JoinedFetcher(examples, parts, skip=skip)

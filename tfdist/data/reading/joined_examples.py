@@ -95,6 +95,9 @@ class Joined(Examples):
     def numbers(self, name: str) -> NDArray[Any]:
         return np.concatenate([part.numbers(name) for part in self.parts])
 
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        return np.concatenate([part.lengths(name) for part in self.parts])
+
     def verify(self) -> Any:
         raise ConfigError(
             f"{self.url} are several directories; verify each on its own: `tfdist data verify DIRECTORY`."

@@ -16,6 +16,7 @@ from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
 from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.checked_examples import Examples
+from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
 from tfdist.data.reading.joined_columns import ColumnFetcher
@@ -45,6 +46,7 @@ class Pipeline:
         decode: Callable[[Features], Features] | None,
         augment: Callable[[Features, tf.Tensor], Features] | None,
         cache: DecodedCache | None,
+        pads: Pads,
         finish: Callable[[Features, tf.Tensor | None], Any],
         weighs: bool,
         native: Any,
@@ -67,6 +69,7 @@ class Pipeline:
         if decode is not None or augment is not None or PAYLOAD in fetcher.names:
             self._search = user_functions.Search(fetcher, decode, augment, skip=fetcher.skip)
         self._asked = tensor_columns.WhenAsked(fetcher)
+        self._pads = pads
         self._finish = finish
         self._weighs = weighs
         keep_freed_memory()
@@ -225,14 +228,18 @@ class Pipeline:
             found, sound = self._decoded(reader, ids, list(early))
         else:
             found, sound = self._cache.through(ids, lambda ids: self._decoded(reader, ids, []))
-        return (found if self._augment is None else mapped("augment", self._augment, found, seeds)), sound
+        if self._augment is not None:
+            found = mapped("augment", self._augment, found, seeds, is_last=True)
+        return padded(found, self._pads, self.failures), sound
 
     def _decoded(
         self, reader: tensor_columns.ColumnReader, ids: tf.Tensor, early: list[tf.Tensor]
     ) -> tuple[Features, tf.Tensor]:
         found, sound = reader.late(ids, early)
         found = tensor_columns.with_shapes(self.examples.schema, found)
-        return (found if self._decode is None else mapped("decode", self._decode, found)), sound
+        if self._decode is not None:
+            found = mapped("decode", self._decode, found, is_last=self._augment is None)
+        return found, sound
 
 
 # Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.

@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist import native, validation
-from tfdist.data.format.schema import TEXT
 from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
+from tfdist.data.order.buckets import Bucketed, block_of
 from tfdist.data.reading import read_dataset as pipelines
 from tfdist.data.reading.checked_examples import Examples
+from tfdist.data.reading.element_roles import pads_of, roles
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.joined_columns import fetcher_of
 from tfdist.data.reading.read_dataset import Reading, position_of
@@ -23,76 +21,7 @@ _BLOCK_BYTES = 2 << 20  # read in one go, from a disk that spins or from a store
 _WINDOW = 64  # blocks that are mixed
 _REMOTE_CACHE_BYTES = 1 << 30
 
-Function = Callable[..., dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What features are for `fit`: y, x (empty: all others), and weight.
-
-    ``origin`` is where the features come from, for messages: "the examples have", "decode returns".
-    """
-
-    label: str | None
-    inputs: Sequence[str]
-    weight: str | None
-    origin: str
-
-    def require(self, features: Mapping[str, Any]) -> None:
-        """Refuse roles that these features, which have a dtype, cannot have."""
-        named = [("label", self.label), *(("inputs", name) for name in self.inputs), ("weight", self.weight)]
-        there = ", ".join(map(repr, features))
-        for argument, name in named:
-            if name is not None and name not in features:
-                way = " Return it too, or name one of these." if self.origin.endswith("returns") else ""
-                raise ConfigError(
-                    f"{argument} names the feature {name!r}; {self.origin} {there}.{way}", name=argument, received=name
-                )
-        if self.weight is not None and getattr(features[self.weight], "dtype", TEXT) == TEXT:
-            raise ConfigError(
-                f"weight names the feature {self.weight!r}, which is no number; a weight must be one.",
-                name="weight",
-                received=self.weight,
-            )
-
-    def element(self, found: Mapping[str, Any], padding: tf.Tensor | None) -> Any:
-        """(x, y), (x, y, weight) or x."""
-        self.require(found)
-        names = list(self.inputs) or [name for name in found if name not in (self.label, self.weight)]
-        x = found[names[0]] if len(names) == 1 else {name: found[name] for name in names}
-        if self.label is None:
-            return x
-        weights = None if self.weight is None else tf.cast(found[self.weight], tf.float32)
-        if padding is not None:
-            weights = padding if weights is None else weights * padding
-        return (x, found[self.label]) if weights is None else (x, found[self.label], weights)
-
-
-def roles(label: Any, inputs: Any, weight: Any, *, origin: str) -> Roles:
-    if isinstance(label, (list, tuple, set, Mapping)):
-        raise validation.mismatch(
-            "label",
-            label,
-            "the name of one feature. Let decode return several labels as one, a dict by the names of the model's "
-            "outputs: {**example, 'label': {'a': ..., 'b': ...}}.",
-        )
-    if isinstance(inputs, bytes) or not isinstance(inputs, (str, Sequence, set, frozenset)):
-        raise validation.mismatch("inputs", inputs, "a feature's name, or a list of names.", kind=ConfigTypeError)
-    names = [validation.text("inputs", name) for name in ([inputs] if isinstance(inputs, str) else inputs)]
-    found = Roles(
-        None if label is None else validation.text("label", label),
-        names,
-        None if weight is None else validation.text("weight", weight),
-        origin,
-    )
-    if found.weight is not None and found.label is None:
-        raise ConfigError(
-            f"weight is {weight!r}, and without a label there is nothing to weigh. Name the label, or leave weight "
-            "out.",
-            name="weight",
-            received=weight,
-        )
-    return found
+Function = Callable[..., Any]
 
 
 def read(
@@ -102,11 +31,13 @@ def read(
     seed: int = 0,
     order: str | Mapping[int, float] = "full",
     tail: str | None = None,
-    label: str | None = None,
+    bucket_by: str | None = None,
+    label: str | Sequence[str] | None = None,
     inputs: Sequence[str] | str = (),
     weight: str | None = None,
     decode: Function | None = None,
     augment: Function | None = None,
+    pad: Mapping[str, Any] | None = None,
     cache: str | os.PathLike[str] | None = None,
     on_corrupt: str = "raise",
     verify: str = "first",
@@ -136,14 +67,21 @@ def read(
         tail: what becomes of a last batch with fewer examples: "pad" fills it with examples of weight 0, so that all
             batches have one shape; "drop" leaves it out; "keep" yields it as it is. Default: "pad" with a label, "keep"
             where nothing has a weight.
-        label: the feature to learn. Default: the one that the directory names; without any, batches are x alone.
+        bucket_by: puts examples of near lengths into a batch: a list or text of any length, or the name of an integer
+            that says the length. In 64 batches at a time, permuted examples are sorted by length, and the batches
+            permuted. The order must be "full".
+        label: the feature to learn, or a list of features, which make y a dict. Default: the one that the directory
+            names; without any, batches are x alone.
         inputs: the features that are x, a dict unless it is one. Default: all but label and weight.
         weight: the feature that is the sample weight.
         decode: a deterministic function of an example's features (a dict of tensors) that returns its features, such as
-            a decoded and resized picture.
+            a decoded and resized picture. An array whose first dimension is unknown becomes a ragged one.
         augment: a function of an example's features and of a seed (int32 ``[2]``, for `tf.image.stateless_*` and
             `tf.random.stateless_*`) that returns its features. The seed follows from (seed, epoch, example), so results
-            do not depend on workers.
+            do not depend on workers. The last of these functions may also return ``(x, y)`` or ``(x, y, weight)`` of
+            any structure.
+        pad: lengths to which lists and ragged arrays are padded with 0, by feature; or ``(length, value)``. A list of
+            lengths pads to the smallest one that fits the rows that are read together. A longer list is an error.
         cache: keeps the results of ``decode``, in "memory" or in a folder on a local disk.
         on_corrupt: "raise"; or "skip" a corrupt example with a line in the log: another replaces it with weight 0, so
             that the number of steps stays; or "verify" every record before anything is read. An example for which
@@ -195,14 +133,16 @@ def read(
     examples = view.examples
     if examples.paths is not None:  # of a store when they are read first
         examples.binding.require(range(len(examples.manifest.shards)))
-    label = examples.manifest.label if label is None else label
     last = "augment" if augment is not None else "decode" if decode is not None else ""
-    named = roles(label, inputs, weight, origin=f"{last} returns" if last else "the examples have")
+    origin = f"{last} returns" if last else "the examples have"
+    named = roles(label, inputs, weight, origin=origin, default_label=examples.manifest.label)
     if not last:  # else what it returns is looked at
         named.require(examples.schema)
-    tail = tail or ("keep" if label is None else "pad")
-    chosen = _order(view, order, label)
-    if label is None and (tail == "pad" or on_corrupt == "skip"):
+    tail = tail or ("keep" if named.label is None else "pad")
+    chosen = _order(view, order, named.label)
+    if bucket_by is not None:
+        chosen = _bucketed(view, order, bucket_by, block_of((state or {}).get("order")) or global_batch_size)
+    if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
             f"{what} gives some examples the weight 0, and without a label there is no weight. Name the label, or pass "
@@ -229,14 +169,15 @@ def read(
         decode=decode,
         augment=augment,
         cache=None if cache is None else DecodedCache(cache, len(examples)),
+        pads=pads_of(pad),
         finish=named.element,
-        weighs=label is not None and (tail == "pad" or on_corrupt == "skip"),
+        weighs=tail == "pad" or on_corrupt == "skip",
         native=None if ops is False or cache is not None or examples.paths is None else native.records(),
     )
     return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
 
 
-def _order(view: View, order: Any, label: str | None) -> epoch_orders.Order:
+def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
     if view.mixture is None:
         inner = _order_of(view, len(view), order, label)
         return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
@@ -251,7 +192,7 @@ def _order(view: View, order: Any, label: str | None) -> epoch_orders.Order:
     return mixed if view.ids is None else mixtures.Chosen(mixed, view.ids)
 
 
-def _order_of(view: View, count: int, order: Any, label: str | None) -> epoch_orders.Order:
+def _order_of(view: View, count: int, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
     if isinstance(order, Mapping):
         return class_shares.Weighted(view.of(view.examples.integers(_needed(label))), dict(order))
     validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
@@ -265,7 +206,30 @@ def _order_of(view: View, count: int, order: Any, label: str | None) -> epoch_or
     return epoch_orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
 
 
-def _needed(label: str | None) -> str:
-    if label is None:
-        raise ConfigError("order goes by the label, and the directory names none. Pass label='the feature'.")
+def _bucketed(view: View, order: Any, name: str, block: int) -> epoch_orders.Order:
+    if order != "full" or view.mixture is not None:
+        what = "a mixture" if view.mixture is not None else f"order={validation.shown(order)}"
+        raise ConfigError(f"bucket_by is an order of its own, and cannot be combined with {what}.", name="bucket_by")
+    feature = view.examples.schema.get(name)
+    if (
+        feature is None
+        or feature.shape not in ((), (None,))
+        or (feature.shape == () and feature.dtype.startswith("float"))
+    ):
+        raise ConfigError(
+            f"bucket_by names the feature {name!r}, which is {feature}; it must be a list, a text, or one integer. "
+            f"There are {', '.join(map(repr, view.examples.schema))}.",
+            name="bucket_by",
+            received=name,
+        )
+    inner = Bucketed(view.of(view.examples.lengths(name)), block)
+    return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
+
+
+def _needed(label: str | tuple[str, ...] | None) -> str:
+    if not isinstance(label, str):
+        raise ConfigError(
+            f"order goes by the label, and there {'are several' if label else 'is none'}. Pass label='the feature'; "
+            "decode may return (x, y) with others."
+        )
     return label

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.format.picture_decoding import cause_of
 from tfdist.data.reading import tensor_columns
+from tfdist.data.reading.element_roles import PAIR
 from tfdist.data.reading.fetch import PAYLOAD
 from tfdist.data.reading.joined_columns import ColumnFetcher
 from tfdist.errors import ConfigError, CorruptDataError
@@ -28,37 +29,50 @@ _Seeds = NDArray[np.int32]
 _one_by_one = tf.autograph.experimental.do_not_convert
 
 
-def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor) -> Features:
-    """The features that a function makes of each example of a batch; its result is checked before anything is read."""
+def mapped(name: str, function: Callable[..., Features], found: Features, *more: tf.Tensor, is_last: bool) -> Features:
+    """The features that a function makes of each example of a batch; its result is checked before anything is read.
+
+    The last function may return (x, y) or (x, y, weight) instead, which become the feature `PAIR`.
+    """
 
     def spec_of_one(value: Any) -> Any:
-        is_list = isinstance(value, tf.RaggedTensor)
-        return tf.TensorSpec([None] if is_list else value.shape[1:], value.dtype)
+        return tf.TensorSpec(value.shape[1:], value.dtype)
 
     def signature_of(out: Any) -> Any:
-        is_list = out.shape.rank == 1 and out.shape[0] is None
-        return tf.RaggedTensorSpec([None], out.dtype) if is_list else tf.TensorSpec(out.shape, out.dtype)
+        rank = out.shape.rank
+        is_list = rank and out.shape[0] is None and None not in out.shape[1:].as_list()
+        return (
+            tf.RaggedTensorSpec(out.shape, out.dtype, ragged_rank=0) if is_list else tf.TensorSpec(out.shape, out.dtype)
+        )
 
     specs = [tf.nest.map_structure(spec_of_one, given) for given in (found, *more)]
-    graph: Any = tf.function(function)
-    returned = graph.get_concrete_function(*specs).structured_outputs
-    _need_features(name, returned)
+    users: Any = tf.function(function)
+    returned = users.get_concrete_function(*specs).structured_outputs
+    graph = users
+    if is_last and isinstance(returned, tuple) and len(returned) in (2, 3):
+
+        def graph(*row: Any) -> Any:
+            return {PAIR: dict(zip(("x", "y", "weight"), users(*row), strict=False))}
+
+        returned = {PAIR: dict(zip(("x", "y", "weight"), returned, strict=False))}
+    _need_features(name, returned, "(x, y), (x, y, weight) or " if is_last else "")
     signature = tf.nest.map_structure(signature_of, returned)
     return tf.map_fn(lambda row: graph(*row), (found, *more), fn_output_signature=signature)
 
 
-def _need_features(name: str, returned: Any) -> None:
+def _need_features(name: str, returned: Any, more: str) -> None:
     if not isinstance(returned, Mapping):
         is_tensor = isinstance(returned, (tf.Tensor, tf.TypeSpec))
         what = "None" if returned is None else "one tensor" if is_tensor else f"a {type(returned).__name__}"
+        what += f" of {len(returned)}" if isinstance(returned, tuple) else ""
         hint = " Is its `return` missing?" if returned is None else ""
         raise ConfigError(
-            f"{name} returned {what}; it must return a dict of the example's features: "
+            f"{name} returned {what}; it must return {more}a dict of the example's features: "
             f"{{**example, 'name': tensor}}, label and weight included.{hint}"
         )
     if not returned:
         raise ConfigError(f"{name} returned a dict without features; it must return those that `fit` is to have.")
-    for feature, value in returned.items():
+    for feature, value in returned.get(PAIR, returned).items():
         if not isinstance(feature, str):
             raise ConfigError(f"{name} returned a feature called {feature!r}; a feature's name must be text.")
         for leaf in tf.nest.flatten(value, expand_composites=False):

@@ -1,1 +1,1 @@
-"""Parts and mixtures of examples, which are read as a directory is."""
+"""Parts, mixtures and packings of examples, which are read as a directory is."""

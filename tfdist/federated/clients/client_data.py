@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.data.format.schema import FIXED
 from tfdist.data.reading.checked_examples import Examples, open_directory
+from tfdist.data.reading.element_roles import roles
 from tfdist.data.reading.fetch import Fetcher, source_of
-from tfdist.data.reading.reader import read, roles
+from tfdist.data.reading.reader import read
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ClientData = Callable[[str], Any] | Mapping[str, Any] | Sequence[Any] | str | Path

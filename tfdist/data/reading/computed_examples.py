@@ -1,0 +1,161 @@
+"""Examples that are no records of TFRecord files: their columns are made when they are asked for. No TensorFlow."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format import record_framing
+from tfdist.data.format.data_manifest import Manifest, Shard
+from tfdist.data.format.schema import GENERIC, TEXT, Schema
+from tfdist.data.format.shard_index import Index
+from tfdist.data.reading.checked_examples import Binding, Examples
+from tfdist.data.reading.fetch import PAYLOAD, Failures, objects
+from tfdist.data.writing.encode import Encoder
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.storage.directory import Storage
+
+_STEP = 4096  # examples that are looked at in one go
+_logger = logging.getLogger(__name__)
+_Ids = NDArray[np.int64]
+Columns = dict[str, Any]
+
+
+class Computed(Examples):
+    """Examples whose columns a subclass makes; `shards` names the files or what else they come from."""
+
+    def __init__(
+        self, schema: Schema, shards: Sequence[Shard], *, storage: Storage, binding: Binding, label: str | None = None
+    ) -> None:
+        self.storage = storage
+        self.binding = binding
+        self.manifest = Manifest(schema=schema, layout=GENERIC, shards=tuple(shards), label=label)
+        self.template = None
+        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
+
+    @abstractmethod
+    def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
+        """Return features of examples: an array, or a list of bytes, or of arrays where lengths differ.
+
+        Raises:
+            CorruptDataError: one cannot be read.
+        """
+
+    @property
+    def paths(self) -> list[str] | None:
+        return None
+
+    def each(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+        ids = np.asarray(numbers, np.int64)
+        columns = self.columns(ids, list(self.schema))
+        for place in range(len(ids)):
+            yield {name: _value(values[place]) for name, values in columns.items()}
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        return np.asarray([value for part in self._all(name) for value in part], self.schema[name].dtype)
+
+    def lengths(self, name: str) -> _Ids:
+        if self.schema[name].shape == () and self.schema[name].dtype != TEXT:
+            return self.numbers(name).astype(np.int64)
+        return np.array([len(value) for part in self._all(name) for value in part], np.int64)
+
+    def _all(self, name: str) -> Iterator[Any]:
+        for begin in range(0, len(self), _STEP):
+            ids = np.arange(begin, min(begin + _STEP, len(self)), dtype=np.int64)
+            yield self.columns(ids, [name])[name]
+
+    def locate(self, numbers: _Ids) -> tuple[NDArray[np.int32], _Ids, _Ids]:
+        shards = np.searchsorted(self.begins, numbers, side="right") - 1
+        return shards.astype(np.int32), numbers - self.begins[shards], np.zeros_like(numbers)
+
+    def corrupt(self, number: int, shard: int, offset: int) -> str:
+        file = self.manifest.shards[shard].file
+        return f"example {number} is corrupt: {file}, number {number - int(self.begins[shard])} of the file."
+
+    def index(self, shard: int) -> Index:
+        raise ConfigError(f"{self.url} has no index of tfdist.")
+
+    def verify(self) -> Any:
+        raise ConfigError(
+            f"{self.url} has no checksums of tfdist; `tfdist data write` makes a directory that has them."
+        )
+
+    def require_sound(self) -> None:
+        for begin in range(0, len(self), _STEP):
+            self.columns(np.arange(begin, min(begin + _STEP, len(self)), dtype=np.int64), list(self.schema))
+
+
+class ComputedFetcher:
+    """Columns for `Pipeline`: a list of any length is its bytes, and one of texts is a whole tf.train.Example."""
+
+    def __init__(self, examples: Computed, *, skip: bool) -> None:
+        self.examples: Examples = examples
+        self.failures = Failures()
+        self.skip = skip
+        self._computed = examples
+        schema = examples.schema
+        is_parsed = any(feature.dtype == TEXT and feature.shape != () for feature in schema.values())
+        self.names = [PAYLOAD] if is_parsed else list(schema)
+        self._encode = Encoder(schema, GENERIC)
+        self._reported: set[int] = set()
+
+    def __call__(self, ids: _Ids) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
+        if self.names == [PAYLOAD]:
+            payloads, weight = self.payloads(ids)
+            return {PAYLOAD: payloads}, weight
+        found, weight = self._sound(ids)
+        columns = {}
+        for name, feature in self.examples.schema.items():
+            values = found[name]
+            if feature.size is None:
+                values = objects([np.asarray(value, feature.dtype).tobytes() for value in values])
+            elif feature.dtype == TEXT:
+                values = objects(values)
+            columns[name] = np.asarray(values) if values.__class__ is not np.ndarray else values
+        return columns, weight
+
+    def payloads(self, ids: _Ids) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The examples as bytes of tf.train.Example, and their weights."""
+        found, weight = self._sound(ids)
+        encoded = self._encode(found)
+        ends = encoded.ends.tolist()
+        spans = zip([0, *ends[:-1]], ends, strict=True)
+        data = memoryview(encoded.data)
+        return objects([bytes(data[a + record_framing.HEADER_BYTES : b - 4]) for a, b in spans]), weight
+
+    def _sound(self, ids: _Ids) -> tuple[Columns, NDArray[np.float32]]:
+        names, weight = list(self.examples.schema), np.ones(len(ids), np.float32)
+        with self.examples.binding.reading(np.unique(self.examples.locate(ids)[0]).tolist()):
+            try:
+                return self._computed.columns(ids, names), weight
+            except CorruptDataError:
+                if not self.skip:
+                    raise
+            weight[:] = [self._is_sound(number, names) for number in ids.tolist()]
+            good = np.flatnonzero(weight)
+            stand_in = int(ids[good[0]]) if len(good) else self._any_sound(int(ids[0]), names)
+            return self._computed.columns(np.where(weight > 0, ids, stand_in), names), weight
+
+    def _is_sound(self, number: int, names: list[str]) -> bool:
+        try:
+            self._computed.columns(np.array([number]), names)
+        except CorruptDataError as error:
+            if number not in self._reported:
+                self._reported.add(number)
+                _logger.warning("%s It counts with weight 0.", error)
+            return False
+        return True
+
+    def _any_sound(self, near: int, names: list[str]) -> int:
+        count = len(self._computed)
+        for step in range(1, count):
+            if self._is_sound((near + step) % count, names):
+                return (near + step) % count
+        raise CorruptDataError(f"no example of {self._computed.url} is sound.", path=self._computed.url)
+
+
+def _value(value: Any) -> Any:
+    return value if isinstance(value, bytes) else np.asarray(value)

@@ -1,0 +1,206 @@
+"""Sequences of unlike lengths, packed into rows of one length."""
+
+import bisect
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist import validation
+from tfdist.data.format.data_manifest import Shard
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.order.epoch_orders import Permutation
+from tfdist.data.reading.checked_examples import Binding
+from tfdist.data.reading.computed_examples import Columns, Computed
+from tfdist.data.reading.view import View, view_of
+from tfdist.errors import ConfigError
+
+_Ids = NDArray[np.int64]
+
+
+def pack(
+    source: Any, feature: str, length: int, *, whole: bool = False, fill: int = 0, shuffle: bool = True, seed: int = 0
+) -> View:
+    """Pack sequences into rows of one length, each token once; a row is an example.
+
+    A row's content follows from its number alone, so rows are shuffled, mixed and resumed as other examples are.
+
+    Args:
+        source: a directory, a list of them, or what `tfdist.data.open` or `tfdist.data.select` returned.
+        feature: a list of numbers of any length, such as the tokens of a document.
+        length: values of a row.
+        whole: whether a sequence stays in one row if it fits; each is put where it leaves the least room. Longer ones
+            are cut. Default: sequences follow each other without room, and go on in the next row.
+        fill: fills the room that is left.
+        shuffle: whether sequences are permuted before they are packed. All epochs have the same rows.
+        seed: of this permutation.
+    Returns:
+        What `tfdist.data.read` and `tfdist.data.mix` take. An example has ``feature`` ``[length]``, ``document`` (int32
+        ``[length]``: 1 for the first sequence of the row, 2 for the next, 0 for room that is left) and ``position``
+        (int32 ``[length]``: the place in the sequence).
+    Raises:
+        ConfigError: the feature is no list of numbers, or there is no value.
+
+    Example:
+        >>> import tempfile, numpy as np, tfdist
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = tfdist.data.write({"tokens": [[1, 2, 3], [4], [5, 6, 7, 8]]}, folder)
+        ...     rows = tfdist.data.pack(folder, "tokens", 4, whole=True, shuffle=False)
+        ...     [(row["tokens"].tolist(), row["document"].tolist()) for row in rows]
+        [([5, 6, 7, 8], [1, 1, 1, 1]), ([1, 2, 3, 4], [1, 1, 1, 2])]
+    """
+    view = view_of(source, "source")
+    if view.mixture is not None:
+        raise ConfigError("source is a mixture; pack its sources, and mix what was packed.", name="source")
+    length = validation.integer("length", length, minimum=1)
+    given = view.examples.schema.get(feature)
+    if given is None or given.dtype == TEXT or len(given.shape) != 1:
+        raise ConfigError(
+            f"feature is {feature!r}, which is {given}; it must be a list of numbers. There are "
+            f"{', '.join(map(repr, view.examples.schema))}.",
+            name="feature",
+            received=feature,
+        )
+    if feature in ("document", "position"):
+        raise ConfigError(f"feature is {feature!r}, which rows have besides; give it another name.", name="feature")
+    ids = view.all_ids()
+    if validation.boolean("shuffle", shuffle) and len(ids):
+        ids = ids[Permutation(len(ids), "pack", validation.integer("seed", seed))(np.arange(len(ids)))]
+    sizes = view.examples.lengths(feature)[ids]
+    if not sizes.sum():
+        raise ConfigError(f"feature {feature!r} has no value in {len(ids)} examples.", name="feature", received=feature)
+    plan = _whole(sizes, length) if validation.boolean("whole", whole) else _cut(sizes, length)
+    return View(Packed(view, feature, length, fill, ids, plan))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Pieces of sequences, row by row: sequence, first value, number of values; `first` has each row's first piece."""
+
+    sequence: _Ids
+    begin: _Ids
+    size: _Ids
+    first: _Ids
+
+
+def _cut(sizes: _Ids, length: int) -> Plan:
+    """Sequences one after the other, cut where a row ends."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1])
+    bounds = np.unique(np.concatenate([ends, np.arange(0, total, length)]))
+    bounds = bounds[bounds < total]
+    sequence = np.searchsorted(ends, bounds, side="right")
+    size = np.diff(np.append(bounds, total))
+    first = np.searchsorted(bounds, np.append(np.arange(0, total, length), total))
+    return Plan(sequence, bounds - (ends - sizes)[sequence], size, first)
+
+
+def _whole(sizes: _Ids, length: int) -> Plan:
+    """Pieces of at most a row, the longest first, each into the row that it fills best."""
+    counts = -(-sizes // length)
+    sequence = np.repeat(np.arange(len(sizes)), counts)
+    begin = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * length
+    size = np.minimum(sizes[sequence] - begin, length)
+    row = np.empty(len(size), np.int64)
+    rooms: list[int] = []  # the rooms that some row has left, sorted
+    rows_with: dict[int, list[int]] = {}
+    rows = 0
+    order = np.argsort(-size, kind="stable")
+    for piece, needed in zip(order.tolist(), size[order].tolist(), strict=True):
+        place = bisect.bisect_left(rooms, needed)
+        if place == len(rooms):
+            room, row[piece], rows = length, rows, rows + 1
+        else:
+            room = rooms[place]
+            row[piece] = rows_with[room].pop()
+            if not rows_with[room]:
+                del rooms[place], rows_with[room]
+        left = room - needed
+        if left:
+            if left not in rows_with:
+                bisect.insort(rooms, left)
+                rows_with[left] = []
+            rows_with[left].append(int(row[piece]))
+    by_row = np.argsort(row, kind="stable")
+    first = np.searchsorted(row[by_row], np.arange(rows + 1))
+    return Plan(sequence[by_row], begin[by_row], size[by_row], first)
+
+
+class _BoundTo(Binding):
+    """The binding of the directory that rows are made of, which checks its own shards."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._of = binding
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        with self._of.explained():
+            yield
+
+    def require(self, shards: Iterable[int]) -> None:
+        self._of.require_manifest()
+
+    def require_manifest(self, since: float = math.inf) -> None:
+        self._of.require_manifest(since)
+
+
+class Packed(Computed):
+    """Rows of a plan, as examples."""
+
+    def __init__(self, view: View, feature: str, length: int, fill: int, ids: _Ids, plan: Plan) -> None:
+        self._examples, self._feature, self._length, self._fill = view.examples, feature, length, fill
+        self._ids, self._plan = ids, plan
+        crc = 0
+        for part in (ids, plan.sequence, plan.begin, plan.size, plan.first):
+            crc = google_crc32c.extend(crc, np.ascontiguousarray(part, "<i8").tobytes())
+        source = Shard(
+            file=f"{view.examples.manifest.digest}:{feature}:{length}:{fill}",
+            examples=len(plan.first) - 1,
+            bytes=view.examples.manifest.total_bytes,
+            crc32c=crc,
+            smallest=length,
+            largest=length,
+        )
+        dtype = view.examples.schema[feature].dtype
+        schema = Schema(
+            {
+                feature: Feature(dtype, (length,)),
+                "document": Feature("int32", (length,)),
+                "position": Feature("int32", (length,)),
+            }
+        )
+        super().__init__(schema, [source], storage=view.examples.storage, binding=_BoundTo(view.examples.binding))
+
+    @property
+    def url(self) -> str:
+        return self._examples.url
+
+    def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
+        plan, shape = self._plan, (len(ids), self._length)
+        found = {name: np.zeros(shape, self.schema[name].dtype) for name in names}
+        if self._feature in found:
+            found[self._feature][:] = self._fill
+        pieces = [np.arange(plan.first[row], plan.first[row + 1]) for row in ids.tolist()]
+        wanted, which = np.unique(self._ids[plan.sequence[np.concatenate(pieces)]], return_inverse=True)
+        lists: list[Any] = []
+        if self._feature in found:
+            lists = [np.asarray(one[self._feature]) for one in self._examples.each(wanted.tolist())]
+        place = 0
+        for row, of_row in enumerate(pieces):
+            at = 0
+            for number, piece in enumerate(of_row.tolist(), 1):
+                begin, size = int(plan.begin[piece]), int(plan.size[piece])
+                span = slice(at, at + size)
+                if lists:
+                    found[self._feature][row, span] = lists[which[place]][begin : begin + size]
+                if "document" in found:
+                    found["document"][row, span] = number
+                if "position" in found:
+                    found["position"][row, span] = np.arange(begin, begin + size)
+                at, place = at + size, place + 1
+        return found
