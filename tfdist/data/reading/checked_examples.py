@@ -43,6 +43,7 @@ def open_directory(
     storage_options: Mapping[str, Any] | None = None,
     cache: Any = None,
     follow_symlinks: bool = False,
+    records: str = "examples",
 ) -> "Examples":
     """Open a directory that `tfdist.data.write` has made, or TFRecord files of other writers.
 
@@ -54,6 +55,8 @@ def open_directory(
         cache: a `tfdist.data.BlockCache` for remote directories.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
             of hubs. Default: they are refused.
+        records: what the records of TFRecord files are: "examples" of TensorFlow, or "raw" bytes, such as protocol
+            buffers of your own, which are then the feature ``record``.
     Raises:
         ConfigError: there is no manifest in it.
         CorruptDataError: the manifest cannot be trusted.
@@ -71,6 +74,10 @@ def open_directory(
         "cache": cache,
         "follow_symlinks": follow_symlinks,
     }
+    if validation.one_of("records", records, ("examples", "raw")) == "raw":
+        from tfdist.data.foreign.raw_records import open_raw
+
+        return open_raw(directory)
     matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
         from tfdist.data.reading.joined_examples import joined  # which builds on this file
@@ -79,8 +86,11 @@ def open_directory(
     one: Any = matching[0] if matching else directory
     place: Storage = storage(one, **options)
     if not manifests.has_manifest(place):
-        from tfdist.data.writing.foreign_tfrecords import place_of  # which builds on this file
+        from tfdist.data.foreign.foreign_files import open_foreign  # which build on this file
+        from tfdist.data.writing.foreign_tfrecords import place_of
 
+        if (found := open_foreign(one)) is not None:
+            return found
         place = place_of(one, **options)
     return Examples(place, read_manifest(place))
 

@@ -58,14 +58,14 @@ class Columns:
             if name in self.masks:
                 found[name] = nulls_of(arrays[self.masks[name]])
             else:
-                found[name] = self._column(name, feature, arrays[name], start)
+                found[name] = self.column(name, feature, arrays[name], start)
         return found
 
     def array(self, batch: Any, name: str) -> Any:
         """The values of a feature in a record batch."""
         return _at(batch, self.paths[name])
 
-    def _column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
+    def column(self, name: str, feature: Feature, array: Any, start: int) -> Any:
         array = unwrapped(array)
         nulls = nulls_of(array) if array.null_count else None
         if nulls is None:

@@ -1,0 +1,124 @@
+"""Writers of other libraries' formats, by their documented layouts; a test compares them with the libraries' own."""
+
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COUNT = 23
+
+
+def rows() -> list[dict[str, Any]]:
+    """Examples with a number, a text, an array, and a list of any length."""
+    return [
+        {
+            "id": i,
+            "text": "größe" * (i % 3),
+            "matrix": np.full((2, 3), i, "float32"),
+            "list": np.arange(i % 5 + 1, dtype="int64"),
+        }
+        for i in range(COUNT)
+    ]
+
+
+def npy(array: np.ndarray) -> bytes:
+    found = io.BytesIO()
+    np.save(found, array)
+    return found.getvalue()
+
+
+def tar(path: Path, members: Sequence[tuple[str, bytes]]) -> None:
+    with tarfile.open(path, "w") as file:
+        for name, content in members:
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            file.addfile(about, io.BytesIO(content))
+
+
+def tar_members(row: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    key = f"some.dir/{row['id']:04d}"
+    return [
+        (f"{key}.id", f"{row['id']}\n".encode()),
+        (f"{key}.txt", row["text"].encode()),
+        (f"{key}.m.npy", npy(row["matrix"])),
+        (f"{key}.l.npy", npy(row["list"])),
+    ]
+
+
+MDS = {"id": "int", "list": "ndarray:int64", "matrix": "ndarray:float32:2,3", "text": "str"}
+
+
+def mds(folder: Path, shards: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    folder.mkdir()
+    listed = []
+    for number, samples in enumerate(shards):
+        bodies = []
+        for row in samples:
+            listed_array = row["list"]
+            parts = [
+                np.int64(row["id"]).tobytes(),
+                bytes([1 << 2, len(listed_array)]) + listed_array.tobytes(),
+                row["matrix"].tobytes(),
+                row["text"].encode(),
+            ]
+            bodies.append(struct.pack("<2I", len(parts[1]), len(parts[3])) + b"".join(parts))
+        about = {
+            "column_encodings": list(MDS.values()),
+            "column_names": list(MDS),
+            "column_sizes": [8, None, 24, None],
+            "compression": None,
+            "format": "mds",
+            "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 0, "hashes": {}},
+            "samples": len(samples),
+            "version": 2,
+            "zip_data": None,
+        }
+        config = json.dumps(about).encode()
+        begin = 4 + 4 * (len(bodies) + 1) + len(config)
+        offsets = begin + np.cumsum([0, *map(len, bodies)])
+        content = struct.pack("<I", len(bodies)) + offsets.astype("<u4").tobytes() + config + b"".join(bodies)
+        (folder / f"shard.{number:05d}.mds").write_bytes(content)
+        listed.append(about)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
+
+
+def megatron(base: Path, documents: Sequence[Sequence[np.ndarray]], code: int) -> None:
+    flat = [sequence for document in documents for sequence in document]
+    lengths = np.array([len(one) for one in flat], "<i4")
+    pointers = ((np.cumsum(lengths) - lengths) * flat[0].itemsize).astype("<i8")
+    bounds = np.cumsum([0, *map(len, documents)]).astype("<i8")
+    base.with_suffix(".bin").write_bytes(b"".join(one.tobytes() for one in flat))
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(flat), len(bounds))
+    base.with_suffix(".idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes())
+
+
+def arrow(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow
+
+    folder.mkdir()
+    half = len(rows) // 2
+    for number, part in enumerate((rows[:half], rows[half:])):
+        plain = [{**row, "matrix": row["matrix"].tolist(), "list": row["list"].tolist()} for row in part]
+        matrix = pyarrow.list_(pyarrow.list_(pyarrow.float32(), 3), 2)
+        kinds = {
+            "id": pyarrow.int64(),
+            "text": pyarrow.string(),
+            "matrix": matrix,
+            "list": pyarrow.list_(pyarrow.int64()),
+        }
+        table = pyarrow.Table.from_pylist(plain, pyarrow.schema(list(kinds.items())))
+        path = str(folder / f"data-{number}.arrow")
+        with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+    state = {"_data_files": [{"filename": f"data-{number}.arrow"} for number in range(2)]}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def json_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [json.dumps({**row, "matrix": row["matrix"].tolist(), "list": row["list"].tolist()}) for row in rows]
+    path.write_text("\n".join(lines[:5]) + "\r\n\n" + "\n".join(lines[5:]))

@@ -1,0 +1,186 @@
+"""What kind of files a path means, and examples in files that no manifest describes."""
+
+import glob
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.format.data_manifest import Shard
+from tfdist.data.format.schema import Schema
+from tfdist.data.reading.checked_examples import Binding
+from tfdist.data.reading.computed_examples import Computed
+from tfdist.data.reading.numpy_reader import Maps
+from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
+from tfdist.storage.local_storage import LocalStorage
+
+_LOOK_SECONDS = 1.0
+_Ids = NDArray[np.int64]
+
+
+class Files:
+    """Local files of one folder, mapped into memory; `crcs` are of what was indexed of each."""
+
+    def __init__(self, paths: Sequence[Path], kind: str) -> None:
+        self.paths = list(paths)
+        self.kind = kind
+        folder = os.path.commonpath([path.parent for path in paths])
+        self.names = [os.path.relpath(path, folder) for path in paths]
+        self.storage = LocalStorage(folder, url=str(paths[0]) if len(paths) == 1 else folder)
+        self.binding = FileBinding(self.paths)
+        self.maps = Maps(self.paths)
+
+    def shard(self, number: int, examples: int, *index: NDArray[Any]) -> Shard:
+        """The description of a file, which differs when its examples do."""
+        crc = google_crc32c.value(self.kind.encode())
+        for part in index:
+            crc = google_crc32c.extend(crc, np.ascontiguousarray(part).tobytes())
+        size = len(self.maps[number])
+        return Shard(file=self.names[number], examples=examples, bytes=size, crc32c=crc, smallest=0, largest=0)
+
+    def damaged(self, number: int, why: str) -> CorruptDataError:
+        return CorruptDataError(f"{self.paths[number]} {why}", path=str(self.paths[number]))
+
+
+class Foreign(Computed):
+    """Examples in such files."""
+
+    def __init__(self, files: Files, schema: Schema, shards: Sequence[Shard], label: str | None = None) -> None:
+        self.files = files
+        if not sum(shard.examples for shard in shards):
+            raise ConfigError(f"{files.storage.url} has no example ({files.kind}).", path=files.storage.url)
+        super().__init__(schema, shards, storage=files.storage, binding=files.binding, label=label)
+
+    def bytes_at(self, ids: _Ids, begins: _Ids, sizes: _Ids) -> list[bytes]:
+        """Bytes of the file of each example."""
+        shards, _, _ = self.locate(ids)
+        maps = {number: self.files.maps[number] for number in np.unique(shards).tolist()}
+        spans = zip(shards.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True)
+        return [maps[shard].data[begin:end].tobytes() for shard, begin, end in spans]
+
+    def bad(self, number: int, why: str) -> CorruptDataError:
+        """The error of an example that cannot be read."""
+        shard, place, _ = self.locate(np.array([number]))
+        file = self.files.names[int(shard[0])]
+        return CorruptDataError(f"example {number} is corrupt: {file}, number {int(place[0])}: {why}", path=file)
+
+
+class FileBinding(Binding):
+    """Refuses files that have changed since they were opened."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._states = [_state(path) for path in paths]
+        self._looked = time.monotonic()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (CorruptDataError, OSError, ValueError, IndexError):
+            self._require(range(len(self._paths)))
+            raise
+
+    def require(self, shards: Iterable[int]) -> None:
+        self._require(shards)
+
+    def require_manifest(self, since: float = math.inf) -> None:
+        with self._lock:
+            if time.monotonic() < self._looked + _LOOK_SECONDS:
+                return
+            self._looked = time.monotonic()
+        self._require(range(len(self._paths)))
+
+    def _require(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            path = self._paths[number]
+            if not path.exists() or _state(path) != self._states[number]:
+                raise DataChangedError(
+                    f"{path} was written anew or removed since it was opened. Read it again to have what is there now.",
+                    path=str(path),
+                )
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
+    about = path.stat()
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def open_foreign(directory: Any) -> Foreign | None:
+    """Examples in files of another library; None where a path means TFRecord files, or something else."""
+    text = os.path.expanduser(os.fspath(directory))
+    if "://" in text:
+        return None
+    for opener in (_mds, _saved_dataset, _token_file):
+        if (found := opener(Path(text))) is not None:
+            return found
+    paths = files_of(text)
+    kinds = {path.suffix.lower() for path in paths}
+    if len(kinds) != 1 or not paths:
+        return None
+    return _by_suffix(kinds.pop(), paths)
+
+
+def files_of(source: Any) -> list[Path]:
+    """The files that a path means: one, those of a folder, or those that wildcards match."""
+    text = os.path.expanduser(os.fspath(source))
+    if os.path.isdir(text):
+        names = [name for name in sorted(os.listdir(text)) if not name.startswith((".", "_"))]
+        paths = [Path(text, name) for name in names]
+    else:
+        paths = [Path(text)] if os.path.exists(text) else sorted(map(Path, glob.glob(text)))
+    return [path for path in paths if path.is_file()]
+
+
+def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
+    if suffix == ".tar":
+        from tfdist.data.foreign.tar_shards import TarShards
+
+        return TarShards(Files(paths, "tar"))
+    if suffix == ".jsonl":
+        from tfdist.data.foreign.json_lines import JsonLines
+
+        return JsonLines(Files(paths, "jsonl"))
+    if suffix == ".arrow":
+        from tfdist.data.foreign.arrow_files import ArrowFiles
+
+        return ArrowFiles(Files(paths, "arrow"))
+    return None
+
+
+def _mds(path: Path) -> Foreign | None:
+    if not (path / "index.json").is_file():
+        return None
+    from tfdist.data.foreign.mds_shards import open_mds
+
+    return open_mds(path)
+
+
+def _saved_dataset(path: Path) -> Foreign | None:
+    if (path / "dataset_dict.json").is_file():
+        inner = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
+        raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
+    if not (path / "state.json").is_file():
+        return None
+    from tfdist.data.foreign.arrow_files import open_saved
+
+    return open_saved(path)
+
+
+def _token_file(path: Path) -> Foreign | None:
+    base = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    index = base.with_name(base.name + ".idx")
+    if not index.is_file():
+        return None
+    from tfdist.data.foreign.token_files import open_tokens
+
+    return open_tokens(base)

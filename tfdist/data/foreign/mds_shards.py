@@ -1,0 +1,164 @@
+"""MDS shards of MosaicML's streaming: samples of columns, of which index.json has the names and encodings."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.reading.computed_examples import Columns
+from tfdist.errors import ConfigError, CorruptDataError
+
+_SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_TEXTS = ("bytes", "str", "json", "jpeg", "png")
+_PARSED: dict[str, tuple[str, Callable[[bytes], Any]]] = {"str_int": ("int64", int), "str_float": ("float64", float)}
+_DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"}
+_DTYPES |= {64: "uint64", 65: "int64", 66: "float64"}
+_Ids = NDArray[np.int64]
+
+
+class MdsShards(Foreign):
+    """Samples found by the offsets in each shard; a sample begins with the sizes of columns that have no fixed one."""
+
+    def __init__(
+        self, files: Files, counts: list[int], encodings: dict[str, str], sizes: dict[str, int | None]
+    ) -> None:
+        self._encodings, self._sizes = encodings, sizes
+        spans, shards = [], []
+        for number, count in enumerate(counts):
+            content = files.maps[number]
+            stored = int.from_bytes(content[:4].tobytes(), "little")
+            if stored != count or len(content) < 8 + 4 * count:
+                raise files.damaged(number, f"has {stored} samples in {len(content)} bytes; index.json says {count}.")
+            offsets = np.frombuffer(content[4 : 8 + 4 * count].tobytes(), "<u4").astype(np.int64)
+            if np.diff(offsets).min(initial=0) < 0 or offsets[0] < 8 + 4 * count or offsets[-1] > len(content):
+                raise files.damaged(number, "has offsets that do not rise, or lead out of it.")
+            spans.append(np.stack([offsets[:-1], np.diff(offsets)]))
+            shards.append(files.shard(number, count, offsets))
+        self._begins, self._lengths = np.concatenate(spans, axis=1)
+        self.files = files
+        self.begins = np.cumsum([0, *counts], dtype=np.int64)
+        features = {name: self._feature(name) for name in encodings}
+        super().__init__(files, Schema(features), shards)
+
+    def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
+        wanted = list(names)
+        rows = self._rows(ids)
+        found: Columns = {}
+        for name in wanted:
+            values = [row[name] for row in rows]
+            feature, encoding = self.schema[name], self._encodings[name]
+            if encoding.startswith("ndarray"):
+                arrays = [self._array(*row, name, feature) for row in zip(ids.tolist(), values, strict=True)]
+                found[name] = arrays if feature.size is None else np.stack(arrays)
+            elif feature.dtype == TEXT:
+                found[name] = values
+            elif encoding in _PARSED:
+                found[name] = np.array([self._parsed(*row, name) for row in zip(ids.tolist(), values, strict=True)])
+            else:
+                found[name] = np.frombuffer(b"".join(values), feature.dtype)
+        return found
+
+    def _rows(self, ids: _Ids) -> list[dict[str, bytes]]:
+        unsized = sum(size is None for size in self._sizes.values())
+        fixed = sum(size or 0 for size in self._sizes.values())
+        found = []
+        for number, data in zip(ids.tolist(), self.bytes_at(ids, self._begins[ids], self._lengths[ids]), strict=True):
+            head = 4 * unsized
+            sizes = np.frombuffer(data[:head], "<u4").astype(np.int64) if len(data) >= head else np.zeros(0, np.int64)
+            if len(sizes) != unsized or head + fixed + int(sizes.sum()) != len(data):
+                raise self.bad(number, f"its columns do not take its {len(data)} bytes.")
+            given, row, at = iter(sizes.tolist()), {}, head
+            for name, size in self._sizes.items():
+                length = next(given) if size is None else size
+                row[name] = data[at : at + length]
+                at += length
+            found.append(row)
+        return found
+
+    def _parsed(self, number: int, value: bytes, name: str) -> Any:
+        try:
+            return _PARSED[self._encodings[name]][1](value)
+        except ValueError:
+            raise self.bad(number, f"its {name} is {value[:20]!r}, which is no number.") from None
+
+    def _array(self, number: int, data: bytes, name: str, feature: Feature | None) -> NDArray[Any]:
+        _, _, config = self._encodings[name].partition(":")
+        dtype, _, dims = config.partition(":")
+        try:
+            if not dtype:
+                dtype, data = _DTYPES[data[0]], data[1:]
+            shape = tuple(map(int, dims.split(","))) if dims else None
+            if shape is None:
+                rank, width = data[0] >> 2, 1 << data[0] % 4
+                shape = tuple(np.frombuffer(data[1 : 1 + rank * width], f"<u{width}").tolist())
+                data = data[1 + rank * width :]
+            array = np.frombuffer(data, dtype).reshape(shape)
+        except (ValueError, KeyError, IndexError) as error:
+            raise self.bad(number, f"its {name} is no array ({error}).") from None
+        fits = feature is None or (array.dtype == feature.dtype and feature.shape in (array.shape, (None,)))
+        if not fits or (feature is not None and feature.size is None and array.ndim != 1):
+            raise self.bad(number, f"its {name} is {array.dtype.name} of shape {array.shape}, which must be {feature}.")
+        return array
+
+    def _feature(self, name: str) -> Feature:
+        encoding = self._encodings[name]
+        kind = encoding.partition(":")[0]
+        if kind in _TEXTS:
+            return Feature(TEXT, is_image=kind in ("jpeg", "png"))
+        if kind != "ndarray":
+            return Feature(_PARSED[kind][0] if kind in _PARSED else "int64" if kind == "int" else kind)
+        ids = np.arange(min(int(self.begins[-1]), 32))
+        arrays = [self._array(number, row[name], name, None) for number, row in enumerate(self._rows(ids))]
+        same = len({array.shape for array in arrays}) == 1
+        if not same and arrays[0].ndim > 1:
+            raise ConfigError(
+                f"column {name!r} has arrays of {arrays[0].shape} and other shapes; only arrays of one dimension may "
+                "differ. Write them flat, with their shape as a column.",
+                name=name,
+            )
+        is_list = arrays[0].ndim == 1 and encoding.count(":") < 2
+        return Feature(arrays[0].dtype.name, (None,) if is_list else arrays[0].shape, encoding="raw")
+
+
+def open_mds(folder: Path) -> MdsShards | None:
+    """The shards that index.json of a folder lists; None if it is of something else."""
+    index = folder / "index.json"
+    try:
+        shards = json.loads(index.read_bytes())["shards"]
+        if any(shard["format"] != "mds" for shard in shards) or not shards:
+            return None
+        first = shards[0]
+        names = [Path(shard["raw_data"]["basename"]) for shard in shards]
+        columns = [dict(zip(shard["column_names"], shard["column_encodings"], strict=True)) for shard in shards]
+        sizes = dict(zip(first["column_names"], first["column_sizes"], strict=True))
+        counts = [int(shard["samples"]) for shard in shards]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"{index} is no index of MDS: {error!r}", path=str(index)) from error
+    if any(name.name != str(name) for name in names):
+        raise CorruptDataError(f"{index} names files of other folders.", path=str(index))
+    if any(shard.get("compression") for shard in shards) and not all((folder / name).is_file() for name in names):
+        raise ConfigError(
+            f"{folder} is compressed ({first['compression']}), and nothing can be found in the middle of its files. "
+            "Decompress them next to it: zstd -d *.mds.zstd, say.",
+            path=str(folder),
+        )
+    known = {*_SCALARS, *_TEXTS, *_PARSED, "int", "ndarray"}
+    for name, encoding in columns[0].items():
+        if encoding.partition(":")[0] not in known:
+            raise ConfigError(
+                f"column {name!r} of {folder} is encoded as {encoding!r}, which is not read: pickles may run any code, "
+                f"and others depend on PIL. Write it as one of {', '.join(sorted(known))}.",
+                name=name,
+                received=encoding,
+            )
+    if any(other != columns[0] for other in columns):
+        raise ConfigError(f"shards of {folder} have unlike columns; all must have the same.", path=str(folder))
+    missing = [str(name) for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CorruptDataError(f"{index} names {missing[0]}, which must be in the folder.", path=str(index))
+    return MdsShards(Files([folder / name for name in names], "mds"), counts, columns[0], sizes)

@@ -1,0 +1,142 @@
+"""Tar files of WebDataset: members with one key are an example, and the rest of their names are its features."""
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.format.schema import TEXT, Feature, Schema
+from tfdist.data.reading.computed_examples import Columns
+from tfdist.errors import ConfigError, CorruptDataError
+
+KEY = "__key__"
+_NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)  # the first dot of the base name ends the key
+_INTEGERS = frozenset({"cls", "cls2", "id", "index", "inx"})
+_PICTURES = frozenset({"jpg", "jpeg", "png", "gif", "bmp", "webp"})
+_Ids = NDArray[np.int64]
+
+
+class TarShards(Foreign):
+    """Tar files, found by one pass over the headers of their members."""
+
+    def __init__(self, files: Files) -> None:
+        keys: list[str] = []
+        shards, spans, first = [], [], None
+        for number in range(len(files.paths)):
+            names, found = _members(files, number, first)
+            first = first or (names, files.names[number])
+            keys += list(found)
+            table = np.array(list(found.values()), np.int64).reshape(len(found), -1, 2)
+            shards.append(files.shard(number, len(found), table))
+            spans.append(table)
+        self._names = (first or ([], ""))[0]
+        self._keys = [key.encode() for key in keys]
+        self._spans = np.concatenate([span for span in spans if len(span)] or [np.zeros((0, 0, 2), np.int64)])
+        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
+        self.files = files
+        features = {name: self._feature(place, name) for place, name in enumerate(self._names)} if keys else {}
+        label = "cls" if "cls" in features else None
+        super().__init__(files, Schema({KEY: Feature(TEXT), **features}), shards, label)
+
+    def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
+        found: Columns = {}
+        for name in names:
+            if name == KEY:
+                found[name] = [self._keys[number] for number in ids.tolist()]
+                continue
+            begins, sizes = self._spans[ids, self._names.index(name)].T
+            values = self.bytes_at(ids, begins, sizes)
+            kind = name.rpartition(".")[2]
+            if kind in _INTEGERS:
+                found[name] = np.array([self._integer(*row, name) for row in zip(ids, values, strict=True)], np.int64)
+            elif kind == "npy":
+                found[name] = self._arrays(ids, values, name)
+            else:
+                found[name] = values
+        return found
+
+    def _integer(self, number: int, value: bytes, name: str) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            raise self.bad(int(number), f"its {name} is {value[:20]!r}, which must be an integer.") from None
+
+    def _arrays(self, ids: _Ids, values: list[bytes], name: str) -> Any:
+        feature = self.schema[name]
+        found = []
+        for number, value in zip(ids.tolist(), values, strict=True):
+            array = _array(value)
+            fits = array is not None and array.dtype.name == feature.dtype and array.shape == feature.shape
+            if array is None or not (fits or (feature.shape == (None,) and array.ndim == 1)):
+                said = "no array" if array is None else f"{array.dtype.name} of shape {array.shape}"
+                raise self.bad(number, f"its {name} is {said}, which must be {feature}.")
+            found.append(array)
+        return found if feature.size is None else np.stack(found) if found else np.zeros((0,))
+
+    def _feature(self, place: int, name: str) -> Feature:
+        kind = name.rpartition(".")[2]
+        if kind in _INTEGERS:
+            return Feature("int64")
+        if kind != "npy":
+            return Feature(TEXT, is_image=kind in _PICTURES)
+        few = np.arange(min(len(self._spans), 32))
+        arrays = [_array(value) for value in self.bytes_at(few, *self._spans[few, place].T)]
+        first = next((array for array in arrays if array is not None), None)
+        if first is None:
+            raise CorruptDataError(f"{self.files.storage.url}: {name} is no array of NumPy.", path=self.files.names[0])
+        same = all(array is None or array.shape == first.shape for array in arrays)
+        return Feature(first.dtype.name, first.shape if same or first.ndim != 1 else (None,), encoding="raw")
+
+
+def _members(
+    files: Files, number: int, first: tuple[list[str], str] | None
+) -> tuple[list[str], dict[str, list[tuple[int, int]]]]:
+    """The features, and for each key the first byte and size of each."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    last = None
+    try:
+        with tarfile.open(files.paths[number], "r:") as tar:
+            for member in tar:
+                name = _NAME.fullmatch(member.name.removeprefix("./"))
+                if not member.isfile() or name is None or member.name.startswith("__"):
+                    continue  # as WebDataset does
+                key, field = name[1], name[2].lower()
+                if key in found and (key != last or field in found[key]):
+                    raise ConfigError(
+                        f"{files.paths[number]} has {member.name!r}, and {key!r} was there before: members of an "
+                        "example must follow each other, each with a name of its own.",
+                        path=str(files.paths[number]),
+                    )
+                if member.issparse():
+                    raise files.damaged(number, f"has the sparse member {member.name!r}, which is not read.")
+                found.setdefault(key, {})[field] = (member.offset_data, member.size)
+                last = key
+    except tarfile.TarError as error:
+        raise files.damaged(number, f"is no whole tar file that is not compressed: {error}") from error
+    names, where = first or (list(next(iter(found.values()), {})), files.names[number])
+    for key, fields in found.items():
+        if fields.keys() != set(names):
+            raise ConfigError(
+                f"{key!r} of {files.paths[number]} has {', '.join(sorted(fields))}; the first example, of {where}, has "
+                f"{', '.join(sorted(names))}. All must have the same. WebDataset ends a key at the first dot of the "
+                "file name, so a/b.c.jpg and a/b.d.jpg are one example: rename such files.",
+                name=key,
+                path=str(files.paths[number]),
+            )
+        last_byte = max(begin + size for begin, size in fields.values())
+        if last_byte > len(files.maps[number]):
+            raise files.damaged(number, f"ends before {key!r} does.")
+    return names, {key: [fields[name] for name in names] for key, fields in found.items()}
+
+
+def _array(value: bytes) -> NDArray[Any] | None:
+    try:
+        found = np.load(io.BytesIO(value), allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        return None
+    return found if isinstance(found, np.ndarray) else None
