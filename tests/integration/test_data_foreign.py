@@ -22,6 +22,7 @@ pytestmark = pytest.mark.quick
 
 ROWS = writers.rows()
 HALF = len(ROWS) // 2
+SAMPLES = Path(__file__).parents[1] / "goldens/foreign"
 
 
 def write_tar(where: Path) -> str:
@@ -257,3 +258,26 @@ def test_a_bad_example_is_named_or_skipped(tmp_path: Path) -> None:
         data.read(data.open(tmp_path / "a.tar"), global_batch_size=3, storage_options={"anon": True})
     with refused(ConfigTypeError, name="directory"):
         data.read({"a": 1}, global_batch_size=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "renamed"), [("web.tar", {"text": "txt", "matrix": "npy"}), ("mds", {}), ("saved", {})]
+)
+def test_what_the_libraries_themselves_wrote_is_read(name: str, renamed: dict[str, str]) -> None:
+    """`make.py` in the folder wrote them: WebDataset, MosaicML's streaming, and Hugging Face's datasets."""
+    examples = data.open(SAMPLES / name)
+    assert len(examples) == 7
+    for number, found in enumerate(examples):
+        expected = {
+            "id": number,
+            "score": number / 4,
+            "text": ("größe" * (number % 3)).encode(),
+            "matrix": np.full((2, 3), number).tolist(),
+            "list": list(range(number % 5 + 1)),
+        }
+        for feature, value in expected.items():
+            if feature in ("id", "text", "matrix") or name != "web.tar":
+                there = found[renamed.get(feature, feature)]
+                assert (there if isinstance(there, bytes) else np.asarray(there).tolist()) == value
+    columns, _ = fetcher_of(examples, verify="first", skip=False)(np.arange(7)[::-1])
+    assert columns["id"].tolist() == list(range(7))[::-1]

@@ -31,7 +31,7 @@ class TarShards(Foreign):
             names, found = _members(files, number, first)
             first = first or (names, files.names[number])
             keys += list(found)
-            table = np.array(list(found.values()), np.int64).reshape(len(found), -1, 2)
+            table = np.array(list(found.values()), np.int64).reshape(len(found), len(names), 2)
             shards.append(files.shard(number, len(found), table))
             spans.append(table)
         self._names = (first or ([], ""))[0]

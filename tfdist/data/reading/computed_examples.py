@@ -38,11 +38,7 @@ class Computed(Examples):
 
     @abstractmethod
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
-        """Return features of examples: an array, or a list of bytes, or of arrays where lengths differ.
-
-        Raises:
-            CorruptDataError: one cannot be read.
-        """
+        """Features of examples: arrays, or a list of bytes, or of arrays where lengths differ; or CorruptDataError."""
 
     @property
     def paths(self) -> list[str] | None:

@@ -12,7 +12,7 @@ from tfdist import validation
 from tfdist.data.order.epoch_orders import Order
 from tfdist.data.order.mixtures import Mixed, Schedule
 from tfdist.data.reading.checked_examples import Examples, open_directory
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, ConfigTypeError
 
 Source = Any  # a path, a URL, a list of them, `Examples` or a `View`
 
@@ -98,7 +98,6 @@ def view_of(source: Source, name: str = "directory", **options: Any) -> View:
             )
         return source if isinstance(source, View) else View(source)
     if not isinstance(source, (str, os.PathLike, list, tuple)):
-        raise validation.mismatch(
-            name, source, "a path, a URL, a list of them, or what tfdist.data.open, select or mix returned."
-        )
+        required = "a path, a URL, a list of them, or what tfdist.data.open, select or mix returned."
+        raise validation.mismatch(name, source, required, kind=ConfigTypeError)
     return View(open_directory(source, **options))
