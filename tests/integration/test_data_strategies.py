@@ -42,6 +42,7 @@ class Pools:
     """Worker processes, started with this file's first test and kept for all."""
 
     def __init__(self, stack: ExitStack, forking: Forks) -> None:
+        self._of_one: dict[str, Any] = {}
         self._pools = {kind: stack.enter_context(_pool(kind, forking)) for kind in POOLS}
         for pool in self._pools.values():
             pool.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the processes
@@ -55,6 +56,12 @@ class Pools:
         for reply in sorted(answers, key=lambda reply: reply.seconds):  # the first failure is the cause
             assert reply.status == "returned", f"worker {reply.worker} {reply.status}: {reply.message}\n{reply.detail}"
         return [reply.value for reply in answers]
+
+    def graph_of_one_device(self, function: str) -> Any:
+        """Return what one device has, which is computed once for all strategies."""
+        if function not in self._of_one:
+            (self._of_one[function],) = self("one", function, of="graph_cases")
+        return self._of_one[function]
 
 
 def _pool(kind: str | None, forking: Forks) -> WorkerPool:
@@ -202,7 +209,7 @@ def test_one_replica_computes_with_all_rows_of_unlike_inputs(call: Pools) -> Non
 
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring", "parameter-server"])
 def test_inputs_that_are_no_examples_are_whole_on_every_replica(strategy: str, call: Pools) -> None:
-    (one,) = call("one", "whole", of="graph_cases")
+    one = call.graph_of_one_device("whole")
     for seen in call(strategy, "whole", of="graph_cases"):
         assert seen.keys() == one.keys()
         for kind, values in seen.items():
@@ -211,14 +218,14 @@ def test_inputs_that_are_no_examples_are_whole_on_every_replica(strategy: str, c
 
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker"])
 def test_the_noise_scale_is_measured_with_whole_inputs(strategy: str, call: Pools) -> None:
-    (one,) = call("one", "noise", of="graph_cases")
+    one = call.graph_of_one_device("noise")
     for seen in call(strategy, "noise", of="graph_cases"):
         np.testing.assert_allclose(seen, one, rtol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored-2", "multi-worker", "ring"])
 def test_a_loop_of_ones_own_has_whole_inputs_on_every_replica(strategy: str, call: Pools) -> None:
-    (one,) = call("one", "looped", of="graph_cases")
+    one = call.graph_of_one_device("looped")
     for seen in call(strategy, "looped", of="graph_cases"):
         np.testing.assert_allclose(seen, one, rtol=1e-5, atol=1e-6)
 
