@@ -97,9 +97,11 @@ class Meeting:
         workers = self._group.traced.size
         return 2 * (workers - 1) / workers * worker_weights.bytes_of(variables)
 
-    def _mean_of(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        paths = relative_paths([one.path for one in variables])
-        return self._group.mean(worker_weights.read(variables), [f"mean of {path}" for path in paths])
+    def _mean_of(self, variables: Sequence[keras.Variable], slots: Sequence[keras.Variable] = ()) -> list[tf.Tensor]:
+        """Return the means of variables, and of slots, whose paths have Keras' counters in the middle of names."""
+        labels = [f"mean of {path}" for path in relative_paths([one.path for one in variables])]
+        labels += [f"mean of slot {number}" for number in range(len(slots))]
+        return self._group.mean(worker_weights.read([*variables, *slots]), labels)
 
     def _traced(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function as a graph, traced once for each name."""
@@ -120,9 +122,11 @@ class Averaging(Meeting):
         self._traced("meet", self._meet)
 
     def _meet(self) -> None:
-        variables = self._exchanged()
-        worker_weights.write(variables, self._mean_of(variables))
+        worker_weights.write(self._exchanged(), self._mean_of(super()._exchanged(), self._slots()))
 
     def _exchanged(self) -> list[keras.Variable]:
+        return [*super()._exchanged(), *self._slots()]
+
+    def _slots(self) -> list[keras.Variable]:
         slots = worker_weights.slots_of(self._model) if self._averages_moments else []
-        return [*super()._exchanged(), *(one for one in slots if worker_weights.is_floating(one))]
+        return [one for one in slots if worker_weights.is_floating(one)]
