@@ -1,6 +1,7 @@
 """What the tests of workers that meet seldom run in every worker at once; each returns JSON values.
 
 The reference is a simulation on one device: a plain Keras model for each worker, which trains on the worker's rows.
+Worker 0 alone simulates, and returns the outcome as ``simulated``. So Keras numbers layers otherwise there later on.
 """
 
 import contextlib
@@ -129,6 +130,8 @@ def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True
     """Return the end of a training of local steps, and of its simulation."""
     text = f"local-sgd:every={every},average_moments={str(moments).lower()},inside={inside}"
     seen = trained(text, optimizer, normalizes=normalizes)
+    if RANK:
+        return seen
     simulation = Simulation(optimizer, normalizes=normalizes, inside=inside)
     simulation.run(2, lambda step: simulation.average(moments=moments) if step % every == 0 else None)
     return seen | {"simulated": simulation.mean()}
@@ -137,6 +140,8 @@ def local_sgd(every: int, optimizer: str, normalizes: bool, moments: bool = True
 def post_local_sgd(after: int, every: int, optimizer: str) -> dict[str, Any]:
     """Return the end of a training whose first steps reduce gradients, and of its simulation."""
     seen = trained(f"post-local-sgd:after={after},every={every}", optimizer)
+    if RANK:
+        return seen
     simulation = Simulation(optimizer)
     whole = network(optimizer)  # trains the first steps, on whole batches
     whole.optimizer.build(whole.trainable_variables)
@@ -175,6 +180,8 @@ def outer_steps(options: dict[str, Any]) -> dict[str, Any]:
     """Return the end of a training with outer steps, and of its simulation, in NumPy."""
     given = ",".join(f"{name}={value}" for name, value in options.items())
     seen = trained(f"diloco:{given}", "momentum", normalizes=True)
+    if RANK:
+        return seen
     schedule = meeting_schedules.require(f"diloco:{given}")
     assert isinstance(schedule, meeting_schedules.DiLoCo)
     simulation = Simulation("momentum", normalizes=True)
@@ -224,6 +231,8 @@ def moving(model: keras.Model) -> list[Any]:
 def mixed(text: str) -> dict[str, Any]:
     """Return the end of a training of springs or of gossip, and of its simulation."""
     seen = trained(text, "sgd")
+    if RANK:
+        return seen
     schedule = meeting_schedules.require(text)
     simulation = Simulation("sgd")
     center = simulation.models[0].get_weights()
@@ -297,15 +306,13 @@ def chosen_interval(folder: str) -> dict[str, Any]:
     text = "local-sgd:every=auto"
     before = backed_up(text, folder, 14, epochs=4)["every"]
     seen = backed_up(text, folder, None, epochs=4)
+    found = {"before": before, "after": seen["every"], "weights": seen["ended"]["weights"]}
+    if RANK:
+        return found
     schedule = meeting_schedules.LocalSGD(every=seen["every"][0])
     simulation = Simulation("adam", normalizes=True)
     simulation.run(4, lambda step: simulation.average() if step >= 12 and schedule.events(step) else None)
-    return {
-        "before": before,
-        "after": seen["every"],
-        "weights": seen["ended"]["weights"],
-        "simulated": simulation.mean(),
-    }
+    return found | {"simulated": simulation.mean()}
 
 
 def resumed(text: str, folder: str, after: list[int], **options: Any) -> list[Any]:
