@@ -25,6 +25,7 @@ import psutil
 import pytest
 
 from tests.integration import light
+from tests.integration.forks import UNPATCHED
 from tests.readme import INTEGRATION, MARKS, Marks
 from tfdist.variables import TRIALS
 
@@ -81,6 +82,8 @@ LONGEST = (
     "test_tune.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
+# how often Horovod's processes ask each other; every millisecond, as it does by itself, is a fifth of a short training
+CYCLE, CYCLE_MILLISECONDS = "HOROVOD_CYCLE_TIME", "5"
 KERNEL_THREADS = 2  # the process whose children they are
 GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -122,6 +125,8 @@ hypothesis.settings.load_profile("any machine")
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = uuid.uuid4().hex
     os.environ[TRIALS.name] = "again"  # else what is tried would depend on the tests before
+    if UNPATCHED not in os.environ:
+        os.environ[CYCLE] = CYCLE_MILLISECONDS
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light.STARTING, os.environ.get("PYTHONPATH")]))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile what all import
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes would inherit it
@@ -158,8 +163,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    os.environ.pop(MARK, None)
-    os.environ.pop(TRIALS.name, None)
+    for name in (MARK, TRIALS.name, CYCLE):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(autouse=True, scope="session")
