@@ -15,6 +15,7 @@ from tfdist.testing.pool import WorkerPool, worker_environments
 
 DEADLINE_SECONDS = 800
 CASES = Path(__file__).parent / "cases"
+release = pytest.mark.release  # one more number of replicas, or collective, of what others cover
 KINDS = [
     *("dense", "activity", "pictures", "depthwise", "transposed", "sequence", "recurrent", "attention"),
     *("words", "bag", "two inputs", "frozen"),
@@ -73,7 +74,7 @@ def same(seen: Any, wanted: Any) -> None:
         np.testing.assert_allclose(seen["history"][name], wanted["history"][name], atol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=release), 3])
 def test_replicas_train_to_the_weights_of_one_device_noise_included(
     pool: WorkerPool, alone: Any, replicas: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_replicas_train_to_the_weights_of_one_device_noise_included(
     assert alone["history"]["epsilon"][1] > 7.9
 
 
-@pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
+@pytest.mark.parametrize("strategy", ["multi-worker", pytest.param("ring", marks=release)])
 def test_workers_train_to_the_weights_of_one_device_noise_included(forking: Forks, alone: Any, strategy: str) -> None:
     with start(forking, strategy, 2) as workers:
         same(call(workers, "trained", replicas=0), alone)
@@ -94,7 +95,7 @@ def test_replicas_without_examples_and_empty_batches_count_for_nothing(pool: Wor
     same(call(pool, "trained", replicas=4, size=1), call(pool, "trained", replicas=1, size=1))
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 3, *(pytest.param(count, marks=release) for count in (2, 4))])
 def test_the_noise_of_the_sum_has_one_variance(pool: WorkerPool, replicas: int) -> None:
     mean, square, count = call(pool, "noise_of", replicas=replicas)
     assert abs(mean) < 4 / count**0.5

@@ -133,7 +133,14 @@ def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal
 
 # what has sums over both axes: norms, finite checks, statistics of batches, rows of tables
 @pytest.mark.parametrize(
-    ("name", "then"), [("mlp-accumulating", {}), ("mlp-scaling", {}), ("embedding", {}), ("convolution", EVALUATE)]
+    ("name", "then"),
+    [
+        ("mlp-accumulating", {}),
+        ("mlp-scaling", {}),
+        # both are trained on this mesh below, on devices, and above in two processes
+        pytest.param("embedding", {}, marks=pytest.mark.release),
+        pytest.param("convolution", EVALUATE, marks=pytest.mark.release),
+    ],
 )
 def test_four_processes_have_the_numbers_of_one_device(
     four: WorkerPool, equal: Equal, name: str, then: dict[str, Any]

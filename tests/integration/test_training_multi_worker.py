@@ -72,8 +72,16 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
     return [reply.value for reply in answers]
 
 
-@under_two
-@pytest.mark.parametrize(("kind", "at_once"), [("arrays", 1), ("dataset", 2), ("reading", 1)])
+# what is decided, and cut, does not depend on the collectives
+@pytest.mark.parametrize(
+    ("pool", "kind", "at_once"),
+    [
+        *[("multi-worker", *case) for case in (("arrays", 1), ("dataset", 2), ("reading", 1))],
+        ("ring", "dataset", 2),
+        *[pytest.param("ring", kind, 1, marks=pytest.mark.release) for kind in ("arrays", "reading")],
+    ],
+    indirect=["pool"],
+)
 def test_shares_follow_the_speed_of_workers_with_the_numbers_of_one_device(
     pool: WorkerPool, kind: str, at_once: int
 ) -> None:
