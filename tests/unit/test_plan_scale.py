@@ -119,7 +119,7 @@ def test_each_method_has_a_command(method: str) -> None:
     assert "train.py" in row.command
     words = {
         "sharded": "--strategy sharded-data-parallel",
-        "local-sgd": "--synchronization local-sgd:every=8",
+        "local-sgd": "--synchronization local-sgd:every=2",
         "parameter-server": "--parameter-servers 1",
         "powersgd": "PowerSGD(rank=2)",
         "pipeline": "--strategy pipeline",
@@ -237,6 +237,13 @@ def test_limits_that_nothing_meets_are_exit_code_1(profile: str) -> None:
         (["--budget", "5", "--examples", "10"], "--price"),
         (["--spot", "0.5:mtbf=4h"], "--price"),
         (["--examples", "1.5"], "1.5"),
+        (["--examples", "nan"], "nan"),
+        (["--examples", "inf"], "inf"),
+        (["--epochs", "inf"], "inf"),
+        (["--noise", "nan"], "nan"),
+        (["--save", "inf", "--price", "1", "--spot", "0.5:mtbf=4h"], "inf"),
+        (["--method", "local"], "local-sgd"),
+        (["--workers", "128"], "--grow"),
         (["--hosts", "8"], "--hosts"),
         (["--workers", "x"], "--workers"),
         (["--link", "fast"], "fast"),

@@ -1,7 +1,6 @@
 """Options that `tfdist plan scale` and `tfdist plan simulate` share: the profile, the network, the device."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from tfdist.processes.shared_memory import observe_gpus
 ASSUMED_NOISE = 0.03
 _ASSUMED_DISK = 1e9
 _ASSUMED_CODEC = 1e-4, 1e-9
+_ASSUMED_STEP = 1e-3
 _LEAST_SAVE = 0.1
 _DIVISORS = (2, 8, 32, 128)  # the times of batches between two that were measured lie on a line
 
@@ -170,6 +170,15 @@ def profile_of(
     )
 
 
+def on_device(profile: Profile, device: DeviceKind, found: Calibration | None) -> Profile:
+    """Return a profile whose step takes on another device as long as a compiled step of nothing, at least."""
+    if device.name == HERE:
+        return profile
+    least = _ASSUMED_STEP if found is None else found.step_seconds
+    alone = profile.alone and on_device(profile.alone, device, found)
+    return dataclasses.replace(profile, fixed_seconds=max(profile.fixed_seconds, least), alone=alone)
+
+
 def record() -> plan_record.Record:
     """Return the record of this machine."""
     return plan_record.read(plan_record.path_of(os.environ))
@@ -182,10 +191,3 @@ def save_seconds(given: float | None, profile: Profile, found: Calibration | Non
     size = profile.parameter_bytes + profile.slot_bytes
     rate = _ASSUMED_DISK if found is None else found.disk_bytes_per_second
     return max(size / rate, _LEAST_SAVE)
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Format a number with so many digits; none of a large one is left out."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"

@@ -15,7 +15,7 @@ from tfdist.cli.common.option_parts import OutputFile, json_option, plot_option,
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.cli.plan.plan_options import (
     network_of,
-    number,
+    on_device,
     on_processors,
     plan_options,
     profile_of,
@@ -35,6 +35,7 @@ from tfdist.planner.scaling.scaling_report import (
     ScalingReport,
     numbers_of,
     plan_scaling,
+    shown_price,
     shown_seconds,
     strategy_of,
 )
@@ -131,7 +132,7 @@ def command(
         words = (*(["-m"] if is_module else []), script or "train.py", *arguments)
         report = plan_scaling(
             Request(
-                profile=costs,
+                profile=on_device(costs, around.device, kept.calibration),
                 network=around.network,
                 device=around.device,
                 noise=around.noise,
@@ -177,7 +178,7 @@ def _examples(given: float | None, asked: dict[str, Any]) -> int | None:
         if asked["deadline"] or asked["budget"]:
             raise click.UsageError("--deadline and --budget need --examples, of an epoch.")
         return None
-    if given < 1 or given != int(given):
+    if not (given >= 1 and given.is_integer()):
         raise click.UsageError(f"--examples is {given:g}; it must be a whole number above 0.")
     return int(given)
 
@@ -229,7 +230,7 @@ def _interval(request: Request, pairs: int) -> str:
     low, high = request.factors
     if pairs < plan_record.FEWEST:
         return (
-            f"interval: {plan_record.UNKNOWN:.0%} both ways are assumed; monitored runs of planned commands measure it"
+            f"interval: {plan_record.UNKNOWN:.0%} both ways is assumed; monitored runs of planned commands measure it"
         )
     return f"interval: steps were {low:.2f} to {high:.2f} of their prediction in {pairs} monitored runs"
 
@@ -249,6 +250,6 @@ def _cells(one: Row) -> list[str]:
 def _costs(one: Row, total: bool, priced: bool, spot: bool) -> list[str]:
     found = [shown_seconds(one.epoch_seconds)]
     found += [shown_seconds(one.cost.seconds)] if total else []
-    found += [number(one.cost.price)] if priced else []
+    found += [shown_price(one.cost.price)] if priced else []
     interval = one.cost.interval_seconds
     return found + ([shown_seconds(interval) if interval is not None else "-"] if spot else [])

@@ -15,6 +15,7 @@ from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.cli.plan.plan_options import (
     network_of,
+    on_device,
     plan_options,
     profile_of,
     record,
@@ -102,7 +103,7 @@ def command(
         status.update("simulating")
         workers = asked["workers"]
         job = Job(
-            profile=costs,
+            profile=on_device(costs, around.device, kept.calibration),
             network=around.network,
             device=around.device,
             method=asked["method"],

@@ -17,6 +17,7 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile
+from tfdist.planner.meeting_interval import Meetings, smallest_interval
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.job_cost import Cost, Price, cost, more_examples
 from tfdist.planner.scaling.job_steps import EXACT, METHODS, MOST_IN_PIPELINES, TERMS, Job, StepTime, predict
@@ -24,6 +25,8 @@ from tfdist.planner.scaling.plan_record import UNKNOWN
 
 _MOST_WORKERS = 1 << 20
 _MILLION = 1e6
+_SHORTEST = 1e-9
+_MOST_STEPS = 1000  # between two means of the weights
 #: below it a row says that most of its devices' time is lost
 _LEAST_EFFICIENCY = 0.5
 
@@ -196,13 +199,15 @@ class ScalingReport:
                 return "The model fits on no device. Plan a pipeline, a smaller batch, or devices with more memory."
             near = min(fitting, key=lambda one: (one.cost.seconds, one.cost.price))
             cheap = min(fitting, key=lambda one: (one.cost.price, one.cost.seconds))
-            cheapest = f"; the cheapest, {cheap.name}, costs {cheap.cost.price:,.2f}" if cheap.cost.price else ""
+            cheapest = (
+                f"; the cheapest, {cheap.name}, costs {shown_price(cheap.cost.price)}" if cheap.cost.price else ""
+            )
             return (
-                f"Nothing meets the limits: the fastest, {near.name}, takes {shown_seconds(near.cost.seconds)} for "
-                f"{near.cost.price:,.2f}{cheapest}. Give more workers, a faster link, a later deadline or more budget."
+                f"Nothing meets the limits: the fastest, {near.name}, takes {_takes(near)}{cheapest}. Give more "
+                "workers, a faster link, a later deadline or more budget."
             )
         part = getattr(best.step, best.step.dominant) / best.step.seconds if best.step.seconds else 0.0
-        takes = f"{shown_seconds(best.cost.seconds)}{f' for {best.cost.price:,.2f}' if best.cost.price else ''}"
+        takes = _takes(best)
         what = "the training" if request.examples is not None else "a million examples"
         if best.job.workers == 1:
             why = "One device meets the limits: do not distribute" if self.has_limit else "More workers do not pay here"
@@ -261,7 +266,7 @@ def plan_scaling(request: Request) -> ScalingReport:
     if not chosen:
         raise ConfigError(
             f"none of {', '.join(map(str, request.workers))} workers can run {', '.join(request.methods)} with "
-            f"{request.batch(1)} examples in a step. Ask for fewer workers, another method, or a batch that grows.",
+            f"{request.batch(1)} examples in a step. Ask for fewer, another method, or a batch for each (--grow).",
             name="workers",
             received=request.workers,
         )
@@ -289,7 +294,16 @@ def _job(request: Request, method: str, workers: int) -> Job | None:
         codec_seconds_per_byte=request.codec[1],
         servers=max(workers // 4, 1),
     )
+    if method == "local-sgd":
+        return dataclasses.replace(job, every=_every(job))
     return None if method == "pipeline" and job.pipeline is None else job
+
+
+def _every(job: Job) -> int:
+    """The fewest steps between two means of the weights for which those cost little beside steps."""
+    each = predict(dataclasses.replace(job, every=1))
+    alone = max(each.compute + each.update + each.fixed, _SHORTEST)
+    return min(smallest_interval(Meetings(step_seconds=alone, travel_seconds=each.reduction)), _MOST_STEPS)
 
 
 def _row(request: Request, job: Job, price: Price) -> Row:
@@ -352,6 +366,22 @@ def shown_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / (86400.0 if unit == 'd' else size):.3g} {unit}"
     return f"{1e3 * seconds:.3g} ms"
+
+
+def shown_price(price: float) -> str:
+    """Format a price with three digits; none before the point is left out.
+
+    Example:
+        >>> shown_price(1234.5), shown_price(0.01234), shown_price(float("inf"))
+        ('1,234', '0.0123', '-')
+    """
+    if not math.isfinite(price):
+        return "-"
+    return f"{price:,.0f}" if price >= 1000 else f"{price:.3g}"
+
+
+def _takes(row: Row) -> str:
+    return shown_seconds(row.cost.seconds) + (f" for {shown_price(row.cost.price)}" if row.cost.price else "")
 
 
 def _saving(row: Row) -> str:
