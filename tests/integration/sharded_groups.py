@@ -17,7 +17,10 @@ DEADLINE_SECONDS = 900
 CASES = Path(__file__).parent / "cases"
 Group = tuple[int, int, str]  # workers, stage and what carries tensors
 # for what carries tensors, and shares the rest with the others; the first of each list is trained on uneven rows
-OF_OTHERS = [("distributed, accumulating", "plain"), ("adam, clipnorm", "plain"), ("adafactor", "table")]
+OVER_OTHERS = {
+    "horovod": [("distributed, accumulating", "plain"), ("adam, clipnorm", "plain")],
+    "tensorflow": [("distributed, accumulating", "plain"), ("adafactor", "table")],
+}
 
 
 def start(forking: Forks, workers: int, stage: int, collectives: str) -> WorkerPool:

@@ -13,7 +13,7 @@ from tests.integration.cases import refusal_fields
 from tests.integration.forks import Forks
 from tests.integration.sharded_groups import (
     DEADLINE_SECONDS,
-    OF_OTHERS,
+    OVER_OTHERS,
     Group,
     call,
     require_that_a_saved_model_is_one_devices,
@@ -61,7 +61,7 @@ def group(request: pytest.FixtureRequest) -> Group:
 @within(TWO, THREE, OVER_HOROVOD)
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_optimizers_have_the_numbers_of_one_device(pool: WorkerPool, group: Group) -> None:
-    require_the_numbers_of_one_device(pool, {TWO: OF_TWO, THREE: OF_THREE}.get(group, OF_OTHERS))
+    require_the_numbers_of_one_device(pool, {TWO: OF_TWO, THREE: OF_THREE}.get(group) or OVER_OTHERS[group[2]])
 
 
 @within(TWO, THREE)
