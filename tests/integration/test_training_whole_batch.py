@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.forks import OPTIMIZED, Forks
+from tests.integration.forks import Forks
 from tests.integration.light import python_path
 from tfdist.cluster import ports
 from tfdist.testing.pool import WorkerPool, worker_environments
@@ -33,7 +33,7 @@ def pool(forking: Forks) -> Iterator[WorkerPool]:
     (environment,) = worker_environments(
         os.environ, strategy="mirrored", ports=ports.free_ports(1), replicas_per_worker=3
     )
-    environment |= {"PYTHONPATH": python_path(CASES), OPTIMIZED: "1"}
+    environment |= {"PYTHONPATH": python_path(CASES)}
     with WorkerPool(lambda: [environment], start=forking.worker) as workers:
         workers.call("os:getpid", {}, timeout_seconds=DEADLINE_SECONDS)  # starts the process
         yield workers
