@@ -1,9 +1,9 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
-import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
 from tfdist.federated.round_history import read_rounds
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
-from tfdist.federated.session_files import SessionFiles
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(120, 6)).astype(np.float32)
@@ -91,7 +90,8 @@ def distance(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> float:
 
 
 def run(algorithm: Any, make_model: Callable[[], keras.Model] = classifier, rounds: int = 3, **options: Any) -> Any:
-    return simulate(App(make_model, options.pop("data", parts()), algorithm, **options), rounds=rounds, seed=4)
+    how = {name: options.pop(name) for name in ("folder", "processes") if name in options}
+    return simulate(App(make_model, options.pop("data", parts()), algorithm, **options), rounds=rounds, seed=4, **how)
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -275,6 +275,41 @@ class KilledError(Exception):
     """The process is gone."""
 
 
+@pytest.mark.parametrize("algorithm", [FedProx(mu=1.0), Scaffold(batch_size=8)], ids=["FedProx", "Scaffold"])
+def test_a_loss_of_evaluation_has_no_term_of_the_algorithm(algorithm: Any) -> None:
+    result = run(algorithm, rounds=2, test_data=(X, Y))
+    expected = result.model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert result.rounds[-1].evaluation == pytest.approx(expected, rel=1e-5)
+
+
+def test_processes_have_the_bits_of_one(tmp_path: Path) -> None:
+    """With states that stay at clients, clients that are cancelled, and evaluation on clients."""
+    taking_part = Participation(fraction=0.6, spare=0.5, evaluate_on="clients")
+    folders = (tmp_path / "one", tmp_path / "two")
+    results = [
+        run(
+            Scaffold(epochs=2, batch_size=8),
+            participation=taking_part,
+            personal_layers=["head"],
+            folder=folder,
+            processes=count,
+        )
+        for count, folder in enumerate(folders, start=1)
+    ]
+    one, other = ([{**asdict(record), "seconds": 0} for record in result.rounds] for result in results)
+    assert one == other
+    for a, b in zip(*(result.model.get_weights() for result in results), strict=True):
+        np.testing.assert_array_equal(a, b)
+    states = [{path.name: path.read_bytes() for path in folder.glob("clients/*/*")} for folder in folders]
+    assert states[0] == states[1] != {}
+
+
+def test_what_cannot_travel_to_processes_is_refused() -> None:
+    data = [tf.data.Dataset.from_tensor_slices(one).batch(8) for one in parts()]
+    with refused(ConfigError, name="processes", received=2):
+        run(FedAvg(), data=data, processes=2)
+
+
 def test_a_simulation_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
     app = App(classifier, parts(), Scaffold(batch_size=8), participation=Participation(fraction=0.5), test_data=(X, Y))
 
@@ -351,31 +386,6 @@ def test_a_server_killed_at_any_event_ends_with_the_same_bits(algorithm: Any, tm
         for name, array in whole.state.slots.items():
             assert np.array_equal(array, found.state.slots[name]), (kill_at, name)
         assert [one.used for one in found.records] == [3, 3]
-
-
-def test_an_update_is_on_the_disk_before_it_has_an_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, really = list[str](), os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        really(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    files = SessionFiles(tmp_path, journals=True)
-    files.write(Joined("a"), None, {})
-    del synced[:]
-    files.write(Trained(0, 0, "a", 3), {"w": np.ones(2, np.float32)}, {})
-    assert [Path(path).parent.name for path in synced if not Path(path).is_dir()] == ["updates", tmp_path.name]
-    del synced[:]
-    files.write(Joined("b"), None, {})
-    assert not synced
-    with (tmp_path / "journal-0.jsonl").open("ab") as file:
-        file.write(b"half a line")  # of a process that was killed
-    assert [type(event) for event, _, _ in SessionFiles(tmp_path, journals=True).replayed()] == [
-        Joined,
-        Trained,
-        Joined,
-    ]
 
 
 def test_a_client_whose_training_breaks_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:

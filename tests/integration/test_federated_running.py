@@ -1,6 +1,7 @@
 """Federated runs over a transport: as the simulation to the bit, and through kills, losses and secure sums."""
 
 import functools
+import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,13 @@ from tfdist.errors import ConfigError, DeadlineError, DisagreementError
 from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule, simulate
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
+from tfdist.federated.rounds import Joined, Trained
 from tfdist.federated.running.federation_client import FederationClient
 from tfdist.federated.running.federation_run import Common, common
 from tfdist.federated.running.federation_server import FederationServer, session_of
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure_sums import SecureSums
+from tfdist.federated.session_files import SessionFiles
 from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
 from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
 from tfdist.federated.transport.federation_keys import Federation
@@ -333,3 +336,28 @@ def test_what_no_secure_sum_can_have_is_refused_before_the_first_round(
 ) -> None:
     with refused(ConfigError, name=name):
         Federate(tmp_path, algorithm, SUMS, **options)
+
+
+def test_an_update_is_on_the_disk_before_it_has_an_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, really = list[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files = SessionFiles(tmp_path, journals=True)
+    files.write(Joined("a"), None, {})
+    del synced[:]
+    files.write(Trained(0, 0, "a", 3), {"w": np.ones(2, np.float32)}, {})
+    assert [Path(path).parent.name for path in synced if not Path(path).is_dir()] == ["updates", tmp_path.name]
+    del synced[:]
+    files.write(Joined("b"), None, {})
+    assert not synced
+    with (tmp_path / "journal-0.jsonl").open("ab") as file:
+        file.write(b"half a line")  # of a process that was killed
+    assert [type(event) for event, _, _ in SessionFiles(tmp_path, journals=True).replayed()] == [
+        Joined,
+        Trained,
+        Joined,
+    ]

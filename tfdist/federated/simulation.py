@@ -1,9 +1,11 @@
-"""Federated training in one process: the rounds of a real run, with clients that train one after another."""
+"""Federated training on one machine: the rounds of a real run, with clients that cross no network."""
 
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ import keras
 from tfdist import validation
 from tfdist.errors import ConfigTypeError, DeadlineError
 from tfdist.federated.app import App
+from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
-from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.federated_session import FederatedSession
-from tfdist.federated.robust.lying_clients import Deceived, Liars, Lie, among, taught
+from tfdist.federated.robust.lying_clients import Deceived, Liars, among
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_messages import Action, Event
+from tfdist.federated.training_pool import ClientWork, SimulatedClients, WorkHere, WorkInPool
+from tfdist.waiting import awaited
 
 STATES = "clients"
 
@@ -45,12 +49,13 @@ def simulate(
     folder: str | Path | None = None,
     resume: bool = False,
     liars: Liars | None = None,
+    processes: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Simulation:
-    """Run an application in this process, without a transport.
+    """Run an application on this machine, without a transport.
 
-    One model and one graph serve all clients, and memory does not grow with their number. A run of real processes with
-    the same application, seed and participants has the same weights, bit for bit.
+    One model and one graph serve all clients of a process, and memory does not grow with their number. A run of real
+    processes with the same application, seed and participants has the same weights, bit for bit.
 
     Args:
         app: the application.
@@ -60,6 +65,8 @@ def simulate(
         folder: for a checkpoint of each round and the records of all; without it nothing is kept.
         resume: go on with the run in the folder.
         liars: clients that lie, to see whether training survives them.
+        processes: how many train clients at the same time, with the same bits. With 1, this process does; with more,
+            others do, each with a model of its own, and the application's functions and data are sent to them.
         on_round: is called with the record of each round.
 
     Returns:
@@ -86,6 +93,7 @@ def simulate(
             name="app",
             received=type(app).__name__,
         )
+    validation.integer("processes", processes, minimum=1)
     clients = app.names()
     rules = app.rules(rounds=rounds, clients=len(clients), seed=seed)
     place = None if folder is None else Path(folder)
@@ -104,7 +112,15 @@ def simulate(
             journals=False,  # a round is trained again in less time than its updates take on the disk
             around=(lambda one: one) if liars is None else lambda one: Deceived(one, liars),
         )
-        _Driver(app, session, trainer, states, liars, on_round).run(clients)
+        personal = {name: trainer.local.initial[name] for name in trainer.local.personal}
+        simulated = SimulatedClients(app.client_data, liars, frozenset() if liars is None else among(liars, clients))
+        work: ClientWork = WorkHere(trainer, simulated)
+        if processes > 1:
+            work = WorkInPool(app, simulated, processes, personal)
+        try:
+            _Driver(session, work, states if trainer.keeps_state else None, on_round).run(clients)
+        finally:
+            work.close()
     model = app.make_model()
     trainer.local.set(session.state.weights)
     model.set_weights(trainer.model.get_weights())
@@ -116,24 +132,20 @@ class _Driver:
 
     def __init__(
         self,
-        app: App,
         session: FederatedSession,
-        trainer: LocalTrainer,
-        states: ClientStates,
-        liars: Liars | None,
+        work: ClientWork,
+        states: ClientStates | None,
         on_round: Callable[[RoundRecord], None] | None,
     ) -> None:
-        self._app, self._session, self._trainer, self._states = app, session, trainer, states
-        self._liars = liars
-        self._lying: frozenset[str] = frozenset()
+        self._session, self._work, self._states = session, work, states
         self._on_round = on_round
         self._told = len(session.records)
         self._actions = deque[Action]()
+        self._begun = dict[Action, Future[Any]]()
         self._deadline: messages.SetDeadline | None = None
 
     def run(self, clients: Sequence[str]) -> None:
         self._actions.extend(self._session.start())
-        self._lying = frozenset() if self._liars is None else among(self._liars, clients)
         for client in clients:
             self._tell(messages.Joined(client))
         while not self._session.machine.is_over:
@@ -159,28 +171,38 @@ class _Driver:
                 self._deadline = action
             case messages.Configure(round, attempt, clients):
                 self._tell(messages.Configured(round, attempt, clients))
-            case messages.Train():
-                self._train(action)
+            case messages.Train(round, attempt, client):
+                if (found := self._result(action)) is not None:  # else it is cancelled
+                    update, state = found
+                    if self._states is not None:
+                        self._states.save(client, (round, attempt), state)
+                    self._tell(messages.Trained(round, attempt, client, update.examples), update)
             case messages.Evaluate(round, attempt, client):
-                examples, metrics = self._trainer.evaluate(
-                    self._session.state.weights, self._app.data_of(client), self._state_of(client)
-                )
-                self._tell(messages.Evaluated(round, attempt, client, examples, metrics))
+                if (found := self._result(action)) is not None:
+                    self._tell(messages.Evaluated(round, attempt, client, *found))
 
-    def _train(self, action: messages.Train) -> None:
-        if self._session.machine.refusal(messages.Trained(action.round, action.attempt, action.client, 1)):
-            return  # cancelled since
-        task = self._session.task(action)
-        data = self._app.data_of(action.client)
-        is_liar = action.client in self._lying
-        if self._liars is not None and is_liar:
-            data = taught(self._liars, data, getattr(self._trainer.model, "output_shape", None))
-        update, state = self._trainer.train(task, data, self._state_of(action.client))
-        if is_liar:
-            update = Lie(update.arrays, update.examples, update.metrics)
-        if self._trainer.keeps_state:
-            self._states.save(action.client, (action.round, action.attempt), state)
-        self._tell(messages.Trained(action.round, action.attempt, action.client, update.examples), update)
+    def _result(self, action: Action) -> Any:
+        """What came of a training or an evaluation; meanwhile the next ones are begun. None if it does not count."""
+        following = (one for one in self._actions if type(one) is type(action))
+        for one in (action, *islice(following, self._work.ahead - 1)):
+            if one not in self._begun and self._counts(one):
+                self._begun[one] = self._begin(one)
+        future = self._begun.pop(action, None)
+        return awaited(future).result() if future is not None and self._counts(action) else None
 
-    def _state_of(self, client: str) -> Any:
-        return self._states.load(client, self._session.counted(client)) if self._trainer.keeps_state else {}
+    def _counts(self, action: Action) -> bool:
+        match action:
+            case messages.Train(round, attempt, client):
+                return not self._session.machine.refusal(messages.Trained(round, attempt, client, 1))
+            case messages.Evaluate(round, attempt, client):
+                return not self._session.machine.refusal(messages.Evaluated(round, attempt, client, 1))
+        return False
+
+    def _begin(self, action: Action) -> "Future[Any]":
+        if isinstance(action, messages.Train):
+            return self._work.train(self._session.task(action), self._state_of(action.client))
+        assert isinstance(action, messages.Evaluate)
+        return self._work.evaluate(action.client, self._session.state.weights, self._state_of(action.client))
+
+    def _state_of(self, client: str) -> Arrays:
+        return {} if self._states is None else self._states.load(client, self._session.counted(client))

@@ -1,4 +1,4 @@
-"""`tfdist federated simulate`: run an application in this process, and show its rounds."""
+"""`tfdist federated simulate`: run an application on this machine, and show its rounds."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "simulate",
     cls=Command,
     groups={
-        "What runs": ("rounds", "clients", "seed", "liars"),
+        "What runs": ("rounds", "clients", "seed", "processes", "liars"),
         "Where it goes": ("output", "resume", "exports"),
     },
     examples={
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     metavar="PART:ATTACK",
     help="Have a part of the clients lie: sign-flip, alie, ipm, mimic or label-flip; :STRENGTH may follow.",
 )
+@click.option(
+    "--processes", type=click.IntRange(1), default=1, show_default=True, help="That train clients at the same time."
+)
 @output_option
 @resume_option
 @export_option
@@ -61,14 +64,15 @@ def command(
     clients: int | None,
     seed: int,
     liars: str | None,
+    processes: int,
     output: Path,
     resume: bool,
     exports: tuple[str, ...],
 ) -> None:
-    """Train a federated application in this process.
+    """Train a federated application on this machine.
 
     APP.PY has a variable `app`, a tfdist.federated.App: make_model, client_data and an algorithm. The rounds are those
-    of a real run: the clients train one after another, with one model and one graph.
+    of a real run: the clients of a process train one after another, with one model and one graph.
     """
     import keras
 
@@ -95,7 +99,16 @@ def command(
             watch.progress.update(bar, completed=record.round + 1)
             export(record)
 
-        result = simulate(app, rounds=rounds, seed=seed, folder=output, resume=resume, liars=lying, on_round=on_round)
+        result = simulate(
+            app,
+            rounds=rounds,
+            seed=seed,
+            folder=output,
+            resume=resume,
+            liars=lying,
+            processes=processes,
+            on_round=on_round,
+        )
     result.model.save(output / "model.keras")
     show_end(result.rounds, output)
 

@@ -77,6 +77,14 @@ class LocalModel:
         for name, correction in self.corrections.items():
             correction.assign(corrections[name])
 
+    def set_for_evaluation(self, arrays: Arrays) -> None:
+        """Set the weights, with terms of algorithms that add nothing to the loss."""
+        self.set(arrays)
+        for name, anchor in self.anchors.items():
+            anchor.assign(arrays[name])
+        for correction in self.corrections.values():
+            correction.assign(tf.zeros_like(correction))
+
     def seed_states(self, seed: int) -> list[NDArray[Any]]:
         """States of the seed generators in the model's layers, for a training."""
         found = np.random.SeedSequence(seed).generate_state(max(len(self.seeds), 1))

@@ -78,7 +78,7 @@ class LocalTrainer:
 
     def evaluate(self, weights: Arrays, data: Local, state: Arrays) -> tuple[int, dict[str, float]]:
         """Evaluate weights on the data of a client whose state is ``state``; return the number of examples as well."""
-        self.local.set({**weights, **state})
+        self.local.set_for_evaluation({**weights, **state})
         if isinstance(data, LocalDataset):
             found = self.model.evaluate(data.make(EVALUATION_BATCH, 0), verbose=0, return_dict=True)
             return data.examples, {name: float(value) for name, value in found.items()}

@@ -93,8 +93,8 @@ class TaskPool:
             if self._broken and not future.done():
                 future.set_exception(
                     TfdistError(
-                        f"a process that wrote or decoded was ended from outside ({self._broken}). If memory ran out, "
-                        f"pass {self._cure}; run again to go on behind the shards that are finished."
+                        f"a process of the pool was ended from outside ({self._broken}). If memory ran out, pass "
+                        f"{self._cure}. Run again to go on behind what is finished."
                     )
                 )
 
