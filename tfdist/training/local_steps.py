@@ -111,7 +111,14 @@ def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Colle
             received=size,
         )
     groups = [range(first, first + size) for first in range(0, workers.count, size)]
-    return next(filter(None, [workers.collective.among(group) for group in groups]))
+    try:
+        return next(filter(None, [workers.collective.among(group) for group in groups]))
+    except UnsupportedError as error:  # of the backend
+        raise UnsupportedError(
+            f"inside is {size}: {error} MultiWorkerMirroredStrategy has them; else leave inside out.",
+            name="inside",
+            received=size,
+        ) from error
 
 
 def of(model: keras.Model) -> "LocalSteps | None":

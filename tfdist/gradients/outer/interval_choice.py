@@ -72,7 +72,7 @@ class IntervalChoice:
         chosen = self._chosen(max(_FEWEST, smallest_interval(meetings)))
         if self._workers.is_chief:
             _log.warning(
-                "synchronization: %r. A step takes %.3g ms, and what a worker sends at a meeting, %.3g MB, %.3g ms "
+                "synchronization: %r. A step takes %.3g ms. At a meeting a worker sends %.3g MB, which takes %.3g ms "
                 "(measured: %.3g Mbit/s, %.2g ms).",
                 chosen,
                 1e3 * slowest,
