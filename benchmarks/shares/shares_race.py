@@ -1,5 +1,6 @@
 """Two workers, one slowed by its share of the processor: equal shares, the ideal ones, and `BalanceShares`."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +30,13 @@ class SharesBench(Suite):
     ideal      shares in proportion to the speeds, given by hand
     balanced   tfdist.callbacks.BalanceShares, which begins with equal shares
 
-    The slow worker is stopped and let go in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. Steps
-    are those of the last epoch of a training; what moves before it is settling.
+    The slow worker is stopped and let go in turns of 30 ms (SIGSTOP, SIGCONT), so it has its part of a processor. Where
+    other programs run, that part is not the limit: --slow waits has a model that waits for each row instead. Steps are
+    those of the last epoch of a training; what moves before it is settling.
     """
 
+    slow: str = option("processor", "What makes a worker slow.", choices=("processor", "waits"))
+    row_ms: float = option(0.4, "That the fast worker waits for a row, with --slow waits.", minimum=0)
     factor: int = option(4, "How many times slower the slow worker is.", minimum=2)
     batch_size: int = option(512, "Of both workers.")
     steps: int = option(20, "Of an epoch.")
@@ -46,6 +50,7 @@ class SharesBench(Suite):
             told("starting")
             pids = lane.call(f"{_TRAINING}:pid")
             lane.call(f"{_TRAINING}:prepare")
+            waits, row = self.slow == "waits", self.row_ms / 1e3
 
             def train(arm: str, number: int) -> Training:
                 found = lane.call(
@@ -56,11 +61,14 @@ class SharesBench(Suite):
                     steps=self.steps,
                     epochs=self.settle + 1 if arm == "balanced" else 2,
                     every=self.every,
+                    waits=waits,
                 )
                 return Training.of(found)
 
+            lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, row])
             alike = in_turns(ALIKE, train, count=self.rounds, told=told)
-            with Throttle(pids[1], self.factor):
+            lane.call(f"{_TRAINING}:wait_for_rows", seconds=[row, self.factor * row])
+            with contextlib.nullcontext() if waits else Throttle(pids[1], self.factor):
                 unlike = in_turns(UNLIKE, train, count=self.rounds, told=told)
         return SharesReport(setup=self, alike=alike, unlike=unlike, machine=about)
 
@@ -153,6 +161,8 @@ class SharesReport(Report):
             f"{overhead.median:.3%} [{overhead.lower:.3%}-{overhead.upper:.3%}] of a step in processor time, with a "
             f"comparison every {setup.every} steps."
         )
+        how = f"waits {setup.row_ms:g} ms for a row" if setup.slow == "waits" else "has a processor of its own"
+        yield f"Batches of {setup.batch_size}; the fast worker {how}."
         yield self.ran_on()
 
     def _milliseconds(self, trainings: Sequence[Training]) -> str:
@@ -165,6 +175,7 @@ command = suite_command(
     SharesBench,
     examples={
         "python -m benchmarks shares": "minutes on 2 cores",
+        "python -m benchmarks shares --slow waits --batch-size 256": "where other programs run",
         "python -m benchmarks shares --every 20 --steps 40 --settle 3": "with the callback's own interval",
         "python -m benchmarks shares --rounds 1 --steps 6 --batch-size 64": "whether it runs",
     },

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist.bench.workers.training_loops import Clock, dataset
 from tfdist.bench.workers.workloads import MODELS
 from tfdist.callbacks import BalanceShares
 from tfdist.strategies import MultiWorkerMirroredStrategy
+from tfdist.variables import WORKER_INDEX
 
-__all__ = ["Trained", "pid", "prepare", "train"]
+__all__ = ["Trained", "pid", "prepare", "train", "wait_for_rows"]
 
 _MODEL = "convolutional"
 _strategies: list[MultiWorkerMirroredStrategy] = []
 _networks: dict[str, keras.Model] = {}
+_seconds_of_a_row = [0.0]
 
 
 class Trained(NamedTuple):
@@ -35,6 +39,25 @@ class Trained(NamedTuple):
     moving: int
     shares: list[int]
     callback: float
+
+
+class _Waits(keras.layers.Layer):
+    """Takes as long for a row as this worker is told, whatever else the machine does."""
+
+    def call(self, inputs: Any) -> Any:
+        waited = tf.numpy_function(_wait, [tf.shape(inputs)[0]], [tf.float32])
+        with tf.control_dependencies(waited):
+            return tf.identity(inputs)
+
+
+def _wait(rows: Any) -> Any:
+    time.sleep(_seconds_of_a_row[0] * int(rows))
+    return np.float32(0)
+
+
+def wait_for_rows(seconds: Sequence[float]) -> None:
+    """Let each worker wait so long for each row of a model that waits."""
+    _seconds_of_a_row[0] = seconds[int(os.environ[WORKER_INDEX.name])]
 
 
 class _Timed(BalanceShares):
@@ -61,12 +84,15 @@ def prepare() -> None:
     _strategies.append(MultiWorkerMirroredStrategy())
 
 
-def train(arm: str, shares: Sequence[int], batch_size: int, steps: int, epochs: int, every: int) -> Trained:
+def train(
+    arm: str, shares: Sequence[int], batch_size: int, steps: int, epochs: int, every: int, waits: bool
+) -> Trained:
     """Train epochs of so many steps, which begin with these shares; in the arm "balanced" they move."""
     (strategy,) = _strategies
     if arm not in _networks:
         with strategy.scope():
-            _networks[arm] = MODELS[_MODEL].build()
+            layers = [keras.Input(MODELS[_MODEL].input_shape), _Waits(), keras.layers.Flatten(), keras.layers.Dense(10)]
+            _networks[arm] = keras.Sequential(layers) if waits else MODELS[_MODEL].build()
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             _networks[arm].compile(keras.optimizers.SGD(0.01), loss)
     strategy.shares = tuple(shares)
