@@ -40,8 +40,8 @@ class SharesBench(Suite):
     factor: int = option(4, "How many times slower the slow worker is.", minimum=2)
     batch_size: int = option(512, "Of both workers.")
     steps: int = option(20, "Of an epoch.")
-    settle: int = option(2, "Epochs before the one that is measured.")
-    every: int = option(5, "Steps between two comparisons of BalanceShares.")
+    settle: int = option(3, "Epochs before the one that is measured.")
+    every: int = option(20, "Steps between two comparisons of BalanceShares.")
     rounds: int = option(5, "Measurements of each way.")
 
     def run(self, told: Told = untold) -> "SharesReport":
@@ -176,7 +176,6 @@ command = suite_command(
     examples={
         "python -m benchmarks shares": "minutes on 2 cores",
         "python -m benchmarks shares --slow waits --batch-size 256": "where other programs run",
-        "python -m benchmarks shares --every 20 --steps 40 --settle 3": "with the callback's own interval",
         "python -m benchmarks shares --rounds 1 --steps 6 --batch-size 64": "whether it runs",
     },
     page="shares",

@@ -226,7 +226,7 @@ class _ChiefSteps:
         self._under_way: dict[int, tuple[Ticket, Any]] = {}  # task -> ticket, update
         self._finished: dict[int, Outcome] = {}
         self._epoch = Distribution()
-        self._dropped_before = chief.dropped.examples
+        self._dropped = 0  # examples in this epoch
         self._numbers = itertools.count()
         self._logs: Any = None
 
@@ -271,9 +271,9 @@ class _ChiefSteps:
         return logs
 
     def _with_drops(self, logs: Any) -> Any:
-        before, self._dropped_before = self._dropped_before, self._chief.dropped.examples
         if self.training and self._chief.backup_workers and isinstance(logs, dict):
-            logs = {**logs, "dropped_examples": float(self._dropped_before - before)}
+            logs = {**logs, "dropped_examples": float(self._dropped)}
+        self._dropped = 0
         return logs
 
     # All workers on one batch.
@@ -298,6 +298,7 @@ class _ChiefSteps:
             missing = [place for place in range(len(cut)) if place not in results]
             self._chief.dropped.step([int(rows) for _, rows, _ in cut], missing, behind)
             self._chief.staleness.add(0)
+            self._dropped += total - counted
         scale = total / counted if counted and late else 1.0
         logs = self._update(update, used, scale=scale)
         keras_model.note_logs(self._model, are_metrics=computation.logs_are_metrics)
@@ -370,6 +371,7 @@ class _ChiefSteps:
         self._finished.clear()
         self._logs = None
         self._epoch = Distribution()
+        self._dropped = 0
 
     # Both.
 
