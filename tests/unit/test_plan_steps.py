@@ -130,6 +130,8 @@ def test_workers_that_meet_seldom_exchange_seldom() -> None:
     found, each = predict(job), predict(dataclasses.replace(job, every=1))
     assert found.reduction == pytest.approx(each.reduction / 10)
     assert found.stragglers == pytest.approx(each.stragglers / math.sqrt(10))
+    moments = dataclasses.replace(job, profile=dataclasses.replace(SMALL, slot_bytes=8 * 10**7))  # twice the weights
+    assert predict(moments).reduction == pytest.approx(3 * found.reduction)
 
 
 def test_servers_are_the_limit_of_many_workers() -> None:

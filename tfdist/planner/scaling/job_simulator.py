@@ -101,8 +101,7 @@ class StepModel:
             (ready[place], job.bucket_seconds(size))
             for place, size in (job.buckets(job.wire_bytes()) if overlaps else ())
         ]
-        gathered = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
-        self.gathered = gathered if job.method == "sharded" and overlaps else 0.0
+        self.gathered = job.gathering_seconds() if job.method == "sharded" and overlaps else 0.0
 
     def computing(self, draw: np.random.Generator, steps: int) -> np.ndarray:
         """Draw by what factor each worker computes longer than the mean one, for some steps."""

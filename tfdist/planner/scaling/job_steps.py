@@ -197,6 +197,11 @@ class Job:
         whole = self.network.all_reduce_seconds(size, self.workers)
         return whole / 2 if self.method == "sharded" else whole
 
+    def gathering_seconds(self) -> float:
+        """Return the seconds in which all workers get the new weights of each bucket (sharded)."""
+        sizes = [size for _, size in self.buckets(self.wire_bytes())]
+        return math.fsum(self.network.all_reduce_seconds(size, self.workers) / 2 for size in sizes)
+
     def ready_seconds(self) -> list[float]:
         """Return for each layer when its gradients are there, from the begin of the step."""
         now = math.fsum(forward for forward, _ in self.layer_seconds)
@@ -247,7 +252,7 @@ def _data(job: Job) -> StepTime:
 def _sharded(job: Job) -> StepTime:
     """Stage 1: gradients are reduced to parts while they are made, each worker updates its part, and all gather."""
     one = _data(job)
-    gathered = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / 2
+    gathered = job.gathering_seconds()
     return dataclasses.replace(one, reduction=one.reduction + gathered, update=one.update / job.workers)
 
 
@@ -285,8 +290,9 @@ def _pipeline(job: Job) -> StepTime:
 
 
 def _local(job: Job) -> StepTime:
-    one = _one_device(job)
-    mean = job.network.all_reduce_seconds(job.profile.parameter_bytes, job.workers) / job.every
+    """The mean is one of the weights and of the optimizer's moments."""
+    one, size = _one_device(job), job.profile.parameter_bytes + job.profile.slot_bytes
+    mean = job.network.all_reduce_seconds(size, job.workers) / job.every
     return dataclasses.replace(one, reduction=mean, stragglers=waiting(job.workers, job.noise, job.every) * one.compute)
 
 
