@@ -1,6 +1,7 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -411,6 +412,13 @@ def test_too_few_updates_end_the_run() -> None:
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
+def test_authors_train_without_a_download() -> None:
+    recipe = runpy.run_path(str(Path(__file__).parents[2] / "strategies" / "authors" / "train.py"))
+    found = simulate(recipe["texts"](400), rounds=1)
+    assert found.rounds[0].examples == 8 * (360 - 10)  # the first 360 characters of each, in stretches
+    assert 0 < found.rounds[0].evaluation["accuracy"] < 1
+
+
 def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     recipe = Path(__file__).parents[2] / "strategies" / "hospitals" / "train.py"

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from tests.refusals import refused
+from tfdist.compression import TopK
 from tfdist.errors import ConfigError, DeadlineError, DisagreementError
 from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold, WholeRule, simulate
 from tfdist.federated.clients.client_states import ClientStates
@@ -51,9 +52,9 @@ def make_model() -> keras.Model:
 
 
 @functools.cache
-def trainer_of(algorithm: Any) -> LocalTrainer:
+def trainer_of(algorithm: Any, compression: Any = None) -> LocalTrainer:
     """One model and one graph for all runs with this algorithm."""
-    return LocalTrainer(make_model, algorithm, ())
+    return LocalTrainer(make_model, algorithm, (), compression)
 
 
 class Killed(Exception):  # noqa: N818
@@ -68,7 +69,7 @@ class Federate:
     ) -> None:
         self.folder, self.sums = folder, sums
         self.app = App(make_model, DATA, algorithm or FedAvg(epochs=2, batch_size=4, most_examples=7), **options)
-        self.trainer = trainer_of(self.app.algorithm)
+        self.trainer = trainer_of(self.app.algorithm, self.app.compression)
         self.lines: list[str] = []
         self.same: Common = common(self.app, self.trainer, LIST, rounds=rounds, seed=4, sums=sums)
         self.clients = {name: self.client(name) for name in NAMES}
@@ -261,6 +262,17 @@ def test_a_client_takes_part_in_one_run_only(tmp_path: Path) -> None:
         Federate(tmp_path).clients["rome"].run(Link())  # type: ignore[arg-type]
 
 
+def test_a_compressed_run_is_the_simulation_bit_for_bit(tmp_path: Path) -> None:
+    """With what clients remember: half of them are left out of each round, so some memories are old."""
+    options = {"compression": TopK(density=0.2), "participation": Participation(fraction=0.5)}
+    one = Federate(tmp_path, ALIKE, **options)
+    found = one.run()
+    assert distance(found, simulated(ALIKE, **options)) == 0
+    assert distance(found, simulated(ALIKE, participation=options["participation"])) > 0
+    sent = 4 * 8 + 4 + 4 * (3 + 1)  # 4 of 18 numbers with their places, a check, and biases
+    assert [record.bytes for record in one.session.records] == [2 * sent] * 2
+
+
 # --- privacy ----------------------------------------------------------------------------------------------------------
 ALIKE = FedAvg(epochs=2, batch_size=4, weighting="uniform")
 
@@ -328,6 +340,7 @@ class First(WholeRule):
         (FedAvg(most_examples=10_000), {}, "value_bits"),
         (FedAvg(most_examples=7), {"participation": Participation(fraction=0.5)}, "clients"),
         (ALIKE, {"privacy": ClientPrivacy(epsilon=3, delta=1e-2)}, "rounds"),
+        (ALIKE, {"compression": "qsgd"}, "compression"),
         (ALIKE, {"privacy": ClientPrivacy(epsilon=3, delta=1e-2, noise_multiplier=1000)}, "value_bits"),
     ],
 )

@@ -41,6 +41,17 @@ def sent(codec: Codec, tensor: tf.Tensor) -> tf.Tensor:
     return tf.concat([words, packing.as_words(tf.reshape(check, [1, 1]))], axis=1)
 
 
+def wire_shape(codec: RowCodec, elements: int) -> tuple[int, int]:
+    """Return the shape of what `sent` makes of so many numbers, int32.
+
+    Example:
+        >>> from tfdist.compression import TopK
+        >>> wire_shape(TopK(density=0.01), 1000)
+        (1, 21)
+    """
+    return 1, codec.row_words(row_length(elements, 1, codec.row_multiple)) + 1
+
+
 def received(codec: Codec, wire: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     """Return the decoded tensor.
 

@@ -16,6 +16,7 @@ from tfdist.federated.secure_sums import SecureSums
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.compression import Codec
     from tfdist.federated.clients.client_data import ClientData, Local
     from tfdist.federated.clients.local_training import LocalTrainer
 
@@ -36,11 +37,12 @@ class App:
         aggregator: makes one update of many; the weighted mean by default.
         personal_layers: names of layers that each client keeps for itself.
         secure: settings of secure aggregation, for a run over real processes; None without it.
+        compression: of a client's update, such as "qsgd" or `tfdist.compression.TopK()`; None without it.
         privacy: a budget for what the model may tell of any one client; None without it.
 
     Raises:
         ConfigTypeError: make_model is no function, or algorithm is none.
-        ConfigError: personal layers or privacy do not go with the rest.
+        ConfigError: personal layers, compression or privacy do not go with the rest.
 
     Example:
         >>> import numpy as np
@@ -64,6 +66,7 @@ class App:
     aggregator: Aggregator = field(default_factory=Mean)
     personal_layers: Sequence[str] = ()
     secure: SecureSums | None = None
+    compression: "str | Codec | None" = None
     privacy: ClientPrivacy | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +93,13 @@ class App:
                 received="test_data",
             )
 
+        if self.algorithm.has_controls and self.compression not in (None, "none"):
+            raise ConfigError(
+                f"compression is {self.compression!r}, and {type(self.algorithm).__name__} needs control variates on "
+                "which clients and server agree to the bit. Leave it out, or use FedProx.",
+                name="compression",
+                received=self.compression,
+            )
         if self.privacy is not None:
             require_bounded(self.algorithm, self.aggregator)
 
@@ -129,7 +139,7 @@ class App:
         """
         from tfdist.federated.clients.local_training import LocalTrainer
 
-        trainer = LocalTrainer(self.make_model, self.algorithm, self.personal_layers)
+        trainer = LocalTrainer(self.make_model, self.algorithm, self.personal_layers, self.compression)
         if self.privacy is not None:
             require_no_statistics(trainer.model)
         return trainer

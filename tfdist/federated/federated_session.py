@@ -19,6 +19,7 @@ from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
 from tfdist.federated.client_update import Arrays, Update, is_finite, require_alike
 from tfdist.federated.clients.local_training import TrainTask
+from tfdist.federated.clients.update_codec import UpdateCodec
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds import round_messages as messages
 from tfdist.federated.rounds.round_machine import RoundMachine, weighted_metrics
@@ -67,6 +68,7 @@ class FederatedSession:
         self.app, self.rules, self.clients = app, rules, clients
         self.machine = RoundMachine(rules)
         self.state = app.algorithm.begin(weights)
+        self.codec = UpdateCodec(app.compression, self._alike())
         self.records = list[RoundRecord]()
         self._counted = dict[str, tuple[int, int]]()
         self._evaluate = evaluate
@@ -268,6 +270,7 @@ class FederatedSession:
             train=weighted_metrics(self._trained),
             evaluation=dict(ended.metrics),
             seconds=now - self._began,
+            bytes=len(ended.trained) * self.codec.sent_bytes if self._aggregates else None,
             epsilon=None if self._private is None else self._private.count(),
         )
         self._began = now

@@ -98,6 +98,7 @@ def values_of(record: RoundRecord) -> dict[str, float]:
         "rounds/examples": record.examples,
         "rounds/attempts": record.attempt + 1,
         "rounds/seconds": record.seconds,
+        **({} if record.bytes is None else {"rounds/bytes": record.bytes}),
         **({} if record.epsilon is None else {"rounds/epsilon": record.epsilon}),
     }
 

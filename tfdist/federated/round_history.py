@@ -25,6 +25,7 @@ class RoundRecord:
         train: metrics of the clients' training, weighted by examples.
         evaluation: metrics of the new weights; empty where they were not evaluated.
         seconds: from the end of the round before.
+        bytes: of the updates that were used, without headers; None under secure aggregation.
         epsilon: what was spent of a budget of privacy until its end; None without one.
     """
 
@@ -36,13 +37,13 @@ class RoundRecord:
     train: Mapping[str, float]
     evaluation: Mapping[str, float]
     seconds: float
+    bytes: int | None = None
     epsilon: float | None = None
 
     def to_json(self) -> str:
         """Return the record as a line of JSON, without its end."""
-        return json.dumps(
-            {name: value for name, value in asdict(self).items() if name != "epsilon" or value is not None}
-        )
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(fields)
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:

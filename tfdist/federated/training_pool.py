@@ -78,7 +78,7 @@ class WorkInPool:
         self._pools = [TaskPool(1, cure="fewer processes (--processes)") for _ in range(processes)]
         self._begun = [list[Future[Any]]() for _ in range(processes)]
         self._sent = list[Arrays | None]([None] * processes)
-        parts = (app.make_model, app.algorithm, tuple(app.personal_layers), clients)
+        parts = (app.make_model, app.algorithm, tuple(app.personal_layers), app.compression, clients)
         try:
             for pool, begun in zip(self._pools, self._begun, strict=True):
                 begun.append(pool.submit(_begin, *parts))
@@ -142,7 +142,9 @@ class _Worker:
         if clients.liars is not None and is_liar:
             data = taught(clients.liars, data, getattr(self._trainer.model, "output_shape", None))
         update, new = self._trainer.train(task, data, state)
-        return (Lie(update.arrays, update.examples, update.metrics) if is_liar else update), new
+        codec, kind = self._trainer.codec, Lie if is_liar else Update
+        sent, kept = codec.encode(update.arrays, state)
+        return kind(codec.decode(sent), update.examples, update.metrics), {**new, **kept}
 
     def evaluate(self, client: str, weights: Arrays, state: Arrays) -> Evaluated:
         return self._trainer.evaluate(weights, data_of(self._clients.data, client), state)
@@ -152,8 +154,10 @@ class _Worker:
 _worker: list[_Worker] = []  # the one of this process
 
 
-def _begin(make_model: Any, algorithm: Any, personal: Sequence[str], clients: SimulatedClients) -> None:
-    _worker[:] = [_Worker(LocalTrainer(make_model, algorithm, personal), clients)]
+def _begin(
+    make_model: Any, algorithm: Any, personal: Sequence[str], compression: Any, clients: SimulatedClients
+) -> None:
+    _worker[:] = [_Worker(LocalTrainer(make_model, algorithm, personal, compression), clients)]
 
 
 def _take_weights(arrays: Arrays) -> None:

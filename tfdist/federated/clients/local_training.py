@@ -14,10 +14,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist.compat.keras import keras_trainer
+from tfdist.compression import Codec
 from tfdist.federated.algorithms.algorithm import CONTROL, Algorithm
 from tfdist.federated.client_update import Arrays, Update
 from tfdist.federated.clients.client_data import Local, LocalArrays, LocalDataset
 from tfdist.federated.clients.local_model import LocalModel, value_of
+from tfdist.federated.clients.update_codec import UpdateCodec
 
 EVALUATION_BATCH = 256
 
@@ -40,10 +42,17 @@ class TrainTask:
 class LocalTrainer:
     """Trains and evaluates for one client after another."""
 
-    def __init__(self, make_model: Callable[[], keras.Model], algorithm: Algorithm, personal: Sequence[str]) -> None:
+    def __init__(
+        self,
+        make_model: Callable[[], keras.Model],
+        algorithm: Algorithm,
+        personal: Sequence[str],
+        compression: str | Codec | None = None,
+    ) -> None:
         self.local = LocalModel(make_model, personal, algorithm)
         self.algorithm = algorithm
-        self.keeps_state = algorithm.has_controls or bool(self.local.personal)
+        self.codec = UpdateCodec(compression, self.local.weights())
+        self.keeps_state = algorithm.has_controls or bool(self.local.personal) or self.codec.has_memory
         self._run: Any = None
         self._sent = dict[str, tuple[NDArray[Any], Any]]()  # the weights of a round, as tensors
         self._test: Any = None

@@ -104,13 +104,15 @@ class FederationClient:
         if type(seed) is not int:
             raise FrameError("a training has no seed.")
         task = TrainTask(*turn, self._name, seed, self._weights(message), _turn_of(message))
-        update, state = self._trainer.train(task, self._data, self._state(message))
+        before = self._state(message)
+        update, state = self._trainer.train(task, self._data, before)
+        sent, kept = self._trainer.codec.encode(update.arrays, before)
         if self._trainer.keeps_state:
-            self._states.save(self._name, turn, state)
+            self._states.save(self._name, turn, {**state, **kept})
         found: _Answer = {"kind": "answer", "examples": update.examples}
         if self._secure is None:
             self._told(f"round {turn[0] + 1}: trained on {update.examples:,} examples; {_shown(update.metrics)}")
-            return {**found, "arrays": dict(update.arrays), "metrics": dict(update.metrics)}
+            return {**found, "arrays": sent, "metrics": dict(update.metrics)}
         weight = self._app.algorithm.weight(update.examples)
         words = self._secure.masked(given, update.arrays, weight)
         clipped = f", {self._secure.clipped:,} of {len(words):,} values clipped" if self._secure.clipped else ""

@@ -63,6 +63,13 @@ def common(
     layout = VectorLayout.of(arrays)
     code = noise = None
     if sums is not None:
+        if trainer.codec.compresses:
+            raise ConfigError(
+                f"compression is {app.compression!r}, and under secure aggregation masked words are added up, which "
+                "have all of their bits. Leave compression out.",
+                name="compression",
+                received=app.compression,
+            )
         weight = largest_weight(app.algorithm, app.aggregator)
         if app.privacy is not None:
             sums = replace(sums, clip=app.privacy.clip)

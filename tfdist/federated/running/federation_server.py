@@ -225,7 +225,7 @@ class FederationServer:
             arrays = message.get("arrays")
             if not isinstance(arrays, dict):
                 raise FrameError("an answer has no arrays.")
-            self._tell(event, Update(arrays, event.examples, _metrics_of(message)))
+            self._tell(event, Update(self._session.codec.decode(arrays), event.examples, _metrics_of(message)))
             return
         if not self._secure.has_upload(client):
             self._secure.receive(client, "upload", dict(message))
