@@ -29,8 +29,8 @@ DEADLINE_SECONDS = 800  # after which a fork is killed, for a machine that does 
 READY_SECONDS = 600
 # In the environment of a fork: TensorFlow optimizes graphs, as it does for users. In others they run as they were
 # traced: to optimize them takes an eighth of a training of a few steps, and changes numbers in their last bits alone.
-# The matrix trains rows of every kind under every strategy with it, and the recipes run with it. To leave oneDNN out
-# too would save a little more, but convolutions cost twice as much without it, and TensorFlow does not count memory.
+# The matrix trains rows under every strategy with it, and the recipes run with it. To leave oneDNN out too would save a
+# little more, but convolutions cost twice as much without it, and TensorFlow does not count memory.
 OPTIMIZED = "TESTS_OPTIMIZE_GRAPHS"
 # In the environment of a fork: Python ends as it does for users, and frees every object.
 TAKEN_APART = "TESTS_TAKE_ALL_APART"
