@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import refused
+from tfdist.data.format import example
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.sources.stored_columns import block, cast, column, named
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -167,3 +168,21 @@ def test_elements_without_names() -> None:
         named((1, 2, 3, 4))
     with refused(ConfigError, name="label", received=None):
         named(({"label": 1}, 2))
+
+
+@given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(0, 300)), min_size=40, max_size=400))
+@settings(max_examples=30, deadline=None)
+def test_long_lists_of_integers_are_parsed_as_short_ones(values: list[int]) -> None:
+    feature = Feature("int64", (None,))
+    for part in (values, values[:3]):
+        entry = example.entry("x", feature, example.content_of(feature, np.array(part)))
+        assert example.parse(example.joined([entry]))["x"] == ("int64", part)
+
+
+@pytest.mark.parametrize("end", [b"\x80", b"\xff" * 11, b"\xff" * 11 + b"\x01"])
+def test_a_long_list_with_a_number_without_an_end_is_no_example(end: bytes) -> None:
+    numbers = example.varints(np.arange(300)) + end
+    int64_list = example.delimited(3, example.delimited(1, numbers))
+    entry = example.delimited(1, example.delimited(1, b"x") + example.delimited(2, int64_list))
+    with pytest.raises(ValueError, match="without an end"):
+        example.parse(example.joined([entry]))

@@ -18,6 +18,7 @@ _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _FIELD = {"bytes": 1, "raw": 1, "float": 2, "int64": 3}
 _WIDTH = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 5}  # of a varint; negative values take 10, whatever the dtype
 _LONGEST_VARINT = 10
+_MANY_BYTES = 256  # of a list of integers
 _NO_LIST: tuple[str, list[Any]] = ("", [])
 
 
@@ -278,11 +279,29 @@ def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
             yield from np.frombuffer(payload[slice(*inner)], "<f4").tolist()
         elif scalar is not None:
             yield _signed(scalar)
+        elif inner[1] - inner[0] >= _MANY_BYTES:
+            yield from _packed(payload[slice(*inner)], inner[0])
         else:
             begin = inner[0]
             while begin < inner[1]:
                 value, begin = _read_varint(payload, begin, inner[1])
                 yield _signed(value)
+
+
+def _packed(data: bytes, begin: int) -> list[int]:
+    """The integers of a long list, all at once."""
+    parts = np.frombuffer(data, np.uint8)
+    lasts = np.flatnonzero(parts < 0x80)
+    firsts = np.concatenate([[0], lasts + 1])
+    widths = np.diff(np.append(firsts, len(parts) + (firsts[-1] < len(parts)) * _LONGEST_VARINT))
+    if (long := np.flatnonzero(widths > _LONGEST_VARINT)).size:
+        raise ValueError(f"byte {begin + int(firsts[long[0]])} begins a number without an end")
+    firsts, widths = firsts[: len(lasts)], widths[: len(lasts)]
+    values = np.zeros(len(lasts), np.uint64)
+    for place in range(int(widths.max(initial=0))):
+        has = widths > place
+        values[has] |= (parts[firsts[has] + place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
+    return values.view(np.int64).tolist()
 
 
 def _fields(payload: bytes, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int], int | None]]:
