@@ -161,6 +161,14 @@ def test_records_of_any_bytes_are_read_and_checked(tmp_path: Path) -> None:
         data.open(path, records="any")
 
 
+def test_files_that_only_have_the_names_are_left_alone(tmp_path: Path) -> None:
+    data.write({"id": np.arange(5)}, tmp_path / "own")
+    next((tmp_path / "own").glob("*.tfrecord")).rename(tmp_path / "train.tfrecord")
+    (tmp_path / "state.json").write_text('{"epoch": 3}')
+    (tmp_path / "index.json").write_text("[]")
+    assert [int(row["id"]) for row in data.open(tmp_path)] == list(range(5))
+
+
 def lines(*rows: str) -> Callable[[Path], Path]:
     def write(where: Path) -> Path:
         (where / "a.jsonl").write_text("\n".join(rows))

@@ -1,6 +1,7 @@
 """What kind of files a path means, and examples in files that no manifest describes."""
 
 import glob
+import json
 import math
 import os
 import threading
@@ -158,7 +159,7 @@ def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
 
 
 def _mds(path: Path) -> Foreign | None:
-    if not (path / "index.json").is_file():
+    if not _has(path / "index.json", "shards"):
         return None
     from tfdist.data.foreign.mds_shards import open_mds
 
@@ -169,11 +170,20 @@ def _saved_dataset(path: Path) -> Foreign | None:
     if (path / "dataset_dict.json").is_file():
         inner = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
         raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
-    if not (path / "state.json").is_file():
+    if not _has(path / "state.json", "_data_files"):
         return None
     from tfdist.data.foreign.arrow_files import open_saved
 
     return open_saved(path)
+
+
+def _has(path: Path, field: str) -> bool:
+    """A file is a JSON object with this field: others may have its name."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and field in found
 
 
 def _token_file(path: Path) -> Foreign | None:
