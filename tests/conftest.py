@@ -82,7 +82,7 @@ LONGEST = (
     "test_tune.py",
 )
 MARK = "PYTEST_LEAK_GUARD"
-# how often the processes of Horovod ask each other; every millisecond, which is usual, was up to a third of what a ring took
+# how often the processes of Horovod ask each other: by itself every millisecond, up to a third of what a ring takes
 CYCLE, CYCLE_MILLISECONDS = "HOROVOD_CYCLE_TIME", "5"
 KERNEL_THREADS = 2  # the process whose children they are
 GRACE_SECONDS = 30.0  # what is about to end may end, on a busy machine too
