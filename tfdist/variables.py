@@ -274,6 +274,7 @@ REPORTS = _text("TFDIST_REPORTS", "folder of a job's reports, and what is kept, 
 CALL_FOLDER = _text("TFDIST_CALL_FOLDER", "folder with the function that a worker calls", set_by="tfdist")
 ENDS_WITH_INPUT = _flag("TFDIST_ENDS_WITH_INPUT", "the host agent also ends with its standard input", set_by="tfdist")
 SLURM_REQUEUE = _flag("TFDIST_SLURM_REQUEUE", "a batch job that had to stop starts again", set_by="tfdist")
+SEARCH_TRIAL = _text("TFDIST_SEARCH_TRIAL", "which trial of `tfdist search` this process is, as JSON", set_by="tfdist")
 STOPWATCH = _text("TFDIST_STOPWATCH", "what `tfdist tune` measures in its script, as JSON", set_by="tfdist")
 BENCH_MEMORY = _text("TFDIST_BENCH_MEMORY", "shared memory of `tfdist bench all-reduce`", set_by="tfdist")
 BENCH_RANKS = _integer("TFDIST_BENCH_RANKS", "ranks of Open MPI in `tfdist bench all-reduce`", 1, set_by="tfdist")

@@ -57,6 +57,7 @@ LAYERS = {
     "bench": 10,
     "verify": 10,
     "tune": 10,
+    "search": 11,  # the face of `tune.search`
     "cli": 11,
     "launch": 12,  # the old name of `jobs`
     "__main__": 12,
@@ -87,10 +88,11 @@ LOADS_NO_TENSORFLOW = (
     ),
     "checkpoint",
     "tune",
+    "search",
     "__main__",
 )
 # Functions of these are called by their names, in processes that train.
-RUN_BY_WORKERS = ("tfdist.tune.sleeping_layers",)
+RUN_BY_WORKERS = ("tfdist.tune.sleeping_layers", "tfdist.tune.search.trial_callbacks")
 FRAMEWORKS = ("tensorflow", "keras", "horovod")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "horovod._", "horovod.tensorflow.mpi_ops")
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "federated": "Train a model over clients that keep their data.",
     "plan": "Predict time and price of a training by its number of workers.",
     "parallel": "Plan how a model is divided over processes.",
+    "search": "Find the best hyper-parameters: ASHA, Hyperband, population-based training.",
     "tune": "Find the largest batch that fits, and the one that pays.",
     "bench": "Measure speed beside the peers.",
     "recipes": "List training scripts that run as they are, and copy one to start from.",

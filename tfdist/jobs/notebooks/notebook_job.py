@@ -180,7 +180,7 @@ def _config(
         arguments=files,
         workers=workers,
         strategy=strategy,
-        environment={**_environment(), **(env or {})},
+        environment={**worker_environment(), **(env or {})},
         **{**defaults, **options},
     )
     check_strategy(config)
@@ -191,7 +191,7 @@ def _config(
 _NOT_OPTIONS = frozenset(("target", "is_module", "arguments", "workers", "strategy", "environment"))
 
 
-def _environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """Variables by which a worker finds the modules of this process."""
     places = [os.path.abspath(place) for place in sys.path if isinstance(place, str) and place]
     variables = {"PYTHONPATH": os.pathsep.join(places)}

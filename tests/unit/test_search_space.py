@@ -1,0 +1,197 @@
+"""Ranges of hyper-parameters: read, drawn, laid out as a grid, perturbed; and what a script without a search gets."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tests.refusals import refused
+from tfdist.errors import ConfigError, CorruptDataError, MissingFileError
+from tfdist.tune.search import search_journal
+from tfdist.tune.search.search_history import End, Report, Start
+from tfdist.tune.search.search_settings import SearchSettings
+from tfdist.tune.search.search_space import Choice, Range, drawn, from_json, from_python, grid, parse_space, to_json
+from tfdist.tune.search.search_trial import HyperParameters, TrialRequest, report, write_report
+
+
+def test_ranges_are_read() -> None:
+    texts = ["lr=log:1e-4:1e-1", "drop=linear:0:0.5:0.25", "n=int:1:4", "w=int-log:8:64:2", "u=32,6.5,relu", "b=bool"]
+    assert parse_space(texts) == {
+        "lr": Range(low=1e-4, high=1e-1, is_log=True),
+        "drop": Range(low=0, high=0.5, step=0.25),
+        "n": Range(low=1, high=4, is_integer=True),
+        "w": Range(low=8, high=64, step=2, is_integer=True, is_log=True),
+        "u": Choice(values=(32, 6.5, "relu")),
+        "b": Choice(values=(False, True)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *(("lr", "--space"), ("=1,2", "--space"), ("lr=", "--space"), ("l r=1", "--space")),
+        *(("lr=log:0:1", "lr"), ("lr=log:1", "lr"), ("lr=lin:0:1", "lr"), ("lr=linear:a:b", "lr")),
+        *(("lr=linear:2:1", "lr"), ("n=int:0.5:2", "n"), ("lr=log:1:8:1", "lr"), ("lr=linear:0:1:0", "lr")),
+        *(("u=1,1", "u"), ("lr=linear:0:inf", "lr"), ("lr=log:1:2:3:4", "lr")),
+    ],
+)
+def test_what_is_no_range_is_refused(text: str, name: str) -> None:
+    with refused(ConfigError, name=name):
+        parse_space([text])
+
+
+def test_a_name_has_one_range() -> None:
+    with refused(ConfigError, name="lr"):
+        parse_space(["lr=1,2", "lr=3,4"])
+
+
+SPACE = parse_space(["lr=log:1e-4:1e-1", "n=int:1:4", "w=int-log:8:64", "drop=linear:0:0.5:0.25", "u=32,64", "b=bool"])
+
+
+def test_values_are_in_their_ranges_and_follow_from_seed_and_trial() -> None:
+    for trial in range(200):
+        values = drawn(SPACE, seed=3, trial=trial)
+        assert all(parameter.holds(values[name]) for name, parameter in SPACE.items())
+        assert values == drawn(dict(reversed(SPACE.items())), seed=3, trial=trial)
+    assert {drawn(SPACE, seed=3, trial=trial)["n"] for trial in range(50)} == {1, 2, 3, 4}
+    assert type(drawn(SPACE, seed=0, trial=0)["w"]) is int
+    assert drawn(SPACE, seed=3, trial=0) != drawn(SPACE, seed=4, trial=0)
+
+
+@pytest.mark.parametrize("name", SPACE)
+def test_perturbed_values_stay_in_their_ranges_and_move(name: str) -> None:
+    parameter, source = SPACE[name], random.Random(0)
+    found = set()
+    for _ in range(40):
+        value = parameter.draw(source)
+        moved = parameter.perturb(value, source)
+        assert parameter.holds(moved)
+        assert type(moved) is type(value)
+        found.add(moved != value)
+    assert True in found
+
+
+def test_a_grid_has_all_combinations() -> None:
+    space = parse_space(["lr=log:1:100:10", "n=int:1:3:2", "b=bool"])
+    assert len(grid(space)) == 3 * 2 * 2
+    assert grid(space)[:2] == [{"lr": 1.0, "n": 1, "b": False}, {"lr": 1.0, "n": 1, "b": True}]
+    with refused(ConfigError, name="lr"):
+        grid(parse_space(["lr=linear:0:1"]))
+
+
+@pytest.mark.parametrize("parameter", SPACE.values())
+def test_parameters_go_through_json(parameter: Range | Choice) -> None:
+    assert from_json(json.loads(json.dumps(to_json(parameter)))) == parameter
+
+
+def test_a_program_passes_lists_and_texts() -> None:
+    assert from_python({"u": [1, 2], "lr": "log:1:2"}) == parse_space(["u=1,2", "lr=log:1:2"])
+    for wrong in (3, None, [], ["a", "a"], [[1]]):
+        with refused(ConfigError, name="u"):
+            from_python({"u": wrong})
+
+
+def test_without_a_search_a_script_has_its_defaults() -> None:
+    hp = tfdist.search.parameters()
+    assert hp.Float("lr", 1e-3, 1e-1, sampling="log") == 1e-3
+    assert hp.Int("n", 1, 4, default=2) == 2
+    assert hp.Choice("u", ["a", "b"]) == "a"
+    assert hp.Boolean("b", default=True) is True
+    assert hp.get("n") == 2
+    with refused(ConfigError, name="m"):
+        hp.get("m")
+    assert tfdist.search.folder() is None
+    report({"loss": 1.0}, step=1)
+
+
+def request(folder: Path, **options: object) -> TrialRequest:
+    known = {"trial": 2, "until": 3, "last": 9, "metric": "loss", "seed": 1, "values": {}, "draws": True}
+    return TrialRequest(folder=str(folder), **{**known, **options})  # type: ignore[arg-type]
+
+
+def test_a_trial_draws_what_the_search_would_have_drawn(tmp_path: Path) -> None:
+    hp = HyperParameters(request(tmp_path))
+    value = hp.Float("lr", 1e-4, 1e-1, sampling="log")
+    assert value == drawn(SPACE, seed=1, trial=2)["lr"]
+    assert json.loads((tmp_path / "declared.jsonl").read_text()) == {
+        "name": "lr",
+        "parameter": to_json(SPACE["lr"]),
+        "value": value,
+    }
+    assert HyperParameters(request(tmp_path, values={"lr": 0.5})).Float("lr", 0, 1) == 0.5
+    assert HyperParameters(request(tmp_path, draws=False)).Float("lr", 0, 1, default=0.25) == 0.25
+    with refused(ConfigError, name="lr"):
+        HyperParameters(request(tmp_path, values={"lr": "fast"})).Float("lr", 0, 1)
+
+
+def test_a_metric_that_is_missing_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with refused(ConfigError, name="--metric", received="loss") as caught:
+        write_report(request(tmp_path), {"losses": 1.0}, 1)
+    assert "losses" in str(caught.value)
+    write_report(request(tmp_path), {"loss": float("nan")}, 1)
+    with pytest.raises(ConfigError):
+        write_report(request(tmp_path), {"loss": "low"}, 1)
+
+
+def test_a_loop_of_ones_own_ends_where_it_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in request(tmp_path).to_environment().items():
+        monkeypatch.setenv(name, text)
+    for step in (1, 2):
+        report(0.5, step=step)
+    with pytest.raises(SystemExit) as ended:
+        report(0.5, step=3)
+    assert not ended.value.code
+    assert len((tmp_path / "reports.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"metric": "quality"}, "--mode"),
+        ({"min_epochs": 30}, "--min-epochs"),
+        ({"scheduler": "grid"}, "--space"),
+        ({"sampler": "tpe"}, "--space"),
+        ({"scheduler": "grid", "sampler": "tpe", "space": {"u": Choice(values=(1,))}}, "--sampler"),
+        ({"perturb": ("lr",), "space": {"u": Choice(values=(1,))}}, "--perturb"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, object], name: str) -> None:
+    with refused(ConfigError, name=name):
+        SearchSettings(target="train.py", **options)  # type: ignore[arg-type]
+
+
+def test_settings_go_through_their_file(tmp_path: Path) -> None:
+    settings = SearchSettings(target="train.py", space=SPACE, perturb=("lr",), arguments=("--x", "1"), slots=3)
+    assert SearchSettings.from_json(settings.to_json(), path=tmp_path) == settings
+    assert settings.direction == "min"
+    assert SearchSettings(target="a", metric="val_accuracy").direction == "max"
+    for wrong in ("", "[]", "{}", settings.to_json().replace('"format": 1', '"format": 2')):
+        with pytest.raises(CorruptDataError):
+            SearchSettings.from_json(wrong, path=tmp_path)
+
+
+def test_a_cut_line_of_a_journal_is_left_out_and_a_broken_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    events = [Start(0, {"lr": 0.1}, 3), Report(0, 3, 0.5), End(0, "paused")]
+    assert list(search_journal.read(path)) == []
+    with search_journal.Journal(path) as journal:
+        for event in events:
+            journal.write(event)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert list(search_journal.read(path)) == events[:-1]
+    search_journal.repair(path)
+    with search_journal.Journal(path) as journal:
+        journal.write(events[-1])
+    assert list(search_journal.read(path)) == events
+    path.write_text("{}\n")
+    with pytest.raises(CorruptDataError):
+        list(search_journal.read(path))
+
+
+def test_a_folder_without_a_search_is_refused(tmp_path: Path) -> None:
+    from tfdist.tune.search.search_run import opened
+
+    with pytest.raises(MissingFileError):
+        opened(tmp_path)

@@ -1,0 +1,32 @@
+"""`tfdist search resume`: go on with a search at the event where it was ended."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from tfdist.cli.common.command import Command
+from tfdist.cli.common.progress import unwinding
+from tfdist.cli.search.search_telling import conclude, tell
+from tfdist.tune.search.search_run import go_on
+
+
+@click.command(
+    "resume",
+    cls=Command,
+    examples={"tfdist search resume search": "after Ctrl-C or a kill", "tfdist search resume search --slots 4": ""},
+    epilog="Exit code: as of tfdist search.",
+    page="search",
+)
+@click.option("--slots", type=click.IntRange(1), help="Trials at the same time, if another number.")
+@click.argument("folder", type=click.Path(path_type=Path))
+def command(folder: Path, slots: int | None) -> None:
+    """Go on with a search that was ended.
+
+    The journal says what was decided; trials that were running go on from their backups. Start it where the search was
+    started: the path of the script may be relative.
+    """
+    with unwinding():
+        found = go_on(folder, slots=slots, tell=tell)
+    conclude(found)
+    sys.exit(0 if found.best is not None else 1)

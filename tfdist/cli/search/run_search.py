@@ -1,0 +1,68 @@
+"""`tfdist search run`: search with a script on this machine."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
+from tfdist.cli.common.option_parts import complete_strategies, field_options
+from tfdist.cli.common.progress import unwinding
+from tfdist.cli.search.search_telling import conclude, tell
+from tfdist.jobs.plan.launch_config import LaunchConfig, require_script
+from tfdist.tune.search.search_run import begin
+from tfdist.tune.search.search_settings import SearchSettings
+from tfdist.tune.search.search_space import parse_space
+
+
+@click.command(
+    "run",
+    cls=Command,
+    context_settings=PASSES_ARGUMENTS,
+    groups={
+        "What is searched": ("space", "metric", "mode", "seed"),
+        "How": ("scheduler", "sampler", "trials", "epochs", "min_epochs", "eta", "perturb"),
+        "Where it runs": ("slots", "workers_per_trial", "strategy", "restarts", "is_module", "output"),
+    },
+    examples={
+        "tfdist search --space lr=log:1e-4:1e-1 --space units=32,64,128 train.py": "64 trials by ASHA",
+        "tfdist search --metric val_accuracy --trials 1000 train.py": "the script declares the space",
+        "tfdist search --scheduler population --trials 8 --min-epochs 3 train.py": "",
+    },
+    epilog="Exit code: 0 when a trial has reported, 1 when none has, 2 for a wrong request, 130 after Ctrl-C.",
+    page="search",
+)
+@click.option("--space", "ranges", multiple=True, metavar="NAME=RANGE", help="As lr=log:1e-4:1e-1 or units=32,64.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=Path("search"), show_default=True, help="The search's folder."
+)
+@field_options(
+    SearchSettings, {"strategy": {"shell_complete": complete_strategies}, "slots": {"type": str, "metavar": "N"}}
+)
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(ranges: tuple[str, ...], output: Path, script: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Search the hyper-parameters of a script.
+
+    SCRIPT asks for them by hp = tfdist.search.parameters(), as in hp.Float("lr", 1e-4, 1e-1, sampling="log"), and gives
+    tfdist.search.callbacks() to fit. Without a search it trains its defaults. Ranges: log:LOW:HIGH, linear:LOW:HIGH,
+    int:LOW:HIGH, int-log:LOW:HIGH, each with :STEP or without; a list of values; or bool.
+    """
+    slots = options.pop("slots")
+    settings = SearchSettings(
+        target=script,
+        arguments=arguments,
+        space=parse_space(ranges),
+        slots=None if slots in (None, "auto") else click.INT.convert(slots, None, None),
+        **options,
+    )
+    require_script(LaunchConfig(target=script, is_module=settings.is_module))
+    try:
+        with unwinding():
+            found = begin(settings, output, tell=tell)
+    except (KeyboardInterrupt, SystemExit):
+        click.echo(f"The trials have ended. To go on: tfdist search resume {output}", err=True)
+        raise
+    conclude(found)
+    sys.exit(0 if found.best is not None else 1)

@@ -1,0 +1,44 @@
+"""Values from Optuna's tree-structured Parzen estimator: asked before each trial, told the history.
+
+The study is made anew each time, so the history alone decides, and the journal has what was suggested.
+"""
+
+from tfdist.errors import MissingDependencyError
+from tfdist.tune.search.search_history import WORST, History
+from tfdist.tune.search.search_space import Choice, Parameter, Range, Space, Value
+
+
+def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[str, Value]:
+    """The values for a new trial."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--sampler tpe needs Optuna, which is not installed: python -m pip install 'tfdist[search]'", name="optuna"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed + trial, constant_liar=True)
+    study = optuna.create_study(sampler=sampler)
+    distributions = {name: _distribution(optuna, one) for name, one in space.items()}
+    for one in history.trials.values():
+        told = {"params": dict(one.values), "distributions": distributions}
+        if one.scores and one.best < WORST:
+            # the last score, as all trials reach the same epochs before they are compared; intermediate ones help TPE
+            steps = {step: score for step, score in one.scores.items() if score < WORST}
+            study.add_trial(optuna.trial.create_trial(value=one.best, intermediate_values=steps, **told))
+        elif not one.scores:
+            study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, **told))
+    return dict(study.ask(distributions).params)
+
+
+def _distribution(optuna: object, parameter: Parameter) -> object:
+    found = optuna.distributions  # type: ignore[attr-defined]
+    if isinstance(parameter, Choice):
+        return found.CategoricalDistribution(parameter.values)
+    assert isinstance(parameter, Range)
+    if parameter.is_log and parameter.step is not None:  # Optuna has no factors
+        return found.CategoricalDistribution(tuple(parameter.points() or ()))
+    kind = found.IntDistribution if parameter.is_integer else found.FloatDistribution
+    bounds = (int(parameter.low), int(parameter.high)) if parameter.is_integer else (parameter.low, parameter.high)
+    step = parameter.step or (1 if parameter.is_integer else None)
+    return kind(*bounds, log=parameter.is_log, step=int(step) if parameter.is_integer and step else step)

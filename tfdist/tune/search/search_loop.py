@@ -1,0 +1,98 @@
+"""The loop of a search: events into the history and the journal, decisions out to what runs trials.
+
+Neither the clock nor a process is known here: `Runner` has them, and tests run the loop on simulated trials.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tfdist.errors import WorkerFailedError
+from tfdist.tune.search.search_history import Clone, Decision, Declare, Event, History, Report, Resume, Start, Stop
+from tfdist.tune.search.search_schedulers import Scheduler, restarts
+
+
+class Runner(Protocol):
+    """Runs trials on slots."""
+
+    def start(self, trial: int, history: History) -> None:
+        """Start, or start again, the process of a trial; its backup and its values decide where it begins."""
+
+    def stop(self, trial: int) -> None:
+        """Ask a trial to end; an `End` follows."""
+
+    def clone(self, trial: int, donor: int) -> None:
+        """Give a paused trial the backup of another one; doing it twice is the same as once."""
+
+    def events(self, history: History) -> Iterable[Event]:
+        """Wait for what happens next: declarations, reports and ends, those of a trial in order."""
+
+
+class Loop:
+    """A search that runs until nothing is left to do, from an empty history or a resumed one."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        history: History,
+        *,
+        write: Callable[[Event], None],
+        tell: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._scheduler, self._runner, self.history = scheduler, runner, history
+        self._write, self._tell = write, tell
+
+    def run(self) -> None:
+        """Run to the end.
+
+        After a kill: a clone is made again unless its donor has gone on, which it does after the copy. What was running
+        starts again.
+        """
+        trials = self.history.trials
+        for trial in trials.values():
+            if trial.lineage and trial.cloned_at == trial.until == trials[donor := trial.lineage[-1][1]].until:
+                self._runner.clone(trial.number, donor)
+        for number in self.history.running:
+            self._runner.start(number, self.history)
+            if self.history.trials[number].is_stopping:
+                self._runner.stop(number)
+        while True:
+            while decisions := restarts(self.history) or self._scheduler.decide(self.history):
+                for one in decisions:
+                    self._carry_out(one)
+            if not self.history.running:
+                return
+            for event in self._runner.events(self.history):
+                if self._is_news(event):
+                    self._note(event)
+            self._require_hope()
+
+    def _carry_out(self, decision: Decision) -> None:
+        self._note(decision)
+        match decision:
+            case Start() | Resume():
+                self._runner.start(decision.trial, self.history)
+            case Stop():
+                self._runner.stop(decision.trial)
+            case Clone():
+                self._runner.clone(decision.trial, decision.donor)
+
+    def _note(self, event: Event) -> None:
+        self._write(event)
+        self.history.add(event)
+        self._tell(event)
+
+    def _is_news(self, event: Event) -> bool:
+        """False for what a trial that was started again says once more."""
+        trial = self.history.trials[event.trial]
+        if isinstance(event, Report):
+            return event.step not in trial.scores
+        return not (isinstance(event, Declare) and event.name in trial.declared)
+
+    def _require_hope(self) -> None:
+        if self.history.is_hopeless:
+            ends = [one for one in self.history.trials.values() if one.cause]
+            raise WorkerFailedError(
+                f"the first {len(ends)} trials have failed before they reported, so the search ends. The last one:\n"
+                f"{ends[-1].cause}"
+            )

@@ -1,0 +1,193 @@
+"""A search in a folder: started, resumed, and read."""
+
+import functools
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError, ConfigTypeError, MissingFileError
+from tfdist.jobs.notebooks.function_transfer import send_function
+from tfdist.jobs.notebooks.notebook_job import WORKER_MODULE, worker_environment
+from tfdist.processes.job_resources import guarded
+from tfdist.tune.search import search_journal
+from tfdist.tune.search.search_history import Event, History, Trial
+from tfdist.tune.search.search_loop import Loop
+from tfdist.tune.search.search_settings import SearchSettings
+from tfdist.tune.search.search_space import from_python
+from tfdist.tune.search.search_trial import HyperParameters, parameters, requested, write_report
+from tfdist.tune.search.trial_slots import LocalSlots, forget_trials
+from tfdist.validation import shown
+
+SETTINGS, JOURNAL, CODE = "search.json", "journal.jsonl", "function.pickle"
+Tell = Callable[[Event, History], None]
+_OF_SCRIPTS = ("target", "arguments", "is_module", "strategy", "workers_per_trial")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that has run, or has been read from its folder.
+
+    Attributes:
+        folder: where it is.
+        settings: what was searched, and how.
+        history: all trials.
+    """
+
+    folder: Path
+    settings: SearchSettings
+    history: History
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best value of the metric; None where no trial has reported one."""
+        return self.history.best
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for each trial: number, status, epochs, the best and the last value, and the parameters.
+
+        Returns:
+            Rows in the order of the trials.
+        """
+        return [self._row(one) for one in self.history.trials.values()]
+
+    def _row(self, trial: Trial) -> dict[str, Any]:
+        last = trial.scores[trial.step] if trial.scores else float("inf")
+        return {
+            "trial": trial.number,
+            "status": trial.status.value,
+            "epochs": trial.step,
+            "best": self.history.value(trial.best),
+            "last": self.history.value(last),
+            "parent": trial.lineage[-1][1] if trial.lineage else None,
+            **{f"values/{name}": value for name, value in trial.values.items()},
+        }
+
+
+def begin(settings: SearchSettings, folder: Path, *, tell: Tell = lambda event, history: None) -> Search:
+    """Search from the beginning, in a folder that has no search."""
+    _require_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{SETTINGS}.new"
+    fresh.write_text(settings.to_json() + "\n", encoding="utf-8")
+    fresh.rename(folder / SETTINGS)
+    return go_on(folder, tell=tell)
+
+
+def _require_new(folder: Path) -> None:
+    if (folder / SETTINGS).exists():
+        raise ConfigError(
+            f"{folder} has a search already. Go on with it (tfdist search resume {folder}, or run(..., resume=True)), "
+            "or name another folder.",
+            name="folder (--output)",
+            path=folder,
+        )
+
+
+def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, history: None) -> Search:
+    """Go on with a search, at the event that its journal has last."""
+    search_journal.repair(folder / JOURNAL)
+    found = opened(folder)
+    settings, history = found.settings, found.history
+    history.slots = slots or settings.slot_count()
+    forget_trials(folder, len(history.trials))
+    functional = settings.target == WORKER_MODULE and settings.is_module
+    with search_journal.Journal(folder / JOURNAL) as journal, guarded(secrets.token_hex(8)) as guard:
+        environment = worker_environment() if functional else {}
+        runner = LocalSlots(settings, folder.resolve(), history.slots, guard, environment=environment)
+        try:
+            loop = Loop(
+                settings.make_scheduler(), runner, history, write=journal.write, tell=lambda event: tell(event, history)
+            )
+            loop.run()
+        finally:
+            runner.close()
+    return found
+
+
+def opened(folder: Path) -> Search:
+    """The search in a folder, as far as it has come; it may be running."""
+    try:
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(
+            f"{folder} has no search ({SETTINGS} is missing). Name the folder that `tfdist search --output` has made."
+        ) from None
+    settings = SearchSettings.from_json(text, path=folder / SETTINGS)
+    history = settings.make_history(settings.slot_count())
+    for event in search_journal.read(folder / JOURNAL):
+        history.add(event)
+    return Search(folder, settings, history)
+
+
+def run(
+    function: Callable[[HyperParameters], Any],
+    space: Mapping[str, Any] | None = None,
+    *,
+    folder: str | os.PathLike[str],
+    resume: bool = False,
+    on_event: Tell = lambda event, history: None,
+    **options: Any,
+) -> Search:
+    """Search with a function, from a program or a notebook.
+
+    Each trial calls the function in a process of its own. It reports through ``callbacks`` or `report`, or returns the
+    metric. Ctrl-C ends the trials; ``resume=True`` goes on.
+
+    Args:
+        function: called with the parameters of the trial. It is sent as `tfdist.jobs.notebook` sends one.
+        space: ranges as texts such as "log:1e-4:1e-1", or lists of values; None: what the function declares.
+        folder: of the search, new unless it is resumed.
+        resume: whether to go on with the search in the folder, whose options count.
+        on_event: called with each event and the history.
+        options: `metric`, `mode`, `scheduler`, `sampler`, `trials`, `epochs`, `min_epochs`, `eta`, `perturb`, `seed`,
+            `slots`, `restarts`: as in ``tfdist search --help``.
+    Returns:
+        The search, with its best trial and the table of all.
+    Raises:
+        ConfigError: an option that cannot be, or the folder has a search.
+        UnsupportedError: the function cannot be sent.
+        WorkerFailedError: the first trials have failed.
+
+    Example:
+        >>> def train(hp):
+        ...     return (hp.Float("x", -2.0, 2.0) - 1) ** 2
+        >>> found = run(train, folder="search", metric="loss", scheduler="random", trials=4)      # doctest: +SKIP
+        >>> found.best.values                                                                     # doctest: +SKIP
+        {'x': 0.73}
+    """
+    if not callable(function):
+        raise ConfigTypeError(f"function is {shown(function)}, which cannot be called; pass a function of hp.")
+    place = Path(folder)
+    known = SearchSettings.__dataclass_fields__.keys() - {*_OF_SCRIPTS, "space"}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]} is not an option of run(). It has {', '.join(sorted(known))}.", name=unknown[0]
+        )
+    if resume:
+        return go_on(place, tell=on_event)
+    code = (place / CODE).absolute()
+    known_options: dict[str, Any] = {**options, "perturb": tuple(options.get("perturb", ()))}
+    settings = SearchSettings(
+        target=WORKER_MODULE,
+        is_module=True,
+        arguments=(str(code), f"{code}.result"),
+        space=from_python(space or {}),
+        **known_options,
+    )
+    _require_new(place)
+    place.mkdir(parents=True, exist_ok=True)
+    code.unlink(missing_ok=True)  # of a call that was refused after it
+    send_function(code, functools.partial(_trial, function), ())
+    return begin(settings, place, tell=on_event)
+
+
+def _trial(function: Callable[[HyperParameters], Any]) -> None:
+    """Call the function in the process of a trial; a number that it returns is a report of the last epoch."""
+    value = function(parameters())
+    request = requested()
+    if request is not None and value is not None and not isinstance(value, bool) and hasattr(value, "__float__"):
+        write_report(request, {request.metric: float(value)}, request.last)

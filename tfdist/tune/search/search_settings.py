@@ -1,0 +1,190 @@
+"""The request behind `tfdist search`, valid once it exists, and what it makes of it: a scheduler and a history."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.jobs.plan.worker_spec import VISIBLE
+from tfdist.options import check, option
+from tfdist.tune.search import search_schedulers as schedulers
+from tfdist.tune.search.search_history import History
+from tfdist.tune.search.search_space import Parameter, Values, drawn, from_json, grid, to_json
+from tfdist.validation import integer
+
+FORMAT = 1
+SCHEDULERS = ("asha", "hyperband", "median", "population", "random", "grid")
+SAMPLERS = ("random", "tpe")
+_LOWER = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "divergence")
+_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "bleu", "r2", "score", "similarity", "positives")
+_GPUS = Path("/proc/driver/nvidia/gpus")  # one entry for each
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What is searched, and how.
+
+    Attributes:
+        target: the script, the name of a module, or the name of a function.
+        arguments: of the script.
+        is_module: whether `target` is a module.
+        space: the parameters; empty: the script declares them.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = option(False, "SCRIPT is the name of a module.", flags=("-m",))
+    space: Mapping[str, Parameter] = field(default_factory=dict)
+    metric: str = option("val_loss", "What the trials report and are compared by.", metavar="NAME")
+    mode: str = option("auto", "auto: by the metric's name.", choices=("auto", "min", "max"))
+    scheduler: str = option("asha", "How trials are chosen.", choices=SCHEDULERS)
+    sampler: str = option("random", "Where values come from; tpe needs the extra search.", choices=SAMPLERS)
+    trials: int | None = option(None, "Trials, or members of a population.", kind=int, metavar="N", minimum=1)
+    epochs: int = option(27, "Epochs of a trial that is never stopped.", metavar="R", minimum=1)
+    min_epochs: int = option(1, "Epochs before a trial is compared.", metavar="R", minimum=1)
+    eta: int = option(3, "asha, hyperband: one of ETA goes on.", metavar="ETA", minimum=2)
+    perturb: tuple[str, ...] = option((), "population: what clones change; by default floats.", metavar="NAME")
+    seed: int = option(0, "Of the values that are drawn.", metavar="N", minimum=0)
+    slots: int | None = option(None, "Trials at the same time.  [default: as cores or GPUs]", kind=int, minimum=1)
+    workers_per_trial: int = option(1, "Each trial is a `tfdist run -n N`.", metavar="N", minimum=1)
+    strategy: str | None = option(None, "Of trials, as for `tfdist run`.", kind=str, metavar="NAME")
+    restarts: int = option(1, "Starts of a trial that dies without progress.", metavar="K", minimum=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.min_epochs > self.epochs:
+            raise ConfigError(
+                f"--min-epochs is {self.min_epochs} and --epochs is {self.epochs}; trials are compared before they "
+                "end. Lower the first, or raise the second.",
+                name="--min-epochs",
+                received=self.min_epochs,
+            )
+        if self.scheduler == "grid":
+            self._require_space("a grid")
+            if self.sampler != "random":
+                raise ConfigError(
+                    "--sampler is tpe, and a grid has all its values; use another scheduler.", name="--sampler"
+                )
+            grid(self.space)
+        if self.sampler == "tpe":
+            self._require_space("tpe")
+        unknown = [name for name in self.perturb if self.space and name not in self.space]
+        if unknown:
+            raise ConfigError(
+                f"--perturb names {unknown[0]!r}, which --space lacks.", name="--perturb", received=unknown[0]
+            )
+        _ = self.direction
+
+    def _require_space(self, what: str) -> None:
+        if not self.space:
+            raise ConfigError(
+                f"{what} needs the space before the first trial: give each parameter of the script as --space "
+                "NAME=RANGE.",
+                name="--space",
+            )
+
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        """Whether a lower or a higher metric is better."""
+        if self.mode != "auto":
+            return "max" if self.mode == "max" else "min"
+        words = self.metric.lower()
+        lower, higher = (any(one in words for one in known) for known in (_LOWER, _HIGHER))
+        if lower == higher:
+            raise ConfigError(
+                f"--metric is {self.metric!r}, whose name does not say whether less or more is better: pass --mode min "
+                "or --mode max.",
+                name="--mode",
+                received=self.metric,
+            )
+        return "min" if lower else "max"
+
+    @cached_property
+    def _grid(self) -> list[dict[str, Any]]:
+        return grid(self.space)
+
+    @property
+    def trial_count(self) -> int:
+        if self.scheduler == "grid":
+            return min(self.trials or len(self._grid), len(self._grid))
+        return self.trials or (16 if self.scheduler == "population" else 64)
+
+    def make_scheduler(self) -> schedulers.Scheduler:
+        common: dict[str, Any] = {"sampler": self._sample, "trials": self.trial_count}
+        rungs = schedulers.rungs_of(self.epochs, self.min_epochs, self.eta)
+        match self.scheduler:
+            case "asha":
+                return schedulers.Asha(**common, rungs=rungs, eta=self.eta)
+            case "hyperband":
+                return schedulers.Hyperband(**common, rungs=rungs, eta=self.eta)
+            case "median":
+                return schedulers.Median(**common, epochs=self.epochs, least=self.min_epochs)
+            case "population":
+                return schedulers.Population(
+                    **common,
+                    epochs=self.epochs,
+                    interval=self.min_epochs,
+                    seed=self.seed,
+                    space=self.space,
+                    perturbed=self.perturb,
+                )
+        return schedulers.Complete(**common, epochs=self.epochs)
+
+    def _sample(self, trial: int, history: History) -> Values | None:
+        if self.scheduler == "grid":
+            return self._grid[trial]
+        if not self.space:
+            return None
+        if self.sampler == "tpe":
+            from tfdist.tune.search.optuna_sampler import suggested
+
+            return suggested(self.space, history, trial=trial, seed=self.seed)
+        return drawn(self.space, seed=self.seed, trial=trial)
+
+    def make_history(self, slots: int) -> History:
+        return History(slots=slots, mode=self.direction, restarts=self.restarts)
+
+    def slot_count(self) -> int:
+        """Trials at the same time: as asked, or as many as there are GPUs or cores for."""
+        places = gpu_count(os.environ) or len(os.sched_getaffinity(0))
+        return self.slots or max(1, places // self.workers_per_trial)
+
+    def to_json(self) -> str:
+        content = {one.name: getattr(self, one.name) for one in fields(self)}
+        content["space"] = {name: to_json(one) for name, one in self.space.items()}
+        return json.dumps({"format": FORMAT, **content}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, *, path: Path) -> "SearchSettings":
+        try:
+            content = json.loads(text)
+            version = content.pop("format")
+            integer("format", version, minimum=1, maximum=FORMAT)
+            content["space"] = {name: from_json(one) for name, one in content["space"].items()}
+            lists = {name: tuple(content[name]) for name in ("arguments", "perturb")}
+            return cls(**{**content, **lists})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptDataError(
+                f"{path} has no settings of a search that this tfdist reads: {error}", path=path
+            ) from error
+
+
+def gpu_count(environ: Mapping[str, str]) -> int:
+    """The GPUs that this process may use.
+
+    Example:
+        >>> gpu_count({"CUDA_VISIBLE_DEVICES": "0,3"}), gpu_count({"CUDA_VISIBLE_DEVICES": "-1"})
+        (2, 0)
+    """
+    given = environ.get(VISIBLE)
+    if given is not None:
+        words = [word.strip() for word in given.split(",")]
+        return len([word for word in (words[: words.index("-1")] if "-1" in words else words) if word])
+    return len(os.listdir(_GPUS)) if _GPUS.is_dir() else 0

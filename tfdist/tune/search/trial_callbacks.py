@@ -1,0 +1,113 @@
+"""The callbacks of a trial: they report each epoch, end `fit` at the rung, and resume it from its backup.
+
+The backup is of the end of an epoch and knows nothing of the pause, so a resumed trial trains as one that was never
+paused.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfdist.callbacks.backup_and_restore import BackupAndRestore
+from tfdist.compat.keras import epochs as keras_epochs
+from tfdist.compat.keras import keras_trainer as keras_model
+from tfdist.compat.keras import optimizer as keras_optimizer
+from tfdist.tune.search.search_trial import BACKUP, TrialRequest, requested, write_report
+
+
+def callbacks() -> list[keras.callbacks.Callback]:
+    """Return the callbacks that make a `fit` a trial: a backup to resume from, and one that reports; none elsewhere.
+
+    Put them behind your own. They report the metric after each epoch, and end the process where the trial pauses:
+    the lines behind `fit` run for a trial that has trained to the end. Let `fit` train as many epochs as the search
+    gives at most.
+
+    Guaranteed, with deterministic ops: a paused trial that is resumed has the weights of one that was never paused, bit
+    for bit, as `tfdist.callbacks.BackupAndRestore` says. A clone of another trial has its weights and slots; its
+    learning rate is the one that the script sets, if that differs from the donor's.
+
+    Returns:
+        Callbacks for one call of `fit`; an empty list outside of a search.
+
+    Example:
+        >>> callbacks()
+        []
+    """
+    request = requested()
+    if request is None:
+        return []
+    backup = BackupAndRestore(Path(request.folder, BACKUP), delete_checkpoint=False, asynchronous=True)
+    return [backup, TrialReporter(request)]
+
+
+class TrialReporter(keras.callbacks.Callback):
+    """Reports, and adds `_Pause` behind the session of the backup, which has then saved the epoch."""
+
+    def __init__(self, request: TrialRequest) -> None:
+        super().__init__()
+        self._request = request
+        self.epochs = 0
+        self.compiled: list[float] = []
+        self.restored: list[float] | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        fit = keras_epochs.running_fit(model)
+        if fit is not None and not any(isinstance(one, _Pause) for one in fit.callbacks.callbacks):
+            fit.callbacks.callbacks.append(_Pause(self._request, self))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Note the learning rates that the script has set, before the optimizer is restored."""
+        self.compiled = [float(rate.numpy()) for rate in learning_rates(self.model)]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        write_report(self._request, logs or {}, epoch + 1)
+        self.epochs = epoch + 1
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the learning rates of the script, for a clone to compare with its own."""
+        return {"compiled": self.compiled}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.restored = list(state["compiled"])
+
+
+class _Pause(keras.callbacks.Callback):
+    """Comes last: sets the learning rate of a clone, and ends the process at the rung."""
+
+    def __init__(self, request: TrialRequest, reporter: TrialReporter) -> None:
+        super().__init__()
+        self._request = request
+        self._reporter = reporter
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Set the rates that the script sets otherwise than the run whose backup this is; the rest are restored."""
+        own, before = self._reporter.compiled, self._reporter.restored
+        for variable, value, old in zip(learning_rates(self.model), own, before or own, strict=False):
+            if value != old:
+                variable.assign(value)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch >= self._request.until:  # it was ended after its last backup
+            self._leave()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch + 1 >= self._request.until:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._reporter.epochs >= self._request.until:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._request.ends_for_good:
+            sys.exit(0)
+        self.model.stop_training = True
+
+
+def learning_rates(model: keras.Model) -> list[Any]:
+    """The variables of learning rates that follow no schedule."""
+    optimizers = keras_model.optimizers(model)
+    return [one for optimizer in optimizers for one in keras_optimizer.learning_rate_variables(optimizer)]

@@ -1,0 +1,230 @@
+"""Runs trials as processes of this machine: forked from one that has imported TensorFlow, or as `tfdist run`.
+
+A trial of one process costs no import of TensorFlow. Where nothing can be forked, it is started anew.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster.cluster_values import TaskId
+from tfdist.errors import TfdistError
+from tfdist.jobs.placement.local_placement import Child, LocalPlacement, started_anew
+from tfdist.jobs.placement.placement_protocol import Handle
+from tfdist.jobs.placement.worker_factory import forked
+from tfdist.jobs.plan.job_plan import WORKER_FILE
+from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.jobs.process.script_worker import END_NOTE
+from tfdist.processes import guardian
+from tfdist.processes.fork_server import ForkServer
+from tfdist.processes.job_resources import Guard
+from tfdist.processes.worker_failure import how_it_ended, read_record
+from tfdist.tune.search.search_history import End, Event, History
+from tfdist.tune.search.search_settings import SearchSettings, gpu_count
+from tfdist.tune.search.search_trial import BACKUP, ERROR, LOG, ReportFiles, TrialRequest
+from tfdist.variables import ERROR_FILE
+
+_LOOK_SECONDS = 0.02
+_END_SECONDS = 20.0  # for a backup at the end
+_SERVER_SECONDS = 120.0
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+_SHOWN_LINES, _READ_BYTES = 12, 20_000
+
+
+@dataclass
+class _Running:
+    handle: Handle
+    slot: int
+    reports: ReportFiles
+    is_asked: bool = False
+
+
+class LocalSlots:
+    """The slots of this machine."""
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        folder: Path,
+        slots: int,
+        guard: Guard,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings, self._folder, self._slots = settings, folder, slots
+        self._gpus = gpu_count(os.environ)
+        threads = str(max(1, len(os.sched_getaffinity(0)) // slots))
+        own = {name: threads for name in _THREADS if name not in os.environ and not self._gpus}
+        self._environment = {**own, **(environment or {})}
+        self._server: ForkServer | None = None
+        self._guard = guard
+        if settings.workers_per_trial == 1 and settings.strategy is None and sys.platform == "linux":
+            place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
+            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place)
+            guard.watch(self._server.pid)
+        self._placement = LocalPlacement(guard, starter=self._started)
+        self._running: dict[int, _Running] = {}
+
+    def folder_of(self, trial: int) -> Path:
+        return trial_folder(self._folder, trial)
+
+    def start(self, trial: int, history: History) -> None:
+        state, settings, folder = history.trials[trial], self._settings, self.folder_of(trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ERROR).unlink(missing_ok=True)
+        request = TrialRequest(
+            folder=str(folder),
+            trial=trial,
+            until=state.until,
+            last=settings.epochs,
+            metric=settings.metric,
+            seed=settings.seed,
+            values=state.values,
+            draws=not settings.space,
+        )
+        slot = min(set(range(self._slots)) - {one.slot for one in self._running.values()})
+        spec = WorkerSpec(
+            index=trial,
+            task=TaskId(type="worker", index=trial),
+            argv=self._command(),
+            environment={**self._environment, ERROR_FILE.name: str(folder / ERROR), **request.to_environment()},
+            error_file=folder / ERROR,
+            gpus=self._gpus_of(slot),
+            piped=frozenset(),
+        )
+        self._running[trial] = _Running(self._placement.start(spec), slot, ReportFiles.of(trial, folder))
+
+    def stop(self, trial: int) -> None:
+        if (running := self._running.get(trial)) is not None:
+            running.is_asked = True
+            running.handle.signal(signal.SIGTERM)
+
+    def clone(self, trial: int, donor: int) -> None:
+        source, target = (self.folder_of(one) / BACKUP for one in (donor, trial))
+        fresh = target.with_name(f"{BACKUP}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        if source.is_dir():
+            shutil.copytree(source, fresh)
+        shutil.rmtree(target, ignore_errors=True)
+        if fresh.is_dir():
+            fresh.rename(target)
+
+    def events(self, history: History) -> Iterator[Event]:
+        time.sleep(_LOOK_SECONDS)
+        for number, one in list(self._running.items()):
+            code = one.handle.wait(0.0)  # first: what it has reported is whole then
+            reported = history.trials[number].step
+            for event in one.reports.news():
+                reported = max(reported, getattr(event, "step", 0))
+                yield event
+            if code is not None:
+                del self._running[number]
+                self._clear(one)
+                yield self._end(number, code, reported, one, until=history.trials[number].until)
+
+    def close(self) -> None:
+        """End what runs; each saves where it is."""
+        with contextlib.suppress(TfdistError):
+            for one in self._running.values():
+                one.handle.signal(signal.SIGTERM)
+            deadline = time.monotonic() + _END_SECONDS
+            for one in self._running.values():
+                one.handle.wait(max(0.0, deadline - time.monotonic()))
+        for one in self._running.values():
+            self._clear(one)
+        self._running.clear()
+        if self._server is not None:
+            pid = self._server.pid
+            self._server.close()
+            self._guard.forget(pid)
+
+    def _clear(self, one: _Running) -> None:
+        one.handle.signal(signal.SIGKILL)  # what it has started
+        one.handle.close(_END_SECONDS)
+        path = one.handle.spec.error_file
+        guardian.remove_listed(f"{path}{guardian.LISTING}")
+        Path(f"{path}{END_NOTE}").unlink(missing_ok=True)
+
+    def _end(self, trial: int, code: int, reported: int, one: _Running, *, until: int) -> End:
+        if one.is_asked and code != 0:
+            return End(trial, "stopped")
+        if code != 0:
+            return End(trial, "died", self._cause(trial, code))
+        if not reported:
+            text = (
+                "It ended with code 0 and has reported nothing. Give fit the callbacks of tfdist.search.callbacks(), "
+                "or call tfdist.search.report(...)."
+            )
+            return End(trial, "died", text)
+        is_paused = until <= reported < self._settings.epochs
+        return End(trial, "paused" if is_paused else "finished")
+
+    def _cause(self, trial: int, code: int) -> str:
+        folder = self.folder_of(trial)
+        record = read_record(folder / ERROR)
+        if record is not None:
+            return f"{how_it_ended(code)}\n{record.traceback.rstrip()}"
+        lines = _end_of(folder / LOG).rstrip().splitlines()[-_SHOWN_LINES:]
+        return "\n".join([how_it_ended(code), *lines])
+
+    def _command(self) -> tuple[str, ...]:
+        settings = self._settings
+        script = (settings.target, *settings.arguments)
+        if self._server is not None:
+            kind = "--module" if settings.is_module else "--script"
+            return (sys.executable, str(WORKER_FILE), "--parent", str(os.getpid()), kind, *script)
+        strategy = () if settings.strategy is None else ("--strategy", settings.strategy)
+        module = ("-m",) if settings.is_module else ()
+        count = ("-n", str(settings.workers_per_trial))
+        return (sys.executable, "-m", "tfdist", "run", *count, *strategy, *module, *script)
+
+    def _gpus_of(self, slot: int) -> tuple[int, ...] | None:
+        if not self._gpus:
+            return None
+        workers = self._settings.workers_per_trial
+        return tuple((slot * workers + place) % self._gpus for place in range(min(workers, self._gpus)))
+
+    def _started(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+        log = os.open(spec.error_file.with_name(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        try:
+            if self._server is not None and self._is_ready(self._server):
+                return forked(self._server, spec, environment, (nothing, log, log))
+            return started_anew(spec, environment, (nothing, log, log))
+        finally:
+            os.close(log)
+            os.close(nothing)
+
+    @staticmethod
+    def _is_ready(server: ForkServer) -> bool:
+        deadline = time.monotonic() + _SERVER_SECONDS
+        while server.process.poll() is None and time.monotonic() < deadline:
+            if server.wait(0.1):
+                return True
+        return False
+
+
+def trial_folder(search: Path, trial: int) -> Path:
+    return search / "trials" / f"{trial:05}"
+
+
+def forget_trials(search: Path, known: int) -> None:
+    """Remove the folders of trials that the journal does not know: a kill came before their start was written."""
+    for folder in sorted((search / "trials").glob("*")):
+        if folder.name.isdecimal() and int(folder.name) >= known:
+            shutil.rmtree(folder)
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _READ_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
