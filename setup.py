@@ -27,6 +27,7 @@ KUBERNETES = "kubernetes>=31,<37.0.2"
 # what GPUs do, told by the driver's library
 NVML = "nvidia-ml-py>=12.535"
 CRYPTOGRAPHY = "cryptography>=43"
+OPTUNA = "optuna>=4,<6"
 DP_ACCOUNTING = "dp-accounting>=0.6,<0.7"
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
 
@@ -116,6 +117,7 @@ setup(
             "kubeflow-trainer-api>=2.3,<3",  # the classes of its manifests check ours
             CRYPTOGRAPHY,
             DP_ACCOUNTING,
+            OPTUNA,
             *DOCS,  # the site is built
         ],
         # what the tests of Keras import; those of its data adapters that import PyTorch are left out without it
@@ -140,6 +142,8 @@ setup(
         "gcs": ["gcsfs>=2024.6"],
         # /metrics of `tfdist watch --web`, exporters, and stacks of processes
         "monitor": ["prometheus_client>=0.20", "tensorboard>=2.16", "py-spy>=0.4", NVML],
+        # values by Optuna's TPE in `tfdist search`
+        "search": [OPTUNA],
         # federated rounds between hosts: keys, certificates and masks
         "federated": [CRYPTOGRAPHY],
         # differentially private training: how much privacy it has spent

@@ -10,7 +10,9 @@ import tfdist
 from tests.refusals import refused
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError
 from tfdist.tune.search import search_journal
-from tfdist.tune.search.search_history import End, Report, Start
+from tfdist.tune.search.optuna_sampler import suggested
+from tfdist.tune.search.search_history import Declare, End, Report, Start
+from tfdist.tune.search.search_run import opened, require_asked
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import Choice, Range, drawn, from_json, from_python, grid, parse_space, to_json
 from tfdist.tune.search.search_trial import HyperParameters, TrialRequest, report, write_report
@@ -172,6 +174,24 @@ def test_settings_go_through_their_file(tmp_path: Path) -> None:
             SearchSettings.from_json(wrong, path=tmp_path)
 
 
+def test_tpe_learns_from_the_history_alone() -> None:
+    history = SearchSettings(target="train.py", metric="loss").make_history(1)
+    space = parse_space(["x=linear:0:1", "n=int:1:5:2", "u=a,b", "f=log:1:8:2"])
+    for trial in range(30):
+        values = suggested(space, history, trial=trial, seed=0)
+        assert values == suggested(space, history, trial=trial, seed=0)
+        assert all(parameter.holds(values[name]) for name, parameter in space.items())
+        history.add(Start(trial, values, 1))
+        if trial != 7:  # which still runs
+            history.add(Report(trial, 1, (float(values["x"]) - 0.3) ** 2))
+            history.add(End(trial, "finished"))
+    early, late = (
+        [abs(float(history.trials[trial].values["x"]) - 0.3) for trial in trials]
+        for trials in (range(10), range(20, 30))
+    )
+    assert sum(late) < sum(early) / 2
+
+
 def test_a_cut_line_of_a_journal_is_left_out_and_a_broken_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     events = [Start(0, {"lr": 0.1}, 3), Report(0, 3, 0.5), End(0, "paused")]
@@ -190,8 +210,21 @@ def test_a_cut_line_of_a_journal_is_left_out_and_a_broken_one_refused(tmp_path: 
         list(search_journal.read(path))
 
 
-def test_a_folder_without_a_search_is_refused(tmp_path: Path) -> None:
-    from tfdist.tune.search.search_run import opened
+def test_a_name_that_no_script_asks_for_is_refused() -> None:
+    settings = SearchSettings(target="train.py", space=parse_space(["lr=1,2", "unit=1,2"]))
+    history = settings.make_history(1)
+    for trial in range(3):
+        require_asked(settings, history)
+        asked = Declare(trial, "lr", settings.space["lr"], 1), Declare(trial, "units", settings.space["unit"], 1)
+        for event in (Start(trial, {"lr": 1, "unit": 2}, 1), *asked, Report(trial, 1, 0.5), End(trial, "paused")):
+            history.add(event)
+    with refused(ConfigError, name="--space", received="unit") as caught:
+        require_asked(settings, history)
+    assert "'units'" in str(caught.value)
+    history.add(Declare(2, "unit", settings.space["unit"], 2))
+    require_asked(settings, history)
 
+
+def test_a_folder_without_a_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         opened(tmp_path)

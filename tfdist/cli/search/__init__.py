@@ -26,6 +26,6 @@ command = SearchGroup(
     package=__name__,
     modules="{}_search",
     table=COMMANDS,
-    help="Find the best hyper-parameters of a script: tfdist search --space lr=log:1e-4:1e-1 train.py",
+    help="Find the best hyper-parameters of a script: tfdist search --metric val_accuracy train.py",
     context_settings=SETTINGS,
 )

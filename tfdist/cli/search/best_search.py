@@ -16,7 +16,11 @@ from tfdist.tune.search.trial_slots import trial_folder
 @click.command(
     "best",
     cls=Command,
-    examples={"tfdist search best search": "", "tfdist search best search --json -": "for a program"},
+    examples={
+        "tfdist search best search": "",
+        "tfdist search best search --json -": "for a program",
+        "tfdist search best a --json a.json": "",
+    },
     epilog="Exit code: 1 when no trial has reported yet.",
     page="search",
 )

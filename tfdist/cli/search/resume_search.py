@@ -14,7 +14,11 @@ from tfdist.tune.search.search_run import go_on
 @click.command(
     "resume",
     cls=Command,
-    examples={"tfdist search resume search": "after Ctrl-C or a kill", "tfdist search resume search --slots 4": ""},
+    examples={
+        "tfdist search resume search": "after Ctrl-C or a kill",
+        "tfdist search resume search --slots 4": "",
+        "tfdist search resume runs/a": "of --output runs/a",
+    },
     epilog="Exit code: as of tfdist search.",
     page="search",
 )

@@ -21,16 +21,16 @@ from tfdist.tune.search.search_space import parse_space
     cls=Command,
     context_settings=PASSES_ARGUMENTS,
     groups={
-        "What is searched": ("space", "metric", "mode", "seed"),
+        "What is searched": ("ranges", "metric", "mode", "seed"),
         "How": ("scheduler", "sampler", "trials", "epochs", "min_epochs", "eta", "perturb"),
         "Where it runs": ("slots", "workers_per_trial", "strategy", "restarts", "is_module", "output"),
     },
     examples={
-        "tfdist search --space lr=log:1e-4:1e-1 --space units=32,64,128 train.py": "64 trials by ASHA",
-        "tfdist search --metric val_accuracy --trials 1000 train.py": "the script declares the space",
-        "tfdist search --scheduler population --trials 8 --min-epochs 3 train.py": "",
+        "tfdist search --metric val_accuracy --trials 1000 train.py": "",
+        "tfdist search --scheduler population --trials 8 train.py": "",
+        "tfdist search run --space lr=log:1e-4:1e-1 --space units=32,64 train.py": "",
     },
-    epilog="Exit code: 0 when a trial has reported, 1 when none has, 2 for a wrong request, 130 after Ctrl-C.",
+    epilog="Exit code: 0 when a trial has reported, else 1; 2 for a wrong request.",
     page="search",
 )
 @click.option("--space", "ranges", multiple=True, metavar="NAME=RANGE", help="As lr=log:1e-4:1e-1 or units=32,64.")
@@ -45,9 +45,9 @@ from tfdist.tune.search.search_space import parse_space
 def command(ranges: tuple[str, ...], output: Path, script: str, arguments: tuple[str, ...], **options: Any) -> None:
     """Search the hyper-parameters of a script.
 
-    SCRIPT asks for them by hp = tfdist.search.parameters(), as in hp.Float("lr", 1e-4, 1e-1, sampling="log"), and gives
-    tfdist.search.callbacks() to fit. Without a search it trains its defaults. Ranges: log:LOW:HIGH, linear:LOW:HIGH,
-    int:LOW:HIGH, int-log:LOW:HIGH, each with :STEP or without; a list of values; or bool.
+    SCRIPT asks for them by hp = tfdist.search.parameters(), as in hp.Float("lr", 1e-4, 0.1), and gives
+    tfdist.search.callbacks() to fit. Ranges of --space: KIND:LOW:HIGH or KIND:LOW:HIGH:STEP with linear, log, int or
+    int-log; a list of values; or bool.
     """
     slots = options.pop("slots")
     settings = SearchSettings(

@@ -154,6 +154,7 @@ class History:
         self.trials: dict[int, Trial] = {}
         self.rungs: dict[int, list[tuple[float, int]]] = {}  # results, best first
         self.means: dict[int, list[tuple[float, int]]] = {}  # of a trial's scores up to an epoch, best first
+        self.failures = 0  # trials that have failed since the last report
         self._sign = -1.0 if mode == "max" else 1.0
         self._restarts = restarts
         self._running: set[int] = set()
@@ -186,9 +187,8 @@ class History:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if the first three trials have all failed, and no trial has reported."""
-        reported = any(one.scores for one in self.trials.values())
-        return not reported and len(self.with_status(Status.FAILED)) >= 3
+        """True if three trials have failed before any has reported, or ten one after the other since a report."""
+        return self.failures >= (10 if self.means else 3)
 
     @property
     def best(self) -> Trial | None:
@@ -222,6 +222,7 @@ class History:
                 trial.declared[event.name] = event.parameter
                 trial.values = {**trial.values, event.name: event.value}
             case Report():
+                self.failures = 0
                 if event.step not in trial.scores:
                     trial.scores[event.step] = self._sign * event.value if math.isfinite(event.value) else WORST
                     trial.deaths = 0
@@ -238,6 +239,8 @@ class History:
             trial.status = Status.DEAD if trial.deaths <= self._restarts else Status.FAILED
             if trial.status is Status.DEAD:
                 self._dead.add(trial.number)
+            else:
+                self.failures += 1
             return
         trial.status = Status(event.how)
         if event.how == "stopped":

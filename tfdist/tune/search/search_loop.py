@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tfdist.errors import WorkerFailedError
-from tfdist.tune.search.search_history import Clone, Decision, Declare, Event, History, Report, Resume, Start, Stop
+from tfdist.tune.search.search_history import Clone, Decision, Declare, Event, History, Report, Resume, Start, Status, Stop
 from tfdist.tune.search.search_schedulers import Scheduler, restarts
 
 
@@ -48,7 +48,7 @@ class Loop:
         After a kill: a clone is made again unless its donor has gone on, which it does after the copy. What was running
         starts again.
         """
-        trials = self.history.trials
+        trials, self.history.failures = self.history.trials, 0  # what made trials fail may have been mended
         for trial in trials.values():
             if trial.lineage and trial.cloned_at == trial.until == trials[donor := trial.lineage[-1][1]].until:
                 self._runner.clone(trial.number, donor)
@@ -91,8 +91,8 @@ class Loop:
 
     def _require_hope(self) -> None:
         if self.history.is_hopeless:
-            ends = [one for one in self.history.trials.values() if one.cause]
+            failed = self.history.with_status(Status.FAILED)
             raise WorkerFailedError(
-                f"the first {len(ends)} trials have failed before they reported, so the search ends. The last one:\n"
-                f"{ends[-1].cause}"
+                f"{self.history.failures} trials have failed and none has reported meanwhile, so the search ends; it "
+                f"can be resumed. The last one:\n{failed[-1].cause}"
             )

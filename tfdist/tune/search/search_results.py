@@ -97,14 +97,14 @@ def _ends(parameter: Parameter) -> str:
 def to_tensorboard(found: Search, folder: Path) -> None:
     """A run for each trial: the metric by epochs, and the parameters as a text."""
     try:
-        from tfdist.monitor.exporters.tensorboard_exporter import EventFile, scalar_summary, text_summary
+        from tfdist.monitor.exporters.tensorboard_exporter import EventFile, scalar, text_summary
     except ImportError as error:
         raise _missing("tensorboard", "tensorboard") from error
     for one in found.history.trials.values():
         file = EventFile(folder / f"trial-{one.number:05}")
         file.add(0, time.time(), [text_summary("parameters", _listed(one))])
         for step, score in sorted(one.scores.items()):
-            file.add(step, time.time(), [scalar_summary(found.settings.metric, found.history.value(score))])
+            file.add(step, time.time(), [scalar(found.settings.metric, found.history.value(score))])
         file.close()
 
 

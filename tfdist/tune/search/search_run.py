@@ -13,16 +13,17 @@ from tfdist.jobs.notebooks.function_transfer import send_function
 from tfdist.jobs.notebooks.notebook_job import WORKER_MODULE, worker_environment
 from tfdist.processes.job_resources import guarded
 from tfdist.tune.search import search_journal
-from tfdist.tune.search.search_history import Event, History, Trial
+from tfdist.tune.search.search_history import End, Event, History, Trial
 from tfdist.tune.search.search_loop import Loop
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import from_python
 from tfdist.tune.search.search_trial import HyperParameters, parameters, requested, write_report
 from tfdist.tune.search.trial_slots import LocalSlots, forget_trials
-from tfdist.validation import shown
+from tfdist.validation import nearest, shown
 
 SETTINGS, JOURNAL, CODE = "search.json", "journal.jsonl", "function.pickle"
 Tell = Callable[[Event, History], None]
+_LOOKED_AT = 3  # trials, before a name that none has asked for is refused
 _OF_SCRIPTS = ("target", "arguments", "is_module", "strategy", "workers_per_trial")
 
 
@@ -94,17 +95,36 @@ def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, 
     history.slots = slots or settings.slot_count()
     forget_trials(folder, len(history.trials))
     functional = settings.target == WORKER_MODULE and settings.is_module
+
+    def told(event: Event) -> None:
+        tell(event, history)
+        if isinstance(event, End):
+            require_asked(settings, history)
+
     with search_journal.Journal(folder / JOURNAL) as journal, guarded(secrets.token_hex(8)) as guard:
         environment = worker_environment() if functional else {}
         runner = LocalSlots(settings, folder.resolve(), history.slots, guard, environment=environment)
         try:
-            loop = Loop(
-                settings.make_scheduler(), runner, history, write=journal.write, tell=lambda event: tell(event, history)
-            )
-            loop.run()
+            Loop(settings.make_scheduler(), runner, history, write=journal.write, tell=told).run()
         finally:
             runner.close()
     return found
+
+
+def require_asked(settings: SearchSettings, history: History) -> None:
+    """Refuse a space with a name for which no script has asked: its values would change nothing."""
+    ended = [one for one in history.trials.values() if one.results]
+    if len(ended) < min(_LOOKED_AT, settings.trial_count):
+        return
+    asked = {name for one in ended for name in one.declared}
+    missing = [name for name in settings.space if name not in asked]
+    if missing:
+        raise ConfigError(
+            f"--space has {missing[0]!r}, and none of the first {len(ended)} trials has asked for it. Let the script "
+            f"take its value from tfdist.search.parameters(), or leave it out.{nearest(missing[0], asked)}",
+            name="--space",
+            received=missing[0],
+        )
 
 
 def opened(folder: Path) -> Search:

@@ -57,24 +57,29 @@ class LocalSlots:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._settings, self._folder, self._slots = settings, folder, slots
+        self._settings, self._folder, self._slots, self._guard = settings, folder, slots, guard
         self._gpus = gpu_count(os.environ)
         threads = str(max(1, len(os.sched_getaffinity(0)) // slots))
         own = {name: threads for name in _THREADS if name not in os.environ and not self._gpus}
         self._environment = {**own, **(environment or {})}
+        self._forks = settings.workers_per_trial == 1 and settings.strategy is None
         self._server: ForkServer | None = None
-        self._guard = guard
-        if settings.workers_per_trial == 1 and settings.strategy is None and sys.platform == "linux":
-            place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
-            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place)
-            guard.watch(self._server.pid)
         self._placement = LocalPlacement(guard, starter=self._started)
         self._running: dict[int, _Running] = {}
 
     def folder_of(self, trial: int) -> Path:
         return trial_folder(self._folder, trial)
 
+    def _serve(self) -> None:
+        """Start the process that trials are forked from; Linux has it alone."""
+        if self._server is None and self._forks and sys.platform == "linux":
+            settings = self._settings
+            place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
+            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place)
+            self._guard.watch(self._server.pid)
+
     def start(self, trial: int, history: History) -> None:
+        self._serve()
         state, settings, folder = history.trials[trial], self._settings, self.folder_of(trial)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
@@ -176,7 +181,7 @@ class LocalSlots:
     def _command(self) -> tuple[str, ...]:
         settings = self._settings
         script = (settings.target, *settings.arguments)
-        if self._server is not None:
+        if self._forks:
             kind = "--module" if settings.is_module else "--script"
             return (sys.executable, str(WORKER_FILE), "--parent", str(os.getpid()), kind, *script)
         strategy = () if settings.strategy is None else ("--strategy", settings.strategy)
