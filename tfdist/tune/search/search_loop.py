@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tfdist.errors import WorkerFailedError
-from tfdist.tune.search.search_history import Clone, Decision, Declare, Event, History, Report, Resume, Start, Status, Stop
+from tfdist.tune.search.search_history import (
+    Clone,
+    Decision,
+    Declare,
+    Event,
+    History,
+    Report,
+    Resume,
+    Start,
+    Status,
+    Stop,
+)
 from tfdist.tune.search.search_schedulers import Scheduler, restarts
 
 
