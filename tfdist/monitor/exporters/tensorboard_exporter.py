@@ -50,7 +50,7 @@ class TensorBoard:
         if update.is_last and update.snapshot.verdict:
             texts.append(("verdict", "\n".join(f"    {line}" for line in update.snapshot.verdict), time.time()))
         for tag, text, when in texts:
-            self._file(job, "job").add(self._step, when, [_text(tag, text)])
+            self._file(job, "job").add(self._step, when, [text_summary(tag, text)])
         for file in self._files.values():
             file.flush()
 
@@ -109,7 +109,7 @@ def _histogram(tag: str, values: np.ndarray) -> Any:
     )
 
 
-def _text(tag: str, text: str) -> Any:
+def text_summary(tag: str, text: str) -> Any:
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
