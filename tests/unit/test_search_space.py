@@ -182,6 +182,7 @@ def test_tpe_learns_from_the_history_alone() -> None:
         assert values == suggested(space, history, trial=trial, seed=0)
         assert all(parameter.holds(values[name]) for name, parameter in space.items())
         history.add(Start(trial, values, 1))
+        history.add(Declare(trial, "more", Choice(values=(1, 2)), 1))
         if trial != 7:  # which still runs
             history.add(Report(trial, 1, (float(values["x"]) - 0.3) ** 2))
             history.add(End(trial, "finished"))

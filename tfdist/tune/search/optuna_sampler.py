@@ -21,9 +21,9 @@ def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[
     study = optuna.create_study(sampler=sampler)
     distributions = {name: _distribution(optuna, one) for name, one in space.items()}
     for one in history.trials.values():
-        told = {"params": dict(one.values), "distributions": distributions}
+        params = {name: value for name, value in one.values.items() if name in space}  # the script may declare more
+        told = {"params": params, "distributions": distributions}
         if one.scores and one.best < WORST:
-            # the last score, as all trials reach the same epochs before they are compared; intermediate ones help TPE
             steps = {step: score for step, score in one.scores.items() if score < WORST}
             study.add_trial(optuna.trial.create_trial(value=one.best, intermediate_values=steps, **told))
         elif not one.scores:
