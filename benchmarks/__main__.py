@@ -21,6 +21,7 @@ COMMANDS = {
     "seldom": ("links.seldom_race", "Workers that meet seldom over a slow link, beside codecs."),
     "shares": ("shares.shares_race", "Workers of unlike speed: shares that follow it, beside equal ones."),
     "scaling": ("links.scaling_accuracy", "What `tfdist plan` predicts over slow links, beside steps of fit."),
+    "secure": ("federated.secure_race", "Secure sums, beside SecAgg+ of Flower and the plain mean."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),
 }
 

@@ -1,0 +1,84 @@
+"""A sum by Flower's SecAgg+: `python flower_side.py JSON`, in an environment that has Flower.
+
+Server and nodes are in this process: messages cross no network, and only processor time counts.
+"""
+
+import copy
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+logging.disable(logging.INFO)
+
+
+def secure(setup: dict[str, Any]) -> dict[str, float]:
+    """One sum: processor seconds of a client and of the server, and the largest error of the mean."""
+    from flwr.app import Context, Message, RecordDict
+    from flwr.client.mod import secaggplus_mod
+    from flwr.common import Code, ConfigRecord, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+    from flwr.compat.common import recorddict_compat as compat
+    from flwr.server import LegacyContext, SimpleClientManager
+    from flwr.server.client_proxy import ClientProxy
+    from flwr.server.strategy import FedAvg
+    from flwr.server.workflow import SecAggPlusWorkflow
+    from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id = TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 0
+
+    count, length = setup["clients"], setup["length"]
+    vector = np.random.default_rng(0).normal(scale=0.01, size=length).astype(np.float32)
+    kept = {node: RecordDict() for node in range(1, count + 1)}
+    seconds = {"client": 0.0}
+
+    def fit(message: Any, _: Any) -> Any:
+        result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 10, {})
+        return Message(compat.fitres_to_recorddict(result, False), reply_to=message)
+
+    class Here:
+        """A grid whose nodes are in this process."""
+
+        def send_and_receive(self, messages: Any, timeout: Any = None) -> list[Any]:
+            for message in messages:  # as a network gives each node its own
+                message.content = copy.deepcopy(message.content)
+            begun, replies = time.process_time(), []
+            for message in messages:
+                node = message.metadata.dst_node_id
+                context = Context(run_id=1, node_id=node, node_config={}, state=kept[node], run_config={})
+                replies.append(secaggplus_mod(message, context, fit))
+            seconds["client"] += time.process_time() - begun
+            return replies
+
+    manager = SimpleClientManager()
+    for node in kept:
+        proxy = type("Proxy", (ClientProxy,), dict.fromkeys(ClientProxy.__abstractmethods__))(str(node))
+        proxy.node_id = node
+        manager.register(proxy)
+    strategy = FedAvg(min_fit_clients=count, min_available_clients=count)
+    context = LegacyContext(
+        Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}),
+        strategy=strategy,
+        client_manager=manager,
+    )
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: 1})
+    context.state.array_records[MAIN_PARAMS_RECORD] = compat.parameters_to_arrayrecord(
+        ndarrays_to_parameters([np.zeros_like(vector)]), keep_input=True
+    )
+    workflow = SecAggPlusWorkflow(setup["neighbours"] + 1, setup["threshold"], clipping_range=1.0)
+    begun = time.process_time()
+    workflow(Here(), context)
+    whole = time.process_time() - begun
+    found = compat.arrayrecord_to_parameters(context.state.array_records[MAIN_PARAMS_RECORD], keep_input=True)
+    error = float(np.abs(parameters_to_ndarrays(found)[0] - vector).max())
+    return {"client": seconds["client"] / count, "server": whole - seconds["client"], "error": error}
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    Path(asked["into"]).write_text(json.dumps(secure(asked)), encoding="utf-8")
