@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import tfdist
+from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.reading.checked_examples import Examples
 from tfdist.storage.directory import Storage
 
 EXAMPLES = 10

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.integration.test_records import HUGE, Shard, framed, ops
 from tfdist import data, native
+from tfdist.data.examples.fetch import Fetcher, MappedBytes, source_of
 from tfdist.data.format.example import content_of, delimited, entry, joined, varint, varints
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.reading import tensor_columns
 from tfdist.data.reading import tensor_columns as columns
-from tfdist.data.reading.fetch import Fetcher, MappedBytes, source_of
 from tfdist.errors import CorruptDataError
 from tfdist.native import Records
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdist import native
-from tfdist.data.reading import numpy_reader
+from tfdist.data.examples import numpy_reader
 from tfdist.native import Records
 
 pytestmark = pytest.mark.quick

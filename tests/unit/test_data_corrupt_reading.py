@@ -13,8 +13,8 @@ import pytest
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, PARTS, examples_of, flip, flip_stored, parts, write
 from tests.refusals import absent, refused
-from tfdist.data.reading.checked_examples import Examples
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.errors import CorruptDataError
 
 BAD = 7

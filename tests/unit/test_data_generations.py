@@ -19,9 +19,9 @@ from tests.corruption import LAYOUTS, Faulty, KilledError, snapshot
 from tests.refusals import refused
 from tfdist import data
 from tfdist.data.check.repairing import repair_storage
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.data.format.data_manifest import Manifest
-from tfdist.data.reading.checked_examples import Examples
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher, source_of
 from tfdist.data.writing import dataset_writer
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.directory import storage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROUNDS = """
 import resource
-from tfdist.data.reading.fetch import keep_freed_memory
+from tfdist.data.examples.fetch import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -36,7 +36,7 @@ def test_memory_is_kept() -> None:
 MANY_SHARDS = """
 import resource, sys, numpy as np
 from tfdist import data
-from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.examples.fetch import Fetcher, source_of
 data.write({"x": np.arange(240.0), "label": np.arange(240)}, sys.argv[1], num_shards=120, processes=1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (80, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 examples = data.open(sys.argv[1])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.order_battery import global_batches, require_resumable
-from tfdist.data.order.buckets import Bucketed, block_of
 from tfdist.data.order.epoch_orders import Block, Full, Order, Sequential
+from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.order.mixtures import Chosen, Mixed, Schedule, epoch_of
 
 SIZES = (61, 23, 7)

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 import tfdist
 from tests.corruption import EXAMPLES, LAYOUTS, damaged_copies, examples_of, write
 from tests.refusals import refused
+from tfdist.data.examples.fetch import Fetcher, source_of
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.data_manifest import IndexFile, Manifest, Shard
 from tfdist.data.format.schema import Feature, Schema
 from tfdist.data.format.shard_index import Index, arrays_of
-from tfdist.data.reading.fetch import Fetcher, source_of
 from tfdist.data.sources import open_source
 from tfdist.errors import CorruptDataError, StorageError, TfdistError
 from tfdist.storage.directory import storage

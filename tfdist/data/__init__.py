@@ -28,18 +28,18 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.check.repairing import Repair, repair
     from tfdist.data.check.shard_check import Place
     from tfdist.data.check.verifying import Report, verify
+    from tfdist.data.examples.checked_examples import Examples
     from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
-    from tfdist.data.reading.checked_examples import Examples
-    from tfdist.data.reading.checked_examples import open_directory as open  # noqa: A004
     from tfdist.data.reading.inspecting import Bar, Info, info
+    from tfdist.data.reading.opening import open_directory as open  # noqa: A004
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
     from tfdist.data.reading.view import View
     from tfdist.data.views.mixing import mix
-    from tfdist.data.views.packing import pack
     from tfdist.data.views.selecting import select
+    from tfdist.data.views.sequence_packing import pack
     from tfdist.data.writing.dataset_writer import write
     from tfdist.data.writing.indexing import index
     from tfdist.storage.block_cache import BlockCache

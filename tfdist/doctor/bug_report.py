@@ -13,12 +13,13 @@ from pathlib import Path
 from tfdist.doctor.finding import Finding, as_report
 from tfdist.errors import ConfigError
 from tfdist.storage.files import explained
+from tfdist.variables import PREFIX
 
 #: bytes that are kept of a log file, from its end
 KEPT_BYTES = 4 << 20
 
 _PREFIXES = (
-    *("TFDIST_", "TF_", "KERAS_", "XLA_", "HOROVOD_", "NCCL_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "GRPC_"),
+    *(PREFIX, "TF_", "KERAS_", "XLA_", "HOROVOD_", "NCCL_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "GRPC_"),
     *("SLURM_", "OMPI_", "PMI_", "PMIX_", "RAY_", "KUBERNETES_", "PYTHON", "LD_LIBRARY_PATH"),
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)

@@ -185,7 +185,7 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 def records() -> Records | None:
     """Return the ops that read records, compiled by the first process that asks; None where they cannot be had.
 
-    Why not is said in one warning; then `tfdist.data.reading.numpy_reader` does the same in NumPy. The answer is kept.
+    Why not is said in one warning; then `tfdist.data.examples.numpy_reader` does the same in NumPy. The answer is kept.
 
     Raises:
         ConfigError: TFDIST_NATIVE is neither 0 nor 1.

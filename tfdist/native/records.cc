@@ -1,7 +1,7 @@
 // TensorFlow ops that read records of TFRecord files at known places, checked, out of memory maps.
 //
 // They are written against TensorFlow's C interface: it is the same in every version, needs no headers of templates,
-// and compiles in a second. tfdist/data/reading/numpy_reader.py reads the same in NumPy, and says what is promised; example.h says
+// and compiles in a second. tfdist/data/examples/numpy_reader.py reads the same in NumPy, and says what is promised; example.h says
 // what is parsed.
 
 #include <algorithm>

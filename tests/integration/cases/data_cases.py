@@ -12,7 +12,7 @@ from rested import ring
 
 import tfdist
 from tfdist import errors
-from tfdist.data.reading.checked_examples import Examples
+from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.writing import journal
 from tfdist.testing import digits
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
-from tfdist.data.reading.computed_examples import Columns
 from tfdist.data.sources.protocol import NONE
 from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError

@@ -1,7 +1,6 @@
-"""What kind of files a path means, and examples in files that no manifest describes."""
+"""Examples in files that no manifest describes: local, mapped into memory, watched for changes."""
 
 import glob
-import json
 import math
 import os
 import threading
@@ -15,11 +14,11 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.checked_examples import Binding
+from tfdist.data.examples.computed_examples import Computed
+from tfdist.data.examples.numpy_reader import Maps
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import Schema
-from tfdist.data.reading.checked_examples import Binding
-from tfdist.data.reading.computed_examples import Computed
-from tfdist.data.reading.numpy_reader import Maps
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.local_storage import LocalStorage
 
@@ -116,21 +115,6 @@ def _state(path: Path) -> tuple[int, int, int, int]:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def open_foreign(directory: Any) -> Foreign | None:
-    """Examples in files of another library; None where a path means TFRecord files, or something else."""
-    text = os.path.expanduser(os.fspath(directory))
-    if "://" in text:
-        return None
-    for opener in (_mds, _saved_dataset, _token_file):
-        if (found := opener(Path(text))) is not None:
-            return found
-    paths = files_of(text)
-    kinds = {path.suffix.lower() for path in paths}
-    if len(kinds) != 1 or not paths:
-        return None
-    return _by_suffix(kinds.pop(), paths)
-
-
 def files_of(source: Any) -> list[Path]:
     """The files that a path means: one, those of a folder, or those that wildcards match."""
     text = os.path.expanduser(os.fspath(source))
@@ -140,57 +124,3 @@ def files_of(source: Any) -> list[Path]:
     else:
         paths = [Path(text)] if os.path.exists(text) else sorted(map(Path, glob.glob(text)))
     return [path for path in paths if path.is_file()]
-
-
-def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
-    if suffix == ".tar":
-        from tfdist.data.foreign.tar_shards import TarShards
-
-        return TarShards(Files(paths, "tar"))
-    if suffix == ".jsonl":
-        from tfdist.data.foreign.json_lines import JsonLines
-
-        return JsonLines(Files(paths, "jsonl"))
-    if suffix == ".arrow":
-        from tfdist.data.foreign.arrow_files import ArrowFiles
-
-        return ArrowFiles(Files(paths, "arrow"))
-    return None
-
-
-def _mds(path: Path) -> Foreign | None:
-    if not _has(path / "index.json", "shards"):
-        return None
-    from tfdist.data.foreign.mds_shards import open_mds
-
-    return open_mds(path)
-
-
-def _saved_dataset(path: Path) -> Foreign | None:
-    if (path / "dataset_dict.json").is_file():
-        inner = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
-        raise ConfigError(f"{path} has several splits; pass one of them: {inner}.", path=str(path))
-    if not _has(path / "state.json", "_data_files"):
-        return None
-    from tfdist.data.foreign.arrow_files import open_saved
-
-    return open_saved(path)
-
-
-def _has(path: Path, field: str) -> bool:
-    """A file is a JSON object with this field: others may have its name."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and field in found
-
-
-def _token_file(path: Path) -> Foreign | None:
-    base = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    index = base.with_name(base.name + ".idx")
-    if not index.is_file():
-        return None
-    from tfdist.data.foreign.token_files import open_tokens
-
-    return open_tokens(base)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.reading.computed_examples import Columns
 from tfdist.data.sources.stored_columns import column, inferred_feature
 from tfdist.errors import ConfigError, TfdistError
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.reading.computed_examples import Columns
 from tfdist.errors import ConfigError, CorruptDataError
 
 _SCALARS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples import numpy_reader
+from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign, files_of
 from tfdist.data.format import record_framing
 from tfdist.data.format.schema import TEXT, Feature, Schema
-from tfdist.data.reading import numpy_reader
-from tfdist.data.reading.computed_examples import Columns
 from tfdist.errors import ConfigError
 
 _Ids = NDArray[np.int64]

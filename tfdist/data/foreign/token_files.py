@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
 from tfdist.data.format.schema import Feature, Schema
-from tfdist.data.reading.computed_examples import Columns
 from tfdist.errors import CorruptDataError
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.data.examples.fetch import Failures
 from tfdist.data.format.schema import TEXT
-from tfdist.data.reading.fetch import Failures
 from tfdist.errors import ConfigError, ConfigTypeError
 
 #: the one feature of a function that returned (x, y) or (x, y, weight); no feature of a schema can have this name

@@ -12,14 +12,14 @@ import tensorflow as tf
 from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
 from tfdist.compat.tensorflow import tf_data as tf_data
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
+from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
 from tfdist.data.reading import tensor_columns, user_functions
-from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
-from tfdist.data.reading.joined_columns import ColumnFetcher
 from tfdist.data.reading.user_functions import mapped
 from tfdist.data.reading.view import View
 from tfdist.errors import ConfigError, TfdistError

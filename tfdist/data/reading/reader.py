@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist import native, validation
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.joined_columns import fetcher_of
 from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
-from tfdist.data.order.buckets import Bucketed, block_of
+from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.reading import read_dataset as pipelines
-from tfdist.data.reading.checked_examples import Examples
 from tfdist.data.reading.element_roles import pads_of, roles
 from tfdist.data.reading.example_cache import DecodedCache
-from tfdist.data.reading.joined_columns import fetcher_of
 from tfdist.data.reading.read_dataset import Reading, position_of
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.fetch import PAYLOAD, Fetcher
+from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format import example
 from tfdist.data.format.schema import FIXED, TEXT, Feature, Schema, texts_of
 from tfdist.data.order.epoch_orders import Ids
-from tfdist.data.reading.checked_examples import Examples
-from tfdist.data.reading.fetch import PAYLOAD, Fetcher
-from tfdist.data.reading.joined_columns import ColumnFetcher
 
 # what `tf.io.decode_raw` does not know, and what has the same bytes
 _SAME_BYTES = {"uint32": tf.int32, "uint64": tf.int64, "int8": tf.int8}

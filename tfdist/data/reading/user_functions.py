@@ -13,11 +13,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.fetch import PAYLOAD
+from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format.picture_decoding import cause_of
 from tfdist.data.reading import tensor_columns
 from tfdist.data.reading.element_roles import PAIR
-from tfdist.data.reading.fetch import PAYLOAD
-from tfdist.data.reading.joined_columns import ColumnFetcher
 from tfdist.errors import ConfigError, CorruptDataError
 
 Features = dict[str, Any]

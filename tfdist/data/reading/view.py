@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.order.epoch_orders import Order
 from tfdist.data.order.mixtures import Mixed, Schedule
-from tfdist.data.reading.checked_examples import Examples, open_directory
+from tfdist.data.reading.opening import open_directory
 from tfdist.errors import ConfigError, ConfigTypeError
 
 Source = Any  # a path, a URL, a list of them, `Examples` or a `View`

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfdist import validation
+from tfdist.data.examples.joined_examples import joined
 from tfdist.data.order.mixtures import STOPS, Schedule, epoch_of
-from tfdist.data.reading.joined_examples import joined
 from tfdist.data.reading.view import Mixture, View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.joined_examples import Joined
 from tfdist.data.format import record_framing
 from tfdist.data.format.schema import TEXT
 from tfdist.data.order.epoch_orders import mixed, round_keys
-from tfdist.data.reading.checked_examples import Examples
-from tfdist.data.reading.joined_examples import Joined
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 

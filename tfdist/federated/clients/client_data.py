@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.fetch import Fetcher, source_of
 from tfdist.data.format.schema import FIXED
-from tfdist.data.reading.checked_examples import Examples, open_directory
 from tfdist.data.reading.element_roles import roles
-from tfdist.data.reading.fetch import Fetcher, source_of
+from tfdist.data.reading.opening import open_directory
 from tfdist.data.reading.reader import read
 from tfdist.errors import ConfigError, ConfigTypeError
 

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Examples, payload_of
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import record_framing
 from tfdist.data.format.contents import Contents
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.revisions import shard_name
 from tfdist.data.format.schema import TEXT, texts_of
-from tfdist.data.reading.checked_examples import Examples, open_directory, payload_of
+from tfdist.data.reading.opening import open_directory
 from tfdist.data.writing.encode import Encoded
 from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter
 from tfdist.errors import ConfigError, CorruptDataError

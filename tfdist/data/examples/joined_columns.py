@@ -5,10 +5,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.reading.checked_examples import Examples
-from tfdist.data.reading.computed_examples import Computed, ComputedFetcher
-from tfdist.data.reading.fetch import PAYLOAD, Failures, Fetcher, source_of
-from tfdist.data.reading.joined_examples import Joined
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
+from tfdist.data.examples.fetch import PAYLOAD, Failures, Fetcher, source_of
+from tfdist.data.examples.joined_examples import Joined
 
 _Ids = NDArray[np.int64]
 _Columns = tuple[dict[str, NDArray[Any]], NDArray[np.float32]]

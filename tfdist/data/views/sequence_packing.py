@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Binding
+from tfdist.data.examples.computed_examples import Columns, Computed
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.order.epoch_orders import Permutation
-from tfdist.data.reading.checked_examples import Binding
-from tfdist.data.reading.computed_examples import Columns, Computed
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError
 

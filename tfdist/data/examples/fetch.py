@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples import numpy_reader
+from tfdist.data.examples.checked_examples import Binding, Examples, payload_of
 from tfdist.data.format import record_framing as records
 from tfdist.data.format.schema import EXTENT, FIXED, indexed_values, texts_of
-from tfdist.data.reading import numpy_reader
-from tfdist.data.reading.checked_examples import Binding, Examples, payload_of
 from tfdist.errors import CorruptDataError, TfdistError
 from tfdist.storage.directory import Storage
 
@@ -60,7 +60,7 @@ class Failures:
 
 
 class Bytes(Protocol):
-    """Bytes of records of several files; `tfdist.data.reading.numpy_reader` explains the arguments."""
+    """Bytes of records of several files; `tfdist.data.examples.numpy_reader` explains the arguments."""
 
     def rows(self, file: _Array, offset: _Array, check: _Array, length: int) -> tuple[_Array, _Array]:
         """Return payloads of one length, uint8 ``[n, length]``, and which are sound."""

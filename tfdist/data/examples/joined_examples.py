@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.examples.checked_examples import Binding, Examples
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.format.schema import FIXED, GENERIC, TEXT, Feature, Schema
 from tfdist.data.format.shard_index import Index
-from tfdist.data.reading.checked_examples import Binding, Examples
 from tfdist.errors import ConfigError
 
 _Ids = NDArray[np.int64]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist.data.examples.checked_examples import Binding, Examples
+from tfdist.data.examples.fetch import PAYLOAD, Failures, objects
 from tfdist.data.format import record_framing
 from tfdist.data.format.data_manifest import Manifest, Shard
 from tfdist.data.format.schema import GENERIC, TEXT, Schema
 from tfdist.data.format.shard_index import Index
-from tfdist.data.reading.checked_examples import Binding, Examples
-from tfdist.data.reading.fetch import PAYLOAD, Failures, objects
 from tfdist.data.writing.encode import Encoder
 from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.storage.directory import Storage

@@ -4,13 +4,11 @@ Every read is checked afterwards: a writer puts its manifest in place before it 
 one. So a manifest that is still the same proves that the file was, too.
 """
 
-import glob
 import logging
 import math
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,86 +20,17 @@ from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format import example, record_framing
 from tfdist.data.format.contents import index_anew
-from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest, require_manifest
+from tfdist.data.format.data_manifest import Manifest, Shard, require_manifest
 from tfdist.data.format.record_framing import Content
 from tfdist.data.format.schema import FIXED, TEXT, Schema, indexed_values
 from tfdist.data.format.shard_index import Index, arrays_of, stored_index
 from tfdist.errors import ConfigError, CorruptDataError, MissingFileError, ShortReadError, StorageError
-from tfdist.storage.directory import Storage, storage
+from tfdist.storage.directory import Storage
 from tfdist.storage.files import storage_error
-
-__all__ = ["Examples", "open_directory"]
 
 _logger = logging.getLogger(__name__)
 _STEP = 4096  # examples that are looked at in one go
 _Span = tuple[int, int]  # first byte of a record's frame, bytes of its payload
-
-
-def open_directory(
-    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    cache: Any = None,
-    follow_symlinks: bool = False,
-    records: str = "examples",
-) -> "Examples":
-    """Open a directory that `tfdist.data.write` has made, or TFRecord files of other writers.
-
-    Args:
-        directory: its path or URL; of TFRecord files also of one, or with wildcards of several. These are indexed in
-            the user's cache when they are first opened, and a line in the log describes them. A list of directories, or
-            wildcards that match several, is all of their examples, one directory after the other.
-        storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
-        cache: a `tfdist.data.BlockCache` for remote directories.
-        follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
-            of hubs. Default: they are refused.
-        records: what the records of TFRecord files are: "examples" of TensorFlow, or "raw" bytes, such as protocol
-            buffers of your own, which are then the feature ``record``.
-    Raises:
-        ConfigError: there is no manifest in it.
-        CorruptDataError: the manifest cannot be trusted.
-
-    Example:
-        >>> import tempfile, tfdist
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = tfdist.data.write({"x": np.arange(3.0), "name": ["a", "b", "c"]}, folder)
-        ...     examples = tfdist.data.open(folder)
-        ...     len(examples), examples[1]["name"]
-        (3, b'b')
-    """
-    options: dict[str, Any] = {
-        "storage_options": storage_options,
-        "cache": cache,
-        "follow_symlinks": follow_symlinks,
-    }
-    if validation.one_of("records", records, ("examples", "raw")) == "raw":
-        from tfdist.data.foreign.raw_records import open_raw
-
-        return open_raw(directory)
-    matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
-    if len(matching) > 1 or isinstance(directory, (list, tuple)):
-        from tfdist.data.reading.joined_examples import joined  # which builds on this file
-
-        return joined({str(one): open_directory(one, **options) for one in matching})
-    one: Any = matching[0] if matching else directory
-    place: Storage = storage(one, **options)
-    if not manifests.has_manifest(place):
-        from tfdist.data.foreign.foreign_files import open_foreign  # which build on this file
-        from tfdist.data.writing.foreign_tfrecords import place_of
-
-        if (found := open_foreign(one)) is not None:
-            return found
-        place = place_of(one, **options)
-    return Examples(place, read_manifest(place))
-
-
-def _matching(directory: Any) -> list[str]:
-    """The local directories with a manifest that a path with wildcards matches."""
-    text = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else ""
-    if not isinstance(text, str) or "://" in text or os.path.lexists(text) or not glob.has_magic(text):
-        return []
-    found = sorted(glob.glob(os.path.expanduser(text)))
-    return [path for path in found if os.path.isfile(os.path.join(path, manifests.NAME))]
 
 
 class Examples:
