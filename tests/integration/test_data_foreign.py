@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests import foreign_writers as writers
@@ -211,7 +212,20 @@ def no_tar(where: Path) -> Path:
     return where / "a.tar"
 
 
-TRAP = (("a/b.c.jpg", b"1"), ("a/b.d.cls", b"1"), ("a/e.jpg", b"2"))
+def endless_stream(where: Path) -> Path:
+    """Return a stream that lost its last batch and its mark: Arrow itself reads one batch."""
+    path, batch = where / "a.arrow", pa.record_batch({"x": [1, 2, 3]})
+    with open(path, "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+        end = file.tell()
+        stream.write_batch(batch)
+    assert len(data.open(path)) == 6
+    os.truncate(path, end)
+    with open(path, "rb") as file:
+        assert pa.ipc.open_stream(file).read_all().num_rows == 3
+    return path
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "keys that end at the first dot": (
         members(("a/b.c.jpg", b"1"), ("a/b.d.cls", b"1"), ("a/e.jpg", b"2")),
@@ -221,10 +235,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "a member that is missing": (members(("a.cls", b"1"), ("a.txt", b"1"), ("b.cls", b"2")), ConfigError),
     "a tar without examples": (members(("README", b"1")), ConfigError),
     "a tar that is cut": (cut("0.tar", write_tar), CorruptDataError),
-    "no tar": (
-        lambda where: Path(str((where / "a.tar").write_bytes(b"x" * 600) and where / "a.tar")),
-        CorruptDataError,
-    ),
+    "no tar": (no_tar, CorruptDataError),
     "lines that are no JSON": (lines('{"a": 1}', "{"), CorruptDataError),
     "lines that are no objects": (lines('{"a": 1}', "[1]"), CorruptDataError),
     "objects in objects": (lines('{"a": {"b": 1}}'), ConfigError),
@@ -235,10 +246,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "a shard of another folder": (index_of(raw_data={"basename": "../x.mds"}), CorruptDataError),
     "another number of samples": (index_of(samples=5), CorruptDataError),
     "a shard that is cut": (cut("mds/shard.00000.mds", index_of()), CorruptDataError),
-    "a file of Arrow that is cut": (
-        cut("saved/data-1.arrow", write_arrow),
-        CorruptDataError,
-    ),
+    "a file of Arrow that is cut": (cut("saved/data-1.arrow", write_arrow), CorruptDataError),
+    "a stream of Arrow without its end": (endless_stream, CorruptDataError),
 }
 
 

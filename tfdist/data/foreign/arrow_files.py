@@ -15,6 +15,9 @@ from tfdist.data.sources.tables import arrow_table, arrow_types
 from tfdist.errors import ConfigError, CorruptDataError
 
 _Ids = NDArray[np.int64]
+# begins each message of a stream, and with four zeros ends it; without them, Arrow reads a stream that was cut as whole
+_MESSAGE = b"\xff\xff\xff\xff"
+_END = b"\0\0\0\0"
 
 
 class ArrowFiles(Foreign):
@@ -55,9 +58,16 @@ def _table(files: Files, number: int) -> Any:
         source = arrow.memory_map(path)
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
-        return (arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)).read_all()
+        table = (arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)).read_all()
     except (arrow.ArrowException, OSError) as error:
         raise CorruptDataError(f"{path} is no whole file of Arrow: {error}", path=path) from error
+    content = files.maps[number]
+    mark = _MESSAGE + _END if content[:4].tobytes() == _MESSAGE else _END  # alone before Arrow 0.15
+    if not is_file and content[-len(mark) :].tobytes() != mark:
+        raise CorruptDataError(
+            f"{path} is a stream of Arrow without its end; it was cut, or is being written.", path=path
+        )
+    return table
 
 
 def open_saved(folder: Path) -> ArrowFiles:
