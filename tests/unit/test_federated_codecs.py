@@ -1,5 +1,6 @@
 """Updates as fewer bytes: what arrives, what clients remember, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from tests.refusals import refused
 from tfdist.compression import QSGD, Float16, PowerSGD, TopK
 from tfdist.errors import ConfigError
-from tfdist.federated import App, Scaffold
+from tfdist.federated import App, FedAvg, Scaffold
 from tfdist.federated.clients.update_codec import MEMORY, ROW, UpdateCodec
+from tfdist.federated.federated_session import FederatedSession
 
 RANDOM = np.random.default_rng(8)
 LIKE = {
@@ -114,3 +116,16 @@ def test_codecs_that_need_an_answer_are_refused() -> None:
         UpdateCodec("gzip", LIKE)
     with refused(ConfigError, name="compression"):
         App(model, [()], Scaffold(), compression="qsgd")
+
+
+@pytest.mark.parametrize(("before", "now"), [("qsgd", None), (None, "qsgd"), ("qsgd", "topk")])
+def test_a_run_goes_on_with_its_compression(tmp_path: Path, before: str | None, now: str | None) -> None:
+    def begin(compression: str | None, *, resume: bool) -> None:
+        app = App(model, [()], FedAvg(), compression=compression)
+        rules = app.rules(rounds=1, clients=1, seed=0)
+        FederatedSession(app, rules, dict(LIKE), clients=1, folder=tmp_path, resume=resume)
+
+    begin(before, resume=False)
+    begin(before, resume=True)
+    with refused(ConfigError, name="compression"):
+        begin(now, resume=True)

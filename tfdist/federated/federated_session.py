@@ -113,16 +113,22 @@ class FederatedSession:
             "seed": self.rules.seed,
             "clients": self.clients,
         }
-        return found if self.app.privacy is None else {**found, "privacy": repr(self.app.privacy)}
+        if self.app.privacy is not None:
+            found["privacy"] = repr(self.app.privacy)
+        if self.codec.shown is not None:
+            found["compression"] = self.codec.shown
+        return found
 
     def _resume(self, files: SessionFiles) -> None:
         found = files.newest()
         assert found is not None
-        for name, value in self._run().items():
-            if found.state["run"].get(name) != value:
+        now, before = self._run(), found.state["run"]
+        for name in dict.fromkeys([*now, *before]):
+            value = now.get(name)
+            if before.get(name) != value:
                 raise ConfigError(
-                    f"{name} is {value}; the run that is resumed has {found.state['run'].get(name)}. "
-                    "Give it again, or begin another run in another folder.",
+                    f"{name} is {value}; the run that is resumed has {before.get(name)}. Give it again, or begin "
+                    "another run in another folder.",
                     name=name,
                     received=value,
                 )

@@ -26,12 +26,14 @@ MEMORY = "memory/row"  # what was left out of a client's updates, in its state
 class UpdateCodec:
     """Encodes updates with these arrays; without compression, nothing changes.
 
-    ``has_memory`` says that a client keeps what its updates left out, and adds it to the next one.
+    ``has_memory`` says that a client keeps what its updates left out, and adds it to the next one. ``shown`` names the
+    codec; None without compression.
     """
 
     def __init__(self, compression: str | Codec | None, like: Arrays) -> None:
         codec = codec_of("none" if compression is None else compression)
         self.has_memory = isinstance(codec, ErrorFeedback)
+        self.shown = None if compression in (None, "none") else codec.shown
         self._codec = codec.codec if isinstance(codec, ErrorFeedback) else codec
         goes = isinstance(self._codec, RowCodec | Whole) or _only_rounds(self._codec)
         if not goes or codec.start_after:
