@@ -17,10 +17,11 @@ COMMANDS = {
     "sharded": ("parallel.sharding_race", "Sharded data parallelism: memory, bytes and step time."),
     "model-parallel": ("parallel.model_parallel_race", "A transformer over two processes, beside one and DTensor."),
     "pipeline": ("parallel.pipeline_race", "A transformer in two stages, beside one process."),
-    "liars": ("federation.liars_race", "Rules against federated clients that lie."),
+    "liars": ("federated.liars_race", "Rules against federated clients that lie."),
     "seldom": ("links.seldom_race", "Workers that meet seldom over a slow link, beside codecs."),
     "shares": ("shares.shares_race", "Workers of unlike speed: shares that follow it, beside equal ones."),
     "scaling": ("links.scaling_accuracy", "What `tfdist plan` predicts over slow links, beside steps of fit."),
+    "rounds": ("federated.rounds_race", "Rounds of simulated clients, beside Flower's simulation."),
     "secure": ("federated.secure_race", "Secure sums, beside SecAgg+ of Flower and the plain mean."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),
 }

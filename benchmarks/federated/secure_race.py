@@ -1,8 +1,5 @@
 """Secure sums beside SecAgg+ of Flower, which has an environment of its own, and beside the plain mean."""
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +10,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.federated.flower_environment import FlowerEnvironment
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.federated import Mean, SecureSums, Update
@@ -25,7 +23,6 @@ __all__ = ["SecureBench", "SecureReport", "command"]
 
 ARMS = ("tfdist", "Flower SecAgg+", "plain mean")
 _FLOWER = "flwr==1.42.0"
-_SIDE = Path(__file__).with_name("flower_side.py")
 _METHODS = {
     Phase.ADVERTISE: "advertise",
     Phase.SHARE: "share",
@@ -33,7 +30,6 @@ _METHODS = {
     Phase.CONFIRM: "confirm",
     Phase.REVEAL: "reveal",
 }
-_SIDE_SECONDS = 3600.0
 _WEIGHT = 10  # of each client
 
 
@@ -56,7 +52,7 @@ class SecureBench(Suite):
     def run(self, told: Told = untold) -> "SecureReport":
         with machine.observed() as about, tempfile.TemporaryDirectory(prefix="tfdist-flower-") as folder:
             told(f"installing {_FLOWER}")
-            python = _environment(Path(folder))
+            flower = FlowerEnvironment(Path(folder), _FLOWER)
             names = [f"client-{number:04d}" for number in range(self.clients)]
             plan = plan_of(SecureSums(), names, session=bytes(32), length=self.length)
             vector = np.random.default_rng(0).normal(scale=0.01, size=self.length).astype(np.float32)
@@ -66,26 +62,17 @@ class SecureBench(Suite):
                     return masked_sum(names, vector)
                 if arm == "plain mean":
                     return plain_mean(self.clients, vector)
-                asked = {
-                    "clients": self.clients,
-                    "length": self.length,
-                    "neighbours": plan.degree.neighbours,
-                    "threshold": plan.degree.shares,
-                    "into": f"{folder}/found.json",
-                }
-                subprocess.run([python, _SIDE, json.dumps(asked)], check=True, timeout=_SIDE_SECONDS)
-                found: dict[str, float] = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
+                found: dict[str, float] = flower.ask(
+                    "secure",
+                    clients=self.clients,
+                    length=self.length,
+                    neighbours=plan.degree.neighbours,
+                    threshold=plan.degree.shares,
+                )
                 return found
 
             measured = in_turns(ARMS, measure, count=self.rounds, told=told)
         return SecureReport(setup=self, machine=about, measured=measured, neighbours=plan.degree.neighbours)
-
-
-def _environment(folder: Path) -> str:
-    subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
-    python = folder / "environment" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", _FLOWER], check=True)
-    return str(python)
 
 
 def masked_sum(names: Sequence[str], vector: Any) -> dict[str, float]:

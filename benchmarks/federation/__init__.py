@@ -1,1 +1,0 @@
-"""Federated training: rules against clients that lie."""
