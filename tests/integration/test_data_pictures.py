@@ -181,7 +181,7 @@ def test_shares_of_workers_skip_the_same(broken: Path) -> None:
 
 def test_what_is_not_an_examples_fault_is_told_as_it_was(broken: Path) -> None:
     def shapes(example: dict[str, Any]) -> dict[str, Any]:
-        return {"x": tf.zeros([example["label"] + 1, 2]), "label": example["label"]}
+        return {"x": tf.zeros([2, example["label"] + 1]), "label": example["label"]}
 
     for skip in ("skip", "raise"):
         with pytest.raises(tf.errors.OpError, match=r"(?i)shape"):
