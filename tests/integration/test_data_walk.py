@@ -16,7 +16,7 @@ from tfdist.data.writing.dataset_writer import write
 pytestmark = pytest.mark.quick
 
 ROOT = Path(tfdist.__file__).parent
-LONGEST = 15
+LONGEST = 16
 GROUND = {"validation.py", "errors.py"}  # checks of arguments: every function has them, and none leads further
 
 

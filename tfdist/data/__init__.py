@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
     from tfdist.data.reading.inspecting import Bar, Info, info
-    from tfdist.data.reading.opening import open_directory as open  # noqa: A004
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
     from tfdist.data.reading.reader import read
     from tfdist.data.reading.view import View
+    from tfdist.data.reading.view import open_directory as open  # noqa: A004
     from tfdist.data.views.mixing import mix
     from tfdist.data.views.selecting import select
     from tfdist.data.views.sequence_packing import pack

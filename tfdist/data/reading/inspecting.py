@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.schema import FIXED
-from tfdist.data.reading.opening import open_directory
+from tfdist.data.reading.view import open_directory
 from tfdist.errors import ConfigError, MissingDependencyError
 
 _BARS = 12

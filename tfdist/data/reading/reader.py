@@ -6,7 +6,10 @@ from typing import Any
 
 from tfdist import native, validation
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.joined_columns import fetcher_of
+from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
+from tfdist.data.examples.fetch import Fetcher, source_of
+from tfdist.data.examples.joined_columns import ColumnFetcher, JoinedFetcher
+from tfdist.data.examples.joined_examples import Joined
 from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
 from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.reading import read_dataset as pipelines
@@ -175,6 +178,16 @@ def read(
         native=None if ops is False or cache is not None or examples.paths is None else native.records(),
     )
     return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
+
+
+def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
+    """What reads these examples."""
+    if isinstance(examples, Computed):
+        return ComputedFetcher(examples, skip=skip)
+    if isinstance(examples, Joined) and not examples.is_uniform:
+        parts = [fetcher_of(part, verify=verify, skip=skip) for part in examples.parts]
+        return JoinedFetcher(examples, parts, skip=skip)
+    return Fetcher(examples, source_of(examples), verify=verify, skip=skip)
 
 
 def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:

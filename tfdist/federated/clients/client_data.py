@@ -15,8 +15,8 @@ from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import Fetcher, source_of
 from tfdist.data.format.schema import FIXED
 from tfdist.data.reading.element_roles import roles
-from tfdist.data.reading.opening import open_directory
 from tfdist.data.reading.reader import read
+from tfdist.data.reading.view import open_directory
 from tfdist.errors import ConfigError, ConfigTypeError
 
 ClientData = Callable[[str], Any] | Mapping[str, Any] | Sequence[Any] | str | Path

@@ -19,7 +19,7 @@ from tfdist.data.format.contents import Contents
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.revisions import shard_name
 from tfdist.data.format.schema import TEXT, texts_of
-from tfdist.data.reading.opening import open_directory
+from tfdist.data.reading.view import open_directory
 from tfdist.data.writing.encode import Encoded
 from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter
 from tfdist.errors import ConfigError, CorruptDataError

@@ -44,7 +44,7 @@ def sampled(clients: Iterable[str], rate: float, *salt: object) -> tuple[str, ..
 
     Example:
         >>> sampled(["a", "b", "c", "d"], 0.5, "secret", "round 1")
-        ('b', 'a')
+        ('a', 'd')
     """
     text = "\0".join(map(str, salt))
     digests = {one: hashlib.sha256(f"{text}\0{one}".encode()).digest() for one in clients}
