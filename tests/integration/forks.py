@@ -73,8 +73,11 @@ class Fork:
 
     def poll(self) -> int | None:
         """Return how it has ended, as `returncode` does; None if it has not."""
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        try:
+            if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                self.returncode = os.waitstatus_to_exitcode(ended[1])
+        except ChildProcessError:  # it was waited for elsewhere, so how it has ended is not known
+            self.returncode = -signal.SIGKILL
         return self.returncode
 
     def wait(self, timeout: float = DEADLINE_SECONDS) -> int:

@@ -263,6 +263,24 @@ def test_who_is_asked_again_has_not_gone(make: Callable[..., Scheduler]) -> None
     assert scheduler.losses == 0
 
 
+def test_a_task_that_a_worker_can_never_be_asked_for_goes_to_others(
+    make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 1e-3)
+
+    def compute(worker: int) -> int:
+        if worker == 0:
+            raise BlockingIOError("what was sent to it is broken")
+        return worker
+
+    scheduler = make(2)
+    scheduler.submit(compute, among={0})
+    assert outcome_of(scheduler).result == 1
+    alone = make(1)
+    alone.submit(compute)
+    assert isinstance(outcome_of(alone).error, WorkerLostError)
+
+
 def test_a_wrong_computation_is_the_chiefs_to_raise(make: Callable[..., Scheduler]) -> None:
     scheduler = make(1)
 

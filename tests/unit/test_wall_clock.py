@@ -19,6 +19,8 @@ READ_IN = {
     "monitor/exporters/exporting.py": "a moment that is shown",
     "monitor/exporters/mlflow_exporter.py": "a moment that is shown",
     "monitor/exporters/tensorboard_exporter.py": "a moment that is shown",
+    "federated/round_exporters.py": "a moment that is shown",
+    "jobs/agent/monitoring.py": "a moment that is shown",
     "jobs/agent/restart_reporter.py": "a moment that is shown, beside the monotonic one",
     "jobs/process/script_worker.py": "a moment that is shown, beside the monotonic one",
     "jobs/reporting/run_folder.py": "a moment that is shown",
@@ -27,6 +29,7 @@ READ_IN = {
     "storage/block_cache.py": "which blocks of a cache were used last",
     "monitor/watch/observing.py": "a moment that is shown",
     "monitor/watch/resource_usage.py": "the age of a process, once",
+    "tune/search/search_results.py": "a moment that is shown",
 }
 
 

@@ -24,6 +24,10 @@ _FIRST_TAKES = 3
 _LOOK_SECONDS = 0.25
 _LOOK_AFTER_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
+# Asked again so often, a task is for any worker: what it sent to one that died may be broken for that one for good.
+_AGAIN_AMONG = 20
+# Each time that it was asked so often, it counts as lost.
+_AGAIN_IN_ALL = 200
 
 
 class Transport(Protocol):
@@ -64,6 +68,7 @@ class _Task:
     kind: object
     among: Collection[int] | None  # the workers that it is for; None: any
     losses: list[str] = field(default_factory=list)
+    again: int = 0  # how often a worker could not be asked at all
 
 
 @dataclass
@@ -292,7 +297,7 @@ class Scheduler:
             mine = False
         if error is not None and meaning == "again":
             if mine:
-                self._queue.appendleft(task)
+                self._ask_again(task, f"worker {worker.index}: {_first_line(error)}")
             if worker.state is _State.BUSY:
                 worker.state = _State.READY
         elif error is not None and meaning == "gone":
@@ -355,6 +360,15 @@ class Scheduler:
                     self._cancelled.discard(task.number)
                 else:
                     self._put_back(task, f"worker {worker.index}: no answer for {limit:g} s")
+
+    def _ask_again(self, task: _Task, why: str) -> None:
+        task.again += 1
+        if task.again >= _AGAIN_AMONG:
+            task.among = None
+        if task.again % _AGAIN_IN_ALL:
+            self._queue.appendleft(task)
+        else:
+            self._put_back(task, why)
 
     def _put_back(self, task: _Task, why: str) -> None:
         task.losses.append(why)
