@@ -52,10 +52,8 @@ def test_options_on_a_page_exist(page: Path) -> None:
             command = main.get_command(context, found[1])
             if isinstance(command, click.Group) and found[2].strip():  # the next word is its subcommand
                 first = (found[2].split() or [""])[0]
-                defaults = {"search": "run", "plan": "scale"}  # which may be left out
-                command = command.get_command(context, first) or command.get_command(
-                    context, defaults.get(found[1], "")
-                )
+                default = getattr(command, "default", None) or ""
+                command = command.get_command(context, first) or command.get_command(context, default)
                 assert command is not None, f"{line!r} names no subcommand of `tfdist {found[1]}`"
             known = {"--help"}.union(*(parameter.opts for parameter in command.params)) if command else set()
             ours = re.split(r"\S+\.py\b| -- ", found[2])[0]  # what follows a script, or stands behind --, is another's

@@ -146,13 +146,30 @@ class Group(click.Group):
 
 
 class LazyGroup(Group):
-    """A group that imports a subcommand when it is called; the overview imports none."""
+    """A group that imports a subcommand when it is called; the overview imports none.
 
-    def __init__(self, *args: Any, package: str, table: Mapping[str, str], modules: str, **options: Any) -> None:
+    A script or an option in the place of a subcommand means ``default``, if there is one.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        package: str,
+        table: Mapping[str, str],
+        modules: str,
+        default: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._package = package
         self._table = table
         self._modules = modules
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.default is not None and args and args[0] not in {*self._table, *ctx.help_option_names}:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._table)
