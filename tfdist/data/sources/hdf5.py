@@ -162,7 +162,7 @@ def _has_source(file: Any, source: Any, path: str) -> bool:
     found = next((one for one in (beside, source.file_name) if os.path.isfile(one)), None)
     if found is None:
         return False
-    with _h5py().File(found, "r") as other:
+    with _opened(found) as other:
         return source.dset_name in other
 
 
