@@ -6,6 +6,7 @@ COMMANDS = {
     "write": "Write examples as TFRecord shards, with an index and a manifest.",
     "index": "Index the TFRecord files in DIRECTORY as they are.",
     "info": "Say what DIRECTORY holds: examples, sizes, shards, schema, labels.",
+    "show": "Show examples of DIRECTORY: texts, arrays, pictures on a contact sheet.",
     "verify": "Check every byte of DIRECTORY, and list what is corrupt.",
     "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
     "split": "Divide the examples of DIRECTORY among simulated clients.",

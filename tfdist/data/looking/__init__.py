@@ -1,0 +1,1 @@
+"""A look at examples: single ones, and statistics of all."""
