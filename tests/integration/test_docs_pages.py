@@ -22,7 +22,7 @@ def blocks(page: str, language: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate"])
+@pytest.mark.parametrize("page", ["tf-distribute", "horovod", "accelerate", "ray-train", "tff", "streaming"])
 def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> None:
     (diff,) = blocks(f"moving-from-{page}.md", "diff")
     lines = diff.splitlines()
@@ -33,7 +33,7 @@ def test_what_one_moves_to_runs(page: str, forking: Forks, tmp_path: Path) -> No
     script = tmp_path / "train.py"
     script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{after}\n")
     assert forking.run(str(script)) == 0, forking.output[-3000:]
-    assert "Epoch 2/2" in forking.output
+    assert "Epoch 2/2" in forking.output or "model.fit" not in after
     if "model.save" in after:
         assert (tmp_path / "model.keras").is_file()
 

@@ -1,13 +1,38 @@
 """Key-value notes between workers: TensorFlow has no public way to wait for one worker without a collective of all.
 
-Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value` of
-`tensorflow.python.eager.context`.
+Private names, read in TensorFlow 2.21.0: `set_config_key_value`, `get_config_key_value`, `coordination_service` and
+`configure_coordination_service` of `tensorflow.python.eager.context`; `coordination_leader`; `CoordinatedJob`,
+whose module has another place in each version, by that of TensorFlow's own strategy.
 """
 
 import contextlib
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
 from tensorflow.python.eager import context
+
+# TensorFlow's 10 s end a job whose link is full for 5 s (a heartbeat waits behind 100 MB of weights), or whose machine
+# is stopped for 10. A process that dies is noticed by its connections, whatever this is.
+_SILENCE_SECONDS = 100
+
+
+def watch(resolver: Any) -> None:
+    """Let workers watch each other's heartbeats as TensorFlow does by itself, but with patience."""
+    spec, kind = resolver.cluster_spec(), resolver.task_type
+    if context.context().coordination_service is not None or kind not in ("chief", "worker"):
+        return
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
+            for job in ("chief", "worker")
+            if job in spec.jobs
+        ],
+        heartbeat_timeout_in_ms=_SILENCE_SECONDS * 1000,
+    )
 
 
 def leave_note(key: str, text: str) -> None:

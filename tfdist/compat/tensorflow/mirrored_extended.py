@@ -36,7 +36,7 @@ from tensorflow.python.eager import context
 from tfdist.compat.keras import keras_frames, sharded_optimizer
 from tfdist.compat.keras import layer_methods as keras_layers
 from tfdist.compat.keras import optimizer as keras_optimizer
-from tfdist.compat.tensorflow import new_variables, sparse_sums, tf_data
+from tfdist.compat.tensorflow import coordination_service, new_variables, sparse_sums, tf_data
 from tfdist.compat.tensorflow.steps import replica_contexts
 from tfdist.compat.tensorflow.steps.replica_contexts import owned, packed, told
 from tfdist.compat.tensorflow.steps.replica_services import HasServices, Traced, services
@@ -231,6 +231,8 @@ class MultiWorkerReplicas(ReduceInReplicas, CollectiveAllReduceExtended):
         # first one on.
         self._std_server_started = context.context()._collective_ops_server_def is not None
         self._enable_check_health = not self._std_server_started
+        if not self._std_server_started:
+            coordination_service.watch(kwargs["cluster_resolver"])
         super().__init__(container_strategy, **kwargs)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
