@@ -27,6 +27,7 @@ KUBERNETES = "kubernetes>=31,<37.0.2"
 # what GPUs do, told by the driver's library
 NVML = "nvidia-ml-py>=12.535"
 CRYPTOGRAPHY = "cryptography>=43"
+ARRAY_RECORD = "array-record>=0.8"
 OPTUNA = "optuna>=4,<6"
 DP_ACCOUNTING = "dp-accounting>=0.6,<0.7"
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1.0,<2"]
@@ -102,6 +103,7 @@ setup(
             "s3fs>=2024.6",
             "pyarrow>=15",
             "h5py>=3.10",
+            ARRAY_RECORD,
             "prometheus_client>=0.20",
             "mlflow-skinny>=2.14,<4",
             "py-spy>=0.4",
@@ -153,6 +155,8 @@ setup(
         "kubernetes": [KUBERNETES],
         # CSV and Parquet, HDF5, as sources of data
         "formats": ["pyarrow>=15", "h5py>=3.10"],
+        # ArrayRecord files as sources of data
+        "array-record": [ARRAY_RECORD],
         "notebooks": NOTEBOOKS,
         # `tfdist run --engine ray`, here and on the nodes
         "ray": [RAY],

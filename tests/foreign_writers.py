@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 COUNT = 23
 
@@ -85,6 +86,62 @@ def mds(folder: Path, shards: Sequence[Sequence[Mapping[str, Any]]]) -> None:
         (folder / f"shard.{number:05d}.mds").write_bytes(content)
         listed.append(about)
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
+
+
+def litdata(folder: Path, chunks: Sequence[Sequence[Mapping[str, Any]]], **config: Any) -> None:
+    folder.mkdir()
+    listed = []
+    for number, items in enumerate(chunks):
+        bodies = []
+        for row in items:
+            matrix = struct.pack("<4I", 9, 2, *row["matrix"].shape) + row["matrix"].tobytes()
+            parts = [struct.pack("<q", row["id"]), row["text"].encode(), matrix, row["list"].tobytes()]
+            bodies.append(struct.pack("<4I", *map(len, parts)) + b"".join(parts))
+        offsets = 8 + 4 * len(bodies) + np.cumsum([0, *map(len, bodies)])
+        content = struct.pack("<I", len(bodies)) + offsets.astype("<u4").tobytes() + b"".join(bodies)
+        (folder / f"chunk-0-{number}.bin").write_bytes(content)
+        about = {"chunk_bytes": len(content), "chunk_size": len(bodies), "filename": f"chunk-0-{number}.bin"}
+        listed.append({**about, "dim": None})
+    leaf = {"type": None, "context": None, "children_spec": []}
+    names = json.dumps(["id", "text", "matrix", "list"])
+    spec = {"type": "builtins.dict", "context": names, "children_spec": [leaf] * 4}
+    formats = ["int", "str", "numpy", "no_header_numpy:3"]
+    known = {"data_format": formats, "data_spec": json.dumps([1, spec]), "item_loader": "PyTreeLoader"}
+    (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": {**known, **config}}))
+
+
+def array_records(path: Path, rows: Sequence[Mapping[str, Any]], options: str = "") -> None:
+    """Write by the library's own writer and TensorFlow's message."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), options)
+    for row in rows:
+        features = tf.train.Features(feature={name: _feature(np.asarray(value)) for name, value in row.items()})
+        writer.write(tf.train.Example(features=features).SerializeToString())
+    writer.close()
+
+
+def sequences(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write by TensorFlow's own writer: numbers and texts are context, and arrays are feature lists."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for row in rows:
+            context = {name: _feature(np.asarray(row[name])) for name in ("id", "text")}
+            lists = {
+                name: tf.train.FeatureList(feature=[_feature(step) for step in row[name]])
+                for name in ("matrix", "list")
+            }
+            example = tf.train.SequenceExample(
+                context=tf.train.Features(feature=context), feature_lists=tf.train.FeatureLists(feature_list=lists)
+            )
+            writer.write(example.SerializeToString())
+
+
+def _feature(value: np.ndarray) -> tf.train.Feature:
+    if value.dtype.kind == "U":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.item().encode()]))
+    if value.dtype.kind == "f":
+        return tf.train.Feature(float_list=tf.train.FloatList(value=value.ravel()))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=value.ravel()))
 
 
 def megatron(base: Path, documents: Sequence[Sequence[np.ndarray]], code: int) -> None:

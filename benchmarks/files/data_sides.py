@@ -19,10 +19,10 @@ import tensorflow as tf
 from benchmarks.files.data_race import BATCH, DataBench
 from tfdist import native
 from tfdist.data.format.record_framing import HEADER_BYTES
+from tfdist.data.reading.index_source import index
 from tfdist.data.reading.reader import read
 from tfdist.data.reading.view import open_directory
 from tfdist.data.writing.dataset_writer import write
-from tfdist.data.writing.indexing import index
 
 Arm = Callable[[], Any]
 _COLUMNS = 40

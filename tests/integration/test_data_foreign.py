@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from tests import foreign_writers as writers
+from tests.goldens.foreign.make import entries
 from tests.order_battery import require_resumable
 from tests.refusals import refused
 from tfdist import data
+from tfdist.data.examples.fetch import PAYLOAD
 from tfdist.data.format import record_framing
 from tfdist.data.order.epoch_orders import Full
 from tfdist.data.reading.reader import fetcher_of
@@ -47,12 +51,33 @@ def write_arrow(where: Path) -> str:
     return str(where / "saved")
 
 
+def write_lit(where: Path) -> str:
+    writers.litdata(where / "lit", [ROWS[:HALF], ROWS[HALF:]])
+    return str(where / "lit")
+
+
+def write_array_records(where: Path) -> str:
+    for number, (part, options) in enumerate(((ROWS[:HALF], ""), (ROWS[HALF:], "group_size:4"))):
+        writers.array_records(where / f"a.array_record-{number:05d}-of-00002", part, options)
+    return str(where)
+
+
+def write_sequences(where: Path) -> str:
+    for number, part in enumerate((ROWS[:HALF], ROWS[HALF:])):
+        writers.sequences(where / f"{number}.tfrecord", part)
+    return str(where)
+
+
 WRITERS: dict[str, Callable[[Path], str]] = {
     "tar": write_tar,
     "mds": write_mds,
     "lines": write_lines,
     "arrow": write_arrow,
+    "lit": write_lit,
+    "array_record": write_array_records,
+    "sequences": write_sequences,
 }
+OPTIONS: dict[str, dict[str, Any]] = {"sequences": {"records": "sequences"}}
 #: what the features of a tar file are called
 TAR = {"id": "id", "text": "txt", "matrix": "m.npy", "list": "l.npy"}
 
@@ -66,9 +91,14 @@ def name_in(kind: str, feature: str) -> str:
     return TAR[feature] if kind == "tar" else feature
 
 
+def flat(value: Any) -> list[Any]:
+    """Return the numbers of an array; records have no shapes."""
+    return np.asarray(value).ravel().tolist()
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_values_are_those_that_were_written(sources: dict[str, str], kind: str) -> None:
-    examples = data.open(sources[kind])
+    examples = data.open(sources[kind], **OPTIONS.get(kind, {}))
     assert len(examples) == len(ROWS)
     ids = np.random.default_rng(0).permutation(len(ROWS))
     columns, weight = fetcher_of(examples, verify="first", skip=False)(ids)
@@ -79,26 +109,27 @@ def test_values_are_those_that_were_written(sources: dict[str, str], kind: str) 
             if feature == "text":
                 assert value == expected.encode()
             else:
-                assert np.asarray(value).tolist() == np.asarray(expected).tolist()
-    texts = columns[name_in(kind, "text")].tolist()
-    assert texts == [ROWS[number]["text"].encode() for number in ids]
+                assert flat(value) == flat(expected)
+    if PAYLOAD not in columns:
+        texts = columns[name_in(kind, "text")].tolist()
+        assert texts == [ROWS[number]["text"].encode() for number in ids]
     assert examples.numbers(name_in(kind, "id")).tolist() == list(range(len(ROWS)))
     assert examples.lengths(name_in(kind, "list")).tolist() == [len(row["list"]) for row in ROWS]
     require_resumable(Full(len(examples)))
-    again = data.open(sources[kind])
+    again = data.open(sources[kind], **OPTIONS.get(kind, {}))
     assert again.manifest.digest == examples.manifest.digest
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", ["tar", "lines", "array_record"])  # arrays, lists of numbers, and whole records
 def test_batches_are_read_shuffled_and_resumed(sources: dict[str, str], kind: str) -> None:
     label = name_in(kind, "id")
-    how: dict[str, Any] = {"global_batch_size": 5, "seed": 3, "label": label}
+    how: dict[str, Any] = {"global_batch_size": 5, "seed": 3, "label": label, **OPTIONS.get(kind, {})}
     reading = data.read(sources[kind], **how)
     seen: list[int] = []
     for x, y, weight in reading:
         for row, number in enumerate(y.numpy().tolist()):
-            assert x[name_in(kind, "matrix")][row].numpy().tolist() == ROWS[number]["matrix"].tolist()
-            assert x[name_in(kind, "list")][row].numpy().tolist() == ROWS[number]["list"].tolist()
+            for feature in ("matrix", "list"):
+                assert flat(x[name_in(kind, feature)][row].numpy()) == flat(ROWS[number][feature])
             seen += [number] * int(weight[row])
     assert sorted(seen) == list(range(len(ROWS)))
     assert seen != sorted(seen)
@@ -202,7 +233,7 @@ def cut(name: str, write: Callable[[Path], Any]) -> Callable[[Path], Path]:
         write(where)
         path = where / name
         os.truncate(path, path.stat().st_size * 2 // 3)
-        return path if path.suffix != ".mds" else path.parent
+        return path.parent if path.suffix in (".mds", ".bin") else path
 
     return writing
 
@@ -226,6 +257,39 @@ def endless_stream(where: Path) -> Path:
     return path
 
 
+def config_of(**changes: Any) -> Callable[[Path], Path]:
+    def write(where: Path) -> Path:
+        writers.litdata(where / "lit", [ROWS], **changes)
+        return where / "lit"
+
+    return write
+
+
+def unfinished(where: Path) -> Path:
+    writer = ArrayRecordWriter(str(where / "whole"))
+    for _ in range(40):
+        writer.write(os.urandom(1 << 20))
+    shutil.copy(where / "whole", where / "a.array_record")
+    writer.close()
+    assert (where / "a.array_record").stat().st_size > 1 << 20
+    return where / "a.array_record"
+
+
+def empty_records(where: Path) -> Path:
+    writers.array_records(where / "a.array_record", [])
+    return where
+
+
+def lmdb_with(place: slice, content: bytes) -> Callable[[Path], Path]:
+    def write(where: Path) -> Path:
+        found = bytearray((SAMPLES / "lmdb/data.mdb").read_bytes())
+        found[place] = content
+        (where / "data.mdb").write_bytes(found)
+        return where
+
+    return write
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "keys that end at the first dot": (
         members(("a/b.c.jpg", b"1"), ("a/b.d.cls", b"1"), ("a/e.jpg", b"2")),
@@ -246,6 +310,16 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "a shard of another folder": (index_of(raw_data={"basename": "../x.mds"}), CorruptDataError),
     "another number of samples": (index_of(samples=5), CorruptDataError),
     "a shard that is cut": (cut("mds/shard.00000.mds", index_of()), CorruptDataError),
+    "a chunk that is cut": (cut("lit/chunk-0-1.bin", write_lit), CorruptDataError),
+    "compressed chunks": (config_of(compression="zstd"), ConfigError),
+    "chunks of pickles": (config_of(data_format=["int", "pickle", "numpy", "no_header_numpy:3"]), ConfigError),
+    "chunks of another number of leaves": (config_of(data_format=["int"]), CorruptDataError),
+    "an ArrayRecord file whose writer was not closed": (unfinished, CorruptDataError),
+    "an ArrayRecord file that is cut": (cut("a.array_record-00001-of-00002", write_array_records), CorruptDataError),
+    "ArrayRecord files without records": (lambda where: empty_records(where), ConfigError),
+    "sequences that are read as examples": (lambda where: Path(write_sequences(where)), ConfigError),
+    "an LMDB file that is cut": (lmdb_with(slice(-4096, None), b""), CorruptDataError),
+    "an LMDB file with damaged pages": (lmdb_with(slice(2 * 4096, None), bytes(22 * 4096)), CorruptDataError),
     "a file of Arrow that is cut": (cut("saved/data-1.arrow", write_arrow), CorruptDataError),
     "a stream of Arrow without its end": (endless_stream, CorruptDataError),
 }
@@ -278,10 +352,10 @@ def test_a_bad_example_is_named_or_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "renamed"), [("web.tar", {"text": "txt", "matrix": "npy"}), ("mds", {}), ("saved", {})]
+    ("name", "renamed"), [("web.tar", {"text": "txt", "matrix": "npy"}), ("mds", {}), ("saved", {}), ("lit", {})]
 )
 def test_what_the_libraries_themselves_wrote_is_read(name: str, renamed: dict[str, str]) -> None:
-    """`make.py` in the folder wrote them: WebDataset, MosaicML's streaming, and Hugging Face's datasets."""
+    """`make.py` in the folder wrote them: WebDataset, MosaicML's streaming, LitData, and Hugging Face's datasets."""
     examples = data.open(SAMPLES / name)
     assert len(examples) == 7
     for number, found in enumerate(examples):
@@ -298,3 +372,36 @@ def test_what_the_libraries_themselves_wrote_is_read(name: str, renamed: dict[st
                 assert (there if isinstance(there, bytes) else np.asarray(there).tolist()) == value
     columns, _ = fetcher_of(examples, verify="first", skip=False)(np.arange(7)[::-1])
     assert columns["id"].tolist() == list(range(7))[::-1]
+
+
+def test_leaves_tokens_and_entries_are_those_that_were_written() -> None:
+    leaves = data.open(SAMPLES / "lit")
+    found = [(bool(row["inner.seen"]), row["inner.raw"]) for row in leaves]
+    assert found == [(number % 2 == 0, b"x" * number) for number in range(7)]
+    tokens = data.open(SAMPLES / "tokens")
+    assert [row["tokens"].tolist() for row in tokens] == [list(range(number % 5 + 1)) for number in range(7)]
+    assert tokens.lengths("tokens").tolist() == [number % 5 + 1 for number in range(7)]
+    packed = data.pack(SAMPLES / "tokens", "tokens", 4, shuffle=False)
+    assert np.concatenate([row["tokens"] for row in packed])[:18].tolist() == [
+        token for row in tokens for token in row["tokens"].tolist()
+    ]
+    expected = {key.encode(): value.encode() for key, value in entries().items() if key != "00003"}
+    for where in (SAMPLES / "lmdb", SAMPLES / "lmdb/data.mdb"):
+        assert [(row["key"], row["value"]) for row in data.open(where)] == sorted(expected.items())
+
+
+def test_records_of_several_kinds_are_named(tmp_path: Path) -> None:
+    writers.array_records(tmp_path / "a.array_record", ROWS)
+    raw = data.open(tmp_path / "a.array_record", records="raw")
+    assert len(raw) == len(ROWS)
+    assert raw[3]["record"] == raw[3:4][0]["record"] != raw[4]["record"]
+    content = bytearray((tmp_path / "a.array_record").read_bytes())
+    content[70] ^= 1
+    (tmp_path / "b.array_record").write_bytes(content)
+    with refused(CorruptDataError, mentions=("example 0",)):
+        list(data.read(tmp_path / "b.array_record", global_batch_size=4, records="raw"))
+    writers.sequences(tmp_path / "c.tfrecord", ROWS)
+    with refused(ConfigError, name="list", mentions=("records='sequences'",)):
+        data.open(tmp_path / "c.tfrecord")
+    with refused(ConfigError, name="records"):
+        data.open("memory://nowhere", records="raw")

@@ -1,7 +1,7 @@
 """Examples in TFRecord files: written safely, shuffled globally, divided exactly, resumed from a few numbers.
 
     write     arrays, streams and files become a directory of TFRecord shards with an index and a manifest
-    index     TFRecord files that are there already become such a directory as they are
+    index     TFRecord files that are there already become such a directory as they are; other files get an index
     open      the directory's examples by number, without TensorFlow
     read      a `tf.data.Dataset` that `fit` takes
     select    some of the examples: by number, by values, by the hash of a key
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.examples.checked_examples import Examples
     from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
+    from tfdist.data.reading.index_source import index
     from tfdist.data.reading.inspecting import Bar, Info, info
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
     from tfdist.data.reading.read_dataset import Reading
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.views.selecting import select
     from tfdist.data.views.sequence_packing import pack
     from tfdist.data.writing.dataset_writer import write
-    from tfdist.data.writing.indexing import index
     from tfdist.storage.block_cache import BlockCache
 
 __all__ = [

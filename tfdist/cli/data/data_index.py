@@ -19,6 +19,7 @@ from tfdist.data.writing.foreign_tfrecords import shown_features
     examples={
         "tfdist data index old-data": "beside the files",
         "tfdist data index 'old-data/train-*' --label image/class/label": "some files",
+        "tfdist data index 'shards/*.tar'": "members of tars",
         "tfdist data info old-data": "what they hold",
     },
     page="data",
@@ -31,7 +32,7 @@ from tfdist.data.writing.foreign_tfrecords import shown_features
 @storage_option
 @follow_option
 def command(directory: str, schema_file: Path | None, exists: str | None, **options: Any) -> None:
-    """Take the TFRecord files in DIRECTORY as they are: write an index for each and a manifest, nothing else.
+    """Index the files in DIRECTORY as they are: TFRecord files get an index each and a manifest, nothing else.
 
     DIRECTORY may also be a file, or a wildcard for files in one folder. Their index is then kept in the user's cache,
     as is that of a folder that cannot be written, and found there by all that are given the same DIRECTORY. The records
@@ -39,6 +40,9 @@ def command(directory: str, schema_file: Path | None, exists: str | None, **opti
 
     The records must be tf.train.Example, and the files of one split. What they consist of is told from all of them: a
     feature with one value in each is a single value, with as many in each an array, else a list of any length.
+
+    Tars, JSON lines, LMDB and ArrayRecord files are passed over once; what the pass finds is kept in .tfdist next to
+    them. Without this command it is kept in the user's cache when files of 4 MiB or more are first read.
     """
     with unwinding(), Console(stderr=True).status("looking at the records"):
         schema = schema_of(schema_file) if schema_file else None

@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ Columns = dict[str, Any]
 
 class Computed(Examples):
     """Examples whose columns a subclass makes; `shards` names the files or what else they come from."""
+
+    #: reads them as tf.train.Example, where they are stored as such
+    encoded: Callable[[_Ids], list[bytes]] | None = None
 
     def __init__(
         self, schema: Schema, shards: Sequence[Shard], *, storage: Storage, binding: Binding, label: str | None = None
@@ -94,6 +97,7 @@ class ComputedFetcher:
         self._computed = examples
         schema = examples.schema
         is_parsed = any(feature.dtype == TEXT and feature.shape != () for feature in schema.values())
+        is_parsed = is_parsed or examples.encoded is not None
         self.names = [PAYLOAD] if is_parsed else list(schema)
         self._encode = Encoder(schema, GENERIC)
         self._reported: set[int] = set()
@@ -116,6 +120,8 @@ class ComputedFetcher:
     def payloads(self, ids: _Ids) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The examples as bytes of tf.train.Example, and their weights."""
         found, weight = self._sound(ids)
+        if PAYLOAD in found:
+            return objects(found[PAYLOAD]), weight
         encoded = self._encode(found)
         ends = encoded.ends.tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
@@ -126,18 +132,22 @@ class ComputedFetcher:
         names, weight = list(self.examples.schema), np.ones(len(ids), np.float32)
         with self.examples.binding.reading(np.unique(self.examples.locate(ids)[0]).tolist()):
             try:
-                return self._computed.columns(ids, names), weight
+                return self._read(ids, names), weight
             except CorruptDataError:
                 if not self.skip:
                     raise
             weight[:] = [self._is_sound(number, names) for number in ids.tolist()]
             good = np.flatnonzero(weight)
             stand_in = int(ids[good[0]]) if len(good) else self._any_sound(int(ids[0]), names)
-            return self._computed.columns(np.where(weight > 0, ids, stand_in), names), weight
+            return self._read(np.where(weight > 0, ids, stand_in), names), weight
+
+    def _read(self, ids: _Ids, names: list[str]) -> Columns:
+        encoded = self._computed.encoded
+        return self._computed.columns(ids, names) if encoded is None else {PAYLOAD: encoded(ids)}
 
     def _is_sound(self, number: int, names: list[str]) -> bool:
         try:
-            self._computed.columns(np.array([number]), names)
+            self._read(np.array([number]), names)
         except CorruptDataError as error:
             if number not in self._reported:
                 self._reported.add(number)

@@ -158,7 +158,7 @@ def _one_by_one(
 
     A part is checked while it is in the nearest cache, at a third of the cost of checking after all copies.
     """
-    cutters = {number: _cutter(shard) for number, shard in shards.items()}
+    cutters = {number: cutter(shard) for number, shard in shards.items()}
     value, extend = google_crc32c.value, google_crc32c.extend
     parts, heads, tails, crcs, crcs_of_lengths = [], [], [], [], []
     firsts = begins + starts
@@ -192,7 +192,7 @@ def _together(
     """The same for small payloads, mostly for a whole file at once."""
     parts, fits, value = [b""] * len(files), ~checks, google_crc32c.value
     for shard, chosen in _by_shard(shards, files):
-        cut, firsts = _cutter(shard), begins[chosen] + starts[chosen]
+        cut, firsts = cutter(shard), begins[chosen] + starts[chosen]
         found = [cut(span) for span in map(slice, firsts.tolist(), (firsts + sizes[chosen]).tolist())]
         for place, part in zip(chosen.tolist(), found, strict=True):
             parts[place] = part
@@ -217,7 +217,7 @@ def _masked(crcs: list[int]) -> NDArray[np.uint32]:
     return masked_each(np.array(crcs, np.uint32))
 
 
-def _cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
+def cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
     """What cuts bytes out of a file; a memory map does so at half the cost of NumPy."""
     content: Any = shard.base
     if isinstance(content, ctypes.Array):

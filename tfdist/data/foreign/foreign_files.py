@@ -1,5 +1,6 @@
 """Examples in files that no manifest describes: local, mapped into memory, watched for changes."""
 
+import copy
 import glob
 import math
 import os
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.examples.checked_examples import Binding
 from tfdist.data.examples.computed_examples import Computed
-from tfdist.data.examples.numpy_reader import Maps
+from tfdist.data.examples.numpy_reader import Maps, cutter
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
@@ -37,6 +38,14 @@ class Files:
         self.storage = LocalStorage(folder, url=str(paths[0]) if len(paths) == 1 else folder)
         self.binding = FileBinding(self.paths)
         self.maps = Maps(self.paths)
+        #: what passes have found: the kind of the files, and arrays
+        self.passes: list[tuple[str, dict[str, NDArray[Any]]]] = []
+
+    def as_kind(self, kind: str) -> "Files":
+        """The same files, of which something else is known."""
+        found = copy.copy(self)
+        found.kind = kind
+        return found
 
     def shard(self, number: int, examples: int, *index: NDArray[Any]) -> Shard:
         """The description of a file, which differs when its examples do."""
@@ -48,6 +57,36 @@ class Files:
 
     def damaged(self, number: int, why: str) -> CorruptDataError:
         return CorruptDataError(f"{self.paths[number]} {why}", path=str(self.paths[number]))
+
+
+class Places:
+    """Where consecutive examples are in their files: of each file, the first byte of each and the end of the last."""
+
+    def __init__(self, counts: Sequence[int], offsets: NDArray[Any]) -> None:
+        self.begins = np.cumsum([0, *counts], dtype=np.int64)
+        self._offsets = offsets
+
+    def __call__(self, ids: _Ids) -> tuple[_Ids, _Ids]:
+        """First byte and size of each."""
+        at = ids + np.searchsorted(self.begins, ids, side="right") - 1
+        begins = self._offsets[at].astype(np.int64)
+        return begins, self._offsets[at + 1].astype(np.int64) - begins
+
+    def of_file(self, number: int) -> NDArray[Any]:
+        """The offsets of one file."""
+        return self._offsets[self.begins[number] + number : self.begins[number + 1] + number + 1]
+
+
+def cut_texts(texts: NDArray[np.uint8], places: Places, ids: _Ids) -> list[bytes]:
+    """Texts that are kept one after the other."""
+    begins, sizes = places(ids)
+    spans = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
+    return [texts[begin:end].tobytes() for begin, end in spans]
+
+
+def narrow(array: NDArray[Any]) -> NDArray[Any]:
+    """The numbers, none below 0, in 32 bits if they fit."""
+    return array.astype(np.uint32 if array.max(initial=0) < 1 << 32 else np.int64)
 
 
 class Foreign(Computed):
@@ -62,9 +101,9 @@ class Foreign(Computed):
     def bytes_at(self, ids: _Ids, begins: _Ids, sizes: _Ids) -> list[bytes]:
         """Bytes of the file of each example."""
         shards, _, _ = self.locate(ids)
-        maps = {number: self.files.maps[number] for number in np.unique(shards).tolist()}
-        spans = zip(shards.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True)
-        return [maps[shard].data[begin:end].tobytes() for shard, begin, end in spans]
+        cuts = {number: cutter(self.files.maps[number]) for number in np.unique(shards).tolist()}
+        spans = map(slice, begins.tolist(), (begins + sizes).tolist())
+        return [cuts[shard](span) for shard, span in zip(shards.tolist(), spans, strict=True)]
 
     def bad(self, number: int, why: str) -> CorruptDataError:
         """The error of an example that cannot be read."""

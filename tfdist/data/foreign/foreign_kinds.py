@@ -8,20 +8,48 @@ from typing import Any
 from tfdist.data.foreign.foreign_files import Files, Foreign, files_of
 from tfdist.errors import ConfigError
 
+EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
+#: what `tfdist.data.open` takes as `records`
+CONTENTS = (EXAMPLES, RAW, SEQUENCES)
+RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
-def open_foreign(directory: Any) -> Foreign | None:
-    """Examples in files of another library; None where a path means TFRecord files, or something else."""
+
+def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
+    """Examples in files of another library; None where a path means TFRecord files of examples, or something else."""
     text = os.path.expanduser(os.fspath(directory))
     if "://" in text:
+        if records != EXAMPLES:
+            raise ConfigError(f"records={records!r} is for local files, and directory is {text!r}.", name="records")
         return None
-    for opener in (_mds, _saved_dataset, _token_file):
+    paths = files_of(text)
+    if paths and all(map(_is_array_record, paths)):
+        from tfdist.data.foreign.array_records import ArrayRecords
+
+        return ArrayRecords(Files(paths, "array_record"), records)
+    if records != EXAMPLES:
+        from tfdist.data.foreign.raw_records import RawRecords
+
+        if not paths:
+            raise ConfigError(f"directory is {directory!r}; there is no file.", name="directory", path=text)
+        return RawRecords(paths, records)
+    for opener in (_by_index, _saved_dataset, _token_file, _lmdb):
         if (found := opener(Path(text))) is not None:
             return found
-    paths = files_of(text)
     kinds = {path.suffix.lower() for path in paths}
     if len(kinds) != 1 or not paths:
         return None
     return _by_suffix(kinds.pop(), paths)
+
+
+def _is_array_record(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(RIEGELI)) == RIEGELI
+
+
+def _lmdb(path: Path) -> Foreign | None:
+    from tfdist.data.foreign.lmdb_files import open_lmdb
+
+    return open_lmdb(path)
 
 
 def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
@@ -40,12 +68,16 @@ def _by_suffix(suffix: str, paths: list[Path]) -> Foreign | None:
     return None
 
 
-def _mds(path: Path) -> Foreign | None:
-    if not _has(path / "index.json", "shards"):
-        return None
-    from tfdist.data.foreign.mds_shards import open_mds
+def _by_index(path: Path) -> Foreign | None:
+    if _has(path / "index.json", "shards"):
+        from tfdist.data.foreign.mds_shards import open_mds
 
-    return open_mds(path)
+        return open_mds(path)
+    if _has(path / "index.json", "chunks"):
+        from tfdist.data.foreign.litdata_chunks import open_litdata
+
+        return open_litdata(path)
+    return None
 
 
 def _saved_dataset(path: Path) -> Foreign | None:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.foreign_files import Files, Foreign, Places, narrow
+from tfdist.data.foreign.kept_index import Arrays, kept
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.sources.stored_columns import column, inferred_feature
 from tfdist.errors import ConfigError, TfdistError
@@ -23,13 +24,11 @@ class JsonLines(Foreign):
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        spans, shards = [], []
-        for number in range(len(files.paths)):
-            begins, ends = _lines(files.maps[number])
-            shards.append(files.shard(number, len(begins), begins, ends))
-            spans.append(np.stack([begins, ends - begins]))
-        self._begins, self._sizes = np.concatenate(spans, axis=1)
-        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
+        found = kept(files, lambda: _found(files))
+        counts = found["counts"].tolist()
+        self._places = Places(counts, found["offsets"])
+        self.begins = self._places.begins
+        shards = [files.shard(number, count, self._places.of_file(number)) for number, count in enumerate(counts)]
         count = int(self.begins[-1])
         ids = np.unique(np.concatenate([np.arange(min(count, _SAMPLE)), np.linspace(0, max(0, count - 1), _SAMPLE)]))
         rows = self._rows(ids.astype(np.int64)) if count else []
@@ -53,7 +52,7 @@ class JsonLines(Foreign):
 
     def _rows(self, ids: _Ids) -> list[dict[str, Any]]:
         found = []
-        for number, line in zip(ids.tolist(), self.bytes_at(ids, self._begins[ids], self._sizes[ids]), strict=True):
+        for number, line in zip(ids.tolist(), self.bytes_at(ids, *self._places(ids)), strict=True):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -64,8 +63,14 @@ class JsonLines(Foreign):
         return found
 
 
-def _lines(content: NDArray[np.uint8]) -> tuple[_Ids, _Ids]:
-    """First byte and end of each line that is not blank."""
+def _found(files: Files) -> Arrays:
+    offsets = [_offsets(files.maps[number]) for number in range(len(files.paths))]
+    counts = np.array([len(found) - 1 for found in offsets], np.int64)
+    return {"counts": counts, "offsets": narrow(np.concatenate(offsets))}
+
+
+def _offsets(content: NDArray[np.uint8]) -> _Ids:
+    """First byte of each line that is not blank, and the end of the file: a line may end with blank ones."""
     parts = [np.flatnonzero(content[at : at + _STEP] == ord("\n")) + at for at in range(0, len(content), _STEP)]
     breaks = np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64)
     begins = np.concatenate([[0], breaks + 1]).astype(np.int64)
@@ -73,7 +78,7 @@ def _lines(content: NDArray[np.uint8]) -> tuple[_Ids, _Ids]:
     is_line = ends - begins > 2
     short = np.flatnonzero(~is_line)
     is_line[short] = [bool(content[begins[place] : ends[place]].tobytes().strip()) for place in short.tolist()]
-    return begins[is_line], ends[is_line]
+    return np.append(begins[is_line], len(content))
 
 
 def _schema(rows: list[dict[str, Any]], files: Files) -> Schema:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
 from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.offset_shards import OffsetShards
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
 
@@ -21,36 +22,22 @@ _DTYPES |= {64: "uint64", 65: "int64", 66: "float64"}
 _Ids = NDArray[np.int64]
 
 
-class MdsShards(Foreign):
-    """Samples found by the offsets in each shard; a sample begins with the sizes of columns that have no fixed one."""
+class MdsShards(OffsetShards):
+    """Samples of columns with encodings."""
 
     def __init__(
         self, files: Files, counts: list[int], encodings: dict[str, str], sizes: dict[str, int | None]
     ) -> None:
-        self._encodings, self._sizes = encodings, sizes
-        spans, shards = [], []
-        for number, count in enumerate(counts):
-            content = files.maps[number]
-            stored = int.from_bytes(content[:4].tobytes(), "little")
-            if stored != count or len(content) < 8 + 4 * count:
-                raise files.damaged(number, f"has {stored} samples in {len(content)} bytes; index.json says {count}.")
-            offsets = np.frombuffer(content[4 : 8 + 4 * count].tobytes(), "<u4").astype(np.int64)
-            if np.diff(offsets).min(initial=0) < 0 or offsets[0] < 8 + 4 * count or offsets[-1] > len(content):
-                raise files.damaged(number, "has offsets that do not rise, or lead out of it.")
-            spans.append(np.stack([offsets[:-1], np.diff(offsets)]))
-            shards.append(files.shard(number, count, offsets))
-        self._begins, self._lengths = np.concatenate(spans, axis=1)
-        self.files = files
-        self.begins = np.cumsum([0, *counts], dtype=np.int64)
+        super().__init__(files, counts, sizes)
+        self._encodings = encodings
         features = {name: self._feature(name) for name in encodings}
-        super().__init__(files, Schema(features), shards)
+        Foreign.__init__(self, files, Schema(features), self.described())
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
-        wanted = list(names)
-        rows = self._rows(ids)
+        rows = self.rows(ids)
         found: Columns = {}
-        for name in wanted:
-            values = [row[name] for row in rows]
+        for name in names:
+            values = rows[name]
             feature, encoding = self.schema[name], self._encodings[name]
             if encoding.startswith("ndarray"):
                 arrays = [self._array(*row, name, feature) for row in zip(ids.tolist(), values, strict=True)]
@@ -61,23 +48,6 @@ class MdsShards(Foreign):
                 found[name] = np.array([self._parsed(*row, name) for row in zip(ids.tolist(), values, strict=True)])
             else:
                 found[name] = np.frombuffer(b"".join(values), feature.dtype)
-        return found
-
-    def _rows(self, ids: _Ids) -> list[dict[str, bytes]]:
-        unsized = sum(size is None for size in self._sizes.values())
-        fixed = sum(size or 0 for size in self._sizes.values())
-        found = []
-        for number, data in zip(ids.tolist(), self.bytes_at(ids, self._begins[ids], self._lengths[ids]), strict=True):
-            head = 4 * unsized
-            sizes = np.frombuffer(data[:head], "<u4").astype(np.int64) if len(data) >= head else np.zeros(0, np.int64)
-            if len(sizes) != unsized or head + fixed + int(sizes.sum()) != len(data):
-                raise self.bad(number, f"its columns do not take its {len(data)} bytes.")
-            given, row, at = iter(sizes.tolist()), {}, head
-            for name, size in self._sizes.items():
-                length = next(given) if size is None else size
-                row[name] = data[at : at + length]
-                at += length
-            found.append(row)
         return found
 
     def _parsed(self, number: int, value: bytes, name: str) -> Any:
@@ -113,7 +83,7 @@ class MdsShards(Foreign):
         if kind != "ndarray":
             return Feature(_PARSED[kind][0] if kind in _PARSED else "int64" if kind == "int" else kind)
         ids = np.arange(min(int(self.begins[-1]), 32))
-        arrays = [self._array(number, row[name], name, None) for number, row in enumerate(self._rows(ids))]
+        arrays = [self._array(number, value, name, None) for number, value in enumerate(self.rows(ids)[name])]
         same = len({array.shape for array in arrays}) == 1
         if not same and arrays[0].ndim > 1:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Tar files of WebDataset: members with one key are an example, and the rest of their names are its features."""
 
 import io
+import json
 import re
 import tarfile
 from collections.abc import Iterable
@@ -10,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign
+from tfdist.data.foreign.foreign_files import Files, Foreign, Places, cut_texts, narrow
+from tfdist.data.foreign.kept_index import Arrays, kept
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.errors import ConfigError, CorruptDataError
 
 KEY = "__key__"
+_BLOCK = 512  # members begin at multiples of so many bytes
 _NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)  # the first dot of the base name ends the key
 _INTEGERS = frozenset({"cls", "cls2", "id", "index", "inx"})
 _PICTURES = frozenset({"jpg", "jpeg", "png", "gif", "bmp", "webp"})
@@ -25,21 +28,17 @@ class TarShards(Foreign):
     """Tar files, found by one pass over the headers of their members."""
 
     def __init__(self, files: Files) -> None:
-        keys: list[str] = []
-        shards, spans, first = [], [], None
-        for number in range(len(files.paths)):
-            names, found = _members(files, number, first)
-            first = first or (names, files.names[number])
-            keys += list(found)
-            table = np.array(list(found.values()), np.int64).reshape(len(found), len(names), 2)
-            shards.append(files.shard(number, len(found), table))
-            spans.append(table)
-        self._names = (first or ([], ""))[0]
-        self._keys = [key.encode() for key in keys]
-        self._spans = np.concatenate([span for span in spans if len(span)] or [np.zeros((0, 0, 2), np.int64)])
-        self.begins = np.cumsum([0, *(shard.examples for shard in shards)], dtype=np.int64)
         self.files = files
-        features = {name: self._feature(place, name) for place, name in enumerate(self._names)} if keys else {}
+        found = kept(files, lambda: _found(files))
+        counts = found["counts"].tolist()
+        self._names: list[str] = json.loads(found["names"].tobytes())
+        self._keys, self._key_places = found["keys"], Places([sum(counts)], found["key_offsets"])
+        self._blocks, self._sizes = found["blocks"], found["sizes"]
+        self.begins = np.cumsum([0, *counts], dtype=np.int64)
+        shards = []
+        for number, (first, last) in enumerate(zip(self.begins, self.begins[1:], strict=False)):
+            shards.append(files.shard(number, counts[number], self._blocks[first:last], self._sizes[first:last]))
+        features = {name: self._feature(name) for name in self._names} if self.begins[-1] else {}
         label = "cls" if "cls" in features else None
         super().__init__(files, Schema({KEY: Feature(TEXT), **features}), shards, label)
 
@@ -47,10 +46,9 @@ class TarShards(Foreign):
         found: Columns = {}
         for name in names:
             if name == KEY:
-                found[name] = [self._keys[number] for number in ids.tolist()]
+                found[name] = cut_texts(self._keys, self._key_places, ids)
                 continue
-            begins, sizes = self._spans[ids, self._names.index(name)].T
-            values = self.bytes_at(ids, begins, sizes)
+            values = self._values(ids, name)
             kind = name.rpartition(".")[2]
             if kind in _INTEGERS:
                 found[name] = np.array([self._integer(*row, name) for row in zip(ids, values, strict=True)], np.int64)
@@ -59,6 +57,11 @@ class TarShards(Foreign):
             else:
                 found[name] = values
         return found
+
+    def _values(self, ids: _Ids, name: str) -> list[bytes]:
+        place = self._names.index(name)
+        begins, sizes = self._blocks[ids, place].astype(np.int64) * _BLOCK, self._sizes[ids, place].astype(np.int64)
+        return self.bytes_at(ids, begins, sizes)
 
     def _integer(self, number: int, value: bytes, name: str) -> int:
         try:
@@ -78,19 +81,42 @@ class TarShards(Foreign):
             found.append(array)
         return found if feature.size is None else np.stack(found) if found else np.zeros((0,))
 
-    def _feature(self, place: int, name: str) -> Feature:
+    def _feature(self, name: str) -> Feature:
         kind = name.rpartition(".")[2]
         if kind in _INTEGERS:
             return Feature("int64")
         if kind != "npy":
             return Feature(TEXT, is_image=kind in _PICTURES)
-        few = np.arange(min(len(self._spans), 32))
-        arrays = [_array(value) for value in self.bytes_at(few, *self._spans[few, place].T)]
+        arrays = [_array(value) for value in self._values(np.arange(min(len(self._sizes), 32)), name)]
         first = next((array for array in arrays if array is not None), None)
         if first is None:
             raise CorruptDataError(f"{self.files.storage.url}: {name} is no array of NumPy.", path=self.files.names[0])
         same = all(array is None or array.shape == first.shape for array in arrays)
         return Feature(first.dtype.name, first.shape if same or first.ndim != 1 else (None,), encoding="raw")
+
+
+def _found(files: Files) -> Arrays:
+    keys: list[bytes] = []
+    counts, tables = [], []
+    first: tuple[list[str], str] | None = None
+    for number in range(len(files.paths)):
+        names, found = _members(files, number, first)
+        counts.append(len(found))
+        if not found:
+            continue
+        first = first or (names, files.names[number])
+        keys += [key.encode(errors="surrogateescape") for key in found]
+        tables.append(np.array(list(found.values()), np.int64).reshape(len(found), -1, 2))
+    wide = first[0] if first else []
+    spans = np.concatenate([np.zeros((0, len(wide), 2), np.int64), *tables])
+    return {
+        "counts": np.array(counts, np.int64),
+        "names": np.frombuffer(json.dumps(wide).encode(), np.uint8),
+        "keys": np.frombuffer(b"".join(keys), np.uint8),
+        "key_offsets": narrow(np.cumsum([0, *map(len, keys)], dtype=np.int64)),
+        "blocks": narrow(spans[:, :, 0] // _BLOCK),
+        "sizes": narrow(spans[:, :, 1]),
+    }
 
 
 def _members(

@@ -10,6 +10,7 @@ from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
 from tfdist.data.examples.fetch import Fetcher, source_of
 from tfdist.data.examples.joined_columns import ColumnFetcher, JoinedFetcher
 from tfdist.data.examples.joined_examples import Joined
+from tfdist.data.foreign.foreign_kinds import EXAMPLES
 from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
 from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.reading import read_dataset as pipelines
@@ -49,6 +50,7 @@ def read(
     remote_cache: BlockCache | None = None,
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
+    records: str = "examples",
     ops: bool | None = None,
 ) -> Reading:
     """Read a directory of examples: shuffled globally, each once per epoch, the same on any number of workers.
@@ -96,6 +98,8 @@ def read(
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
             of hubs. Default: they are refused.
+        records: what the records of TFRecord and ArrayRecord files are: "examples", "sequences" or "raw"; see
+            `tfdist.data.open`.
         ops: whether the compiled reader is used. Default: if it can be compiled and TFDIST_NATIVE is not 0.
     Returns:
         A dataset of (x, y, weight); without weight if nothing can have the weight 0 and none is named; x alone without
@@ -132,6 +136,7 @@ def read(
         storage_options=storage_options,
         cache=remote_cache or (BlockCache(limit_bytes=_REMOTE_CACHE_BYTES) if is_remote else None),
         follow_symlinks=follow_symlinks,
+        **({} if records == EXAMPLES else {"records": records}),
     )
     examples = view.examples
     if examples.paths is not None:  # of a store when they are read first

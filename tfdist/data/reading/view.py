@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.joined_examples import joined
+from tfdist.data.foreign.foreign_kinds import CONTENTS, EXAMPLES, open_foreign
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import read_manifest
 from tfdist.data.order.epoch_orders import Order
@@ -111,8 +112,9 @@ def open_directory(
         cache: a `tfdist.data.BlockCache` for remote directories.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
             of hubs. Default: they are refused.
-        records: what the records of TFRecord files are: "examples" of TensorFlow, or "raw" bytes, such as protocol
-            buffers of your own, which are then the feature ``record``.
+        records: what the records of TFRecord and ArrayRecord files are: "examples" of TensorFlow; "sequences",
+            tf.train.SequenceExample, whose feature lists become features; or "raw" bytes, such as protocol buffers of
+            your own, which are then the feature ``record``.
     Raises:
         ConfigError: there is no manifest in it.
         CorruptDataError: the manifest cannot be trusted.
@@ -130,17 +132,15 @@ def open_directory(
         "cache": cache,
         "follow_symlinks": follow_symlinks,
     }
-    if validation.one_of("records", records, ("examples", "raw")) == "raw":
-        from tfdist.data.foreign.raw_records import open_raw
-
-        return open_raw(directory)
+    validation.one_of("records", records, CONTENTS)
     matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
-        return joined({str(one): open_directory(one, **options) for one in matching})
+        return joined({str(one): open_directory(one, records=records, **options) for one in matching})
     one: Any = matching[0] if matching else directory
+    if records != EXAMPLES and (found := open_foreign(one, records)) is not None:
+        return found
     place: Storage = storage(one, **options)
     if not manifests.has_manifest(place):
-        from tfdist.data.foreign.foreign_kinds import open_foreign
         from tfdist.data.writing.foreign_tfrecords import place_of
 
         if (found := open_foreign(one)) is not None:

@@ -100,8 +100,9 @@ def looked_at(place: Storage, shards: list[str], *, most: int | None = None, con
                 if lists and not context_alone:
                     raise ConfigError(
                         f"{shard} has a tf.train.SequenceExample, whose feature list {min(lists)!r} no reader of "
-                        "tf.train.Example sees. `tfdist data write SOURCE DIRECTORY` makes features of its lists; pass "
-                        "a schema of the context alone (`tfdist data index --schema`) to go without them.",
+                        "tf.train.Example sees. Pass records='sequences' to tfdist.data.read; or write them anew by "
+                        "`tfdist data write SOURCE DIRECTORY`, which makes features of lists. `tfdist data index "
+                        "--schema`, with a schema of the context alone, goes without them.",
                         name=min(lists),
                         path=shard,
                     )
