@@ -1,8 +1,10 @@
 """Counts the CPU seconds of each file of tests, those of the processes that it starts included, and prints the most.
 
 Wall time says little where several processes share the processors, or the machine does other things.
+`pytest --cpu-seconds FILE` writes those of each test, too; to ask after each one takes a minute of a whole run.
 """
 
+import csv
 import resource
 from collections import Counter
 from collections.abc import Generator
@@ -33,9 +35,10 @@ def spent() -> float:
 class Meter:
     """Counts in one process; where processes share the files, it adds up what they tell."""
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._began = root, spent()
+    def __init__(self, root: Path, file: Path | None) -> None:
+        self._root, self._began, self._file = root, spent(), file
         self.seconds: Counter[str] = Counter()
+        self.tests: Counter[str] = Counter()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
@@ -43,20 +46,28 @@ class Meter:
         try:
             return (yield)
         finally:
-            if nextitem is None or nextitem.path != item.path:
+            if self._file is not None or nextitem is None or nextitem.path != item.path:
                 now = spent()
                 self.seconds[str(item.path.relative_to(self._root))] += now - self._began
+                if self._file is not None:
+                    self.tests[item.nodeid] = now - self._began
                 self._began = now
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Tell the process that has shared out the files."""
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["cpu_seconds"] = dict(self.seconds)
+            session.config.workeroutput["cpu_seconds_of_tests"] = dict(self.tests)
+        elif self._file is not None:
+            with self._file.open("w", newline="") as out:
+                csv.writer(out).writerows((f"{seconds:.2f}", test) for test, seconds in self.tests.most_common())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Add what a process tells that has ended; one that has crashed tells nothing."""
-        self.seconds.update(getattr(node, "workeroutput", {}).get("cpu_seconds", {}))
+        told = getattr(node, "workeroutput", {})
+        self.seconds.update(told.get("cpu_seconds", {}))
+        self.tests.update(told.get("cpu_seconds_of_tests", {}))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the files that take most."""
@@ -67,6 +78,10 @@ class Meter:
                 terminalreporter.write_line(f"{seconds:7.0f}  {name}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-seconds", type=Path, metavar="FILE", help="write the CPU seconds of each test as CSV")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Count in every process."""
-    config.pluginmanager.register(Meter(config.rootpath), "tfdist-cpu-seconds")
+    config.pluginmanager.register(Meter(config.rootpath, config.getoption("--cpu-seconds")), "tfdist-cpu-seconds")
