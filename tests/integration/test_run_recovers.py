@@ -137,13 +137,16 @@ def test_shares_are_measured_and_balanced_ones_outlive_a_kill(forking: Forks, tm
     events = run(forking, tmp_path, *options, str(CASES / "balanced_job.py"), str(tmp_path))
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert found["measured 0"] == found["measured 1"] == [13, 3], "four rows of five, to within one example of 16"
-    killed, resumed = dict(found["notes 0 1"]), dict(found["notes 1 1"])
-    assert max(killed) == 9
-    assert killed[0] == [1, 1], "they begin alike"
-    assert killed[9][0] > killed[9][1]
+    killed, resumed = ({step: told for step, *told in found[f"notes {start} 1"]} for start in (0, 1))
+    assert max(killed) == 10
+    assert killed[0] == [[1, 1], [None, None]], "they begin alike"
+    (weights, (former, batch)) = killed[10]
+    assert weights[0] > weights[1]
+    assert former[0] > former[1], "a second change is decided on"
+    assert batch == 8, "and holds four batches behind the fourth of the second epoch"
     first = min(resumed)
-    assert first in (9, 10), "at most the step of the kill is repeated"
-    assert resumed[first] == killed[9]
+    assert first in (10, 11), "at most the step of the kill is repeated"
+    assert resumed[first] == killed[10]
     end = found["end"]
     assert end["steps"] == 4 * 6
     assert end["shares"] == [13, 3]

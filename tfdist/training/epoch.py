@@ -123,7 +123,7 @@ class Epoch:
         walk: "Alone | SharedData | OwnData",
         *,
         failure: Callable[[str], Exception | None],
-        begin: Callable[[], None],
+        begin: Callable[["Epoch"], None],
         took: Callable[[], None],
         gives_places: bool = False,
     ) -> None:
@@ -132,10 +132,11 @@ class Epoch:
         self._elements = elements
         self._walk = walk
         self._failure = failure
-        self._begin: Callable[[], None] | None = begin
+        self._begin: Callable[[Epoch], None] | None = begin
         self._took = took
-        self._position = 0
-        self._has_ended = False
+        #: batches that were taken
+        self.position = 0
+        self.has_ended = False
 
     def __iter__(self) -> "Epoch":
         return self
@@ -148,15 +149,15 @@ class Epoch:
 
     def take(self) -> Batch | None:
         """The next batch; None where the epoch has ended."""
-        if self._has_ended:
+        if self.has_ended:
             return None
         # the agent is told of the wait for a batch
         with step_clock().during(Phase.INPUT):
             self._begin_once()
             tensors = next(self._elements, None)
-            found = self._walk.next(None if tensors is None else Element.of(tensors), self._position)
+            found = self._walk.next(None if tensors is None else Element.of(tensors), self.position)
             if found is None:
-                self._has_ended = True
+                self.has_ended = True
                 return None
             self._count(1)
         element, rows = found
@@ -164,7 +165,7 @@ class Epoch:
 
     def free(self, wanted: int) -> int:
         """The number of next batches that a graph may take, at most ``wanted``."""
-        return self._walk.free(self._position, wanted)
+        return self._walk.free(self.position, wanted)
 
     def give(self, graph: Callable[[Any], int]) -> int:
         """Let a graph take batches; return how many it took."""
@@ -176,22 +177,22 @@ class Epoch:
 
     def renew(self, make: Callable[[], Any], *, seconds: float) -> None:
         """Take the batches that are left from another iterator; nothing where the epoch has not begun, or has ended."""
-        if self._begin is None and not self._has_ended:
+        if self._begin is None and not self.has_ended:
             former, self._elements = self._elements, make()
             tf_data.end([former], seconds=seconds)
 
     def end(self, *, seconds: float) -> bool:
         """Release the input and prefetched batches; True if that has ended within so many seconds."""
-        self._has_ended = True
+        self.has_ended = True
         return not tf_data.end([self._elements], seconds=seconds)
 
     def _begin_once(self) -> None:
         if self._begin is not None:
-            self._begin()
+            self._begin(self)
             self._begin = None
 
     def _count(self, batches: int) -> None:
-        self._position += batches
+        self.position += batches
         for _ in range(batches):
             self._took()
 

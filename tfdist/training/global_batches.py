@@ -27,6 +27,8 @@ from tfdist.training.replica import batch_rows
 _log = logging.getLogger("tfdist")
 _Policy = tf.data.experimental.AutoShardPolicy
 _OWN = (_Policy.OFF, _Policy.FILE)  # by which each worker reads data of its own
+_READ_AHEAD = 2  # batches
+_CUT_AT_ONCE = 2  # where shares move: a fixed number, so that it is known which batches may be cut ahead
 # What these functions do to tensors is graph operations already, and AutoGraph takes tenths of a second to see that.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -138,6 +140,8 @@ class Input:
         if own and policy == _Policy.FILE:
             dataset = tf_data.shard_by_files(dataset, workers.count, workers.index)
         self._edges: Edges | None = None
+        self._is_resuming = False  # an epoch in the middle of a change
+        self._under_way: Callable[[], Epoch | None] = lambda: None  # the epoch that was begun last
         self.workers = workers
         self._expect = expect
         self.batches = _own_batches(batches, workers) if own else batches
@@ -162,8 +166,8 @@ class Input:
             self._edges = Edges(share.shares) if moves else None
             elements, self.layout = _slices(dataset, self.source, share, workers, whole, self._edges)
         elements = elements if tee is None else tee(elements, self)
-        # what is cut by the present shares is not read ahead
-        self._dataset = elements.prefetch(2) if self._edges is None else elements
+        elements = elements.prefetch(_READ_AHEAD)
+        self._dataset = elements if self._edges is None else tf_data.not_before_asked(elements)
         self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Epoch:
@@ -182,13 +186,36 @@ class Input:
         return epoch
 
     def recut(self, share: Share) -> None:
-        """Cut the batches from the next one on by other shares, also those of an epoch that is under way."""
+        """Cut by other shares: from the first batch that no worker may have cut ahead, at the latest in the next epoch.
+
+        Batches of `tfdist.data.read` change with the next one.
+        """
         self.share = share
         if self._edges is not None:
-            self._edges.assign(share.shares)
+            epoch = self._epoch
+            position, ahead = (0, 0) if epoch is None else (epoch.position, _READ_AHEAD + _CUT_AT_ONCE)
+            self._edges.change(share.shares, position + ahead, position=position)
         elif self._reading is not None and not self._is_read:  # else the next epoch asks for the shares
             for epoch in self._epochs:
                 epoch.renew(lambda: tf_data.iterator(self._dataset, self._failure), seconds=END_SECONDS)
+
+    @property
+    def changes_at(self) -> int | None:
+        """The batch of the epoch that is under way from which the present shares hold; None if all that are left do."""
+        if self._edges is None:
+            return None
+        batch, epoch = self._edges.changes_at, self._epoch
+        return batch if self._is_resuming or (epoch is not None and epoch.position < batch) else None
+
+    def resume_change(self, former: Shares, batch: int) -> None:
+        """Cut batches before this one of the epoch that is entered by former shares; nothing of it was cut ahead."""
+        if self._edges is not None:
+            self._is_resuming = True
+            self._edges.resume(former, self.share.shares, batch)
+
+    def note_trained(self) -> None:
+        """Note that batches were trained: those that were replayed before lie behind."""
+        self._is_resuming = False
 
     def end(self) -> None:
         """End the epochs, so no thread makes batches ahead afterwards."""
@@ -207,7 +234,17 @@ class Input:
             return SharedData(self.workers, self.batches, endless=self._endless, shares=lambda: self.share.shares)
         return OwnData(self.workers, self.layout)
 
-    def _begin(self) -> None:
+    @property
+    def _epoch(self) -> Epoch | None:
+        """The epoch that is under way, if it has batches left."""
+        epoch = self._under_way()
+        is_over = epoch is None or epoch.has_ended or epoch.position == self.batches
+        return None if is_over else epoch
+
+    def _begin(self, epoch: Epoch) -> None:
+        self._under_way = weakref.ref(epoch)
+        if self._edges is not None and not self._is_resuming:
+            self._edges.begin()
         if self._reading is not None:
             self._reading.begin()
             self._is_read = False
@@ -313,10 +350,10 @@ def _slices(
     def read(data: Any) -> Any:
         return batch_rows.with_whole(tf_data.none_for_optionals(data), whole)
 
-    def cut(data: Any, share: Share) -> Element:
+    def cut(data: Any, share: Share, of_batch: tf.Tensor | None = None) -> Element:
         if len(share.shares.weights) > 1:
             batch_rows.require_alike(data)
-        slices = batch_rows.parts_of(data, share, None if edges is None else edges.read())
+        slices = batch_rows.parts_of(data, share, of_batch)
         return Element(tuple(slices), batch_rows.rows_of(data), tf.constant(0, tf.int64))
 
     def alone(*given: Any) -> Element:
@@ -325,7 +362,7 @@ def _slices(
 
     def shared(index: tf.Tensor, data: Any) -> Element:
         data = read(data)
-        element = cut(data, share)
+        element = cut(data, share, None if edges is None else edges.read(index))
         # The first batch tells whether workers read the same data; the others are not worth the time.
         first = tf.equal(index, 0)
         return element._replace(fingerprint=tf.cond(first, lambda: fingerprint(data), lambda: tf.constant(0, tf.int64)))
@@ -342,11 +379,9 @@ def _slices(
 
     if source is Source.OWN:
         return _mapped(dataset.enumerate().flat_map(_as_it_is(own)), lambda element: element)
-    if edges is not None:  # each batch is cut when it is asked for
-        mapped, layout = _mapped(dataset.enumerate().prefetch(2), shared)
-        return tf_data.in_program_order(mapped), layout
-    options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-    if workers.count == 1:
+    at_once = tf.data.AUTOTUNE if edges is None else _CUT_AT_ONCE
+    options = {"num_parallel_calls": at_once, "deterministic": True}
+    if workers.count == 1 and edges is None:
         return _mapped(dataset, alone, **options)
     return _mapped(dataset.enumerate(), shared, **options)
 

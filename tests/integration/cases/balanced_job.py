@@ -15,7 +15,7 @@ import numpy as np
 from tfdist.callbacks import BackupAndRestore, BalanceShares
 
 FOLDER, START = Path(sys.argv[1]), int(os.environ["TFDIST_RESTARTS"])
-KILLED_AFTER = 10  # steps: shares have changed by then
+KILLED_AFTER = 11  # steps: shares have changed by then, and a further change is decided on, which does not hold yet
 
 really_measured = BalanceShares._measured
 
@@ -30,13 +30,19 @@ def told(self: BalanceShares) -> tuple[float, float]:
 class Notes(keras.callbacks.Callback):
     """Notes with which shares each step begins; one worker ends in the middle of an epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, balance: BalanceShares) -> None:
         super().__init__()
+        self.balance = balance
         self.seen: list[Any] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.seen.append([int(self.model.optimizer.iterations.numpy()), list(cases.STRATEGY.shares)])
+        self.seen.append([int(self.model.optimizer.iterations.numpy()), list(cases.STRATEGY.shares), self.pending()])
         (FOLDER / f"notes {START} {cases.RANK}.json").write_text(json.dumps(self.seen))
+
+    def pending(self) -> Any:
+        """Return what a backup keeps of a change that does not hold yet."""
+        state = self.balance.get_state()
+        return [state.get("former"), state.get("changes_at")]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if (START, cases.RANK) == (0, 1) and int(self.model.optimizer.iterations.numpy()) == KILLED_AFTER:
@@ -54,7 +60,8 @@ def main() -> None:
     cases.STRATEGY.measures_shares, cases.STRATEGY.shares = False, (1, 1)
     network = cases.model(cases.STRATEGY.scope())
     backup = BackupAndRestore(FOLDER / "backup", save_freq=1, asynchronous=False)
-    network.fit(**data, epochs=cases.EPOCHS, verbose=0, callbacks=[BalanceShares(every=4), backup, Notes()])
+    balance = BalanceShares(every=4)
+    network.fit(**data, epochs=cases.EPOCHS, verbose=0, callbacks=[balance, backup, Notes(balance)])
     if cases.RANK == 0:
         alone = cases.model(contextlib.nullcontext())
         alone.fit(**data, epochs=cases.EPOCHS, verbose=0)

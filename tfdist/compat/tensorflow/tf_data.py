@@ -108,11 +108,9 @@ def iterator(dataset: tf.data.Dataset, find: Callable[[str], Exception | None]) 
     return _Raising(dataset, find)
 
 
-def in_program_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, of which an element is made when it is asked for, and none before."""
+def not_before_asked(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, of which no element is made ahead before the first one is asked for."""
     options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    options.experimental_optimization.map_parallelization = False
     options.experimental_warm_start = False
     return dataset.with_options(options)
 

@@ -18,6 +18,7 @@ from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.recording.rows import STAMPS, Column
 from tfdist.training import step_timestamps
 from tfdist.training.balance.share_decisions import LOOK_BACK, MOST_ROWS, Window, decide, rows_of
+from tfdist.training.global_batches import Input
 
 __all__ = ["BalanceShares"]
 
@@ -76,6 +77,8 @@ class BalanceShares(keras.callbacks.Callback):
         self._batches = 0
         self._windows: list[Window] = []
         self._rows: tuple[int, ...] | None = None
+        self._former: tuple[int, ...] | None = None  # rows, until those that were decided on hold
+        self._input: Input | None = None
         self._told: set[str] = set()
         self._waits = _InputWaits()
         self._seen = 0
@@ -84,7 +87,7 @@ class BalanceShares(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the strategy, and begin to measure."""
         step_clock().detach(self._waits)  # of a `fit` that was interrupted
-        self._rows, self._windows, self._since = None, [], 0
+        self._rows, self._former, self._windows, self._since = None, None, [], 0
         strategy = self.model.distribute_strategy
         workers = getattr(strategy, "workers", None)
         if workers is None or workers.count == 1:
@@ -102,26 +105,38 @@ class BalanceShares(keras.callbacks.Callback):
         self._batch = min(batch or MOST_ROWS, MOST_ROWS)
         self._rows = rows_of(strategy.shares[::each], self._batch, self._most)
         self._strategy, self._workers = strategy, workers
+        given = None if fit is None else keras_model.input_of(fit.epoch_iterator)
+        self._input = given if isinstance(given, Input) else None
         step_timestamps.ask()
-        self._seen, _ = step_timestamps.taken()
+        self._measure_from_here()
         step_clock().attach(self._waits)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare what workers have measured, when it is due."""
         self._batches += self._in_a_call
         self._since += self._in_a_call
-        if self._rows is not None and self._since >= self.every:
+        if self._former is not None:
+            if self._input is not None:
+                self._input.note_trained()
+            self._note_change(self._former)
+        elif self._rows is not None and self._since >= self.every:
             self._since = 0
             self._compare(self._rows)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Measure no longer."""
         step_clock().detach(self._waits)
+        self._input = None
+        if self._former is not None:
+            self._note_change(self._former)
 
     def get_state(self) -> dict[str, Any]:
         """The shares and the windows that they follow from, which `BackupAndRestore` keeps."""
         windows = [[list(one.rows), list(one.computing), list(one.input)] for one in self._windows]
-        return {"batches": self._batches, "rows": list(self._rows or ()), "windows": windows}
+        found: dict[str, Any] = {"batches": self._batches, "rows": list(self._rows or ()), "windows": windows}
+        if self._former is not None and self._changes_at is not None:
+            found |= {"former": list(self._former), "changes_at": self._changes_at}
+        return found
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Resume with the shares of a state, where there are as many workers."""
@@ -129,7 +144,11 @@ class BalanceShares(keras.callbacks.Callback):
         if self._rows is None or len(self._rows) != len(state["rows"]):
             return
         self._windows = [Window(*(tuple(part) for part in one)) for one in state["windows"]]
-        self._move(rows_of(state["rows"], self._batch, self._most))  # the batch may be another
+        rows = rows_of(state["rows"], self._batch, self._most)  # the batch may be another
+        self._move(rows)
+        if "former" in state and self._input is not None:
+            self._former = rows_of(state["former"], self._batch, self._most)
+            self._input.resume_change(self._shares(self._former), int(state["changes_at"]))
 
     @property
     def _in_a_call(self) -> int:
@@ -150,22 +169,42 @@ class BalanceShares(keras.callbacks.Callback):
                 "input and its disk"
             )
         if found.rows != rows:
+            self._former = rows
             self._move(found.rows)
-            self.changes.append((self._batches, found.rows))
-            if self._workers.is_chief:
-                parts = [f"{mine} rows" if self._is_known else f"{mine / self._batch:.0%}" for mine in found.rows]
-                times = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self._windows[-1].computing)
-                step_clock().warn(
-                    f"from batch {self._batches} on workers have {', '.join(parts)} of each; before, for the shares "
-                    f"{':'.join(map(str, rows))}, they computed {times} ms."
-                )
+            self._note_change(rows)
+
+    def _note_change(self, former: tuple[int, ...]) -> None:
+        """Tell of a change where it holds from the next batch on; measure from there."""
+        assert self._rows is not None
+        if self._changes_at is not None:
+            return
+        self._former = None
+        self._measure_from_here()
+        self.changes.append((self._batches, self._rows))
+        if self._workers.is_chief:
+            parts = [f"{mine} rows" if self._is_known else f"{mine / self._batch:.0%}" for mine in self._rows]
+            times = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self._windows[-1].computing)
+            step_clock().warn(
+                f"from batch {self._batches} on workers have {', '.join(parts)} of each; before, for the shares "
+                f"{':'.join(map(str, former))}, they computed {times} ms."
+            )
+
+    @property
+    def _changes_at(self) -> int | None:
+        return None if self._input is None else self._input.changes_at
+
+    def _shares(self, rows: tuple[int, ...]) -> Shares:
+        return Shares(tuple(mine for mine in rows for _ in range(self._strategy.share.count)))
 
     def _move(self, rows: tuple[int, ...]) -> None:
-        each = self._strategy.share.count
-        weights = tuple(mine for mine in rows for _ in range(each))
-        self._rows = rows
-        if Shares(weights).weights != self._strategy.shares:
-            self._strategy.move_shares(Shares(weights))
+        self._rows, shares = rows, self._shares(rows)
+        if shares.weights != self._strategy.shares:
+            self._strategy.move_shares(shares)
+
+    def _measure_from_here(self) -> None:
+        self._since = 0
+        self._seen, _ = step_timestamps.taken()
+        self._waits.taken()
 
     def _measured(self) -> tuple[float, float]:
         """Median seconds of computing and of waiting for input since the last look; 0 for what was not seen."""
