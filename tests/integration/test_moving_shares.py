@@ -84,7 +84,7 @@ def require(batches: list[list[list[int]]], shares: Sequence[Shares], *, first: 
 def test_a_change_holds_from_the_same_batch_however_far_workers_have_cut_ahead(workers: list[Worker]) -> None:
     epochs = [iter(one.input) for one in workers]
     before = taken(epochs, 3)
-    time.sleep(3)  # worker 0 may have cut nothing
+    workers[1].wait_for(3 + AHEAD)  # worker 0 may have cut nothing
     for one in workers:
         one.recut(B)
         assert one.input.changes_at == 3 + AHEAD

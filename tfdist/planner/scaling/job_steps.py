@@ -16,6 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, plans
 from tfdist.planner.layer_profile import Profile
+from tfdist.planner.meeting_interval import Meetings
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.worker_noise import waiting
 from tfdist.planner.stage_cost import Setting, Stage
@@ -27,6 +28,7 @@ TERMS = ("compute", "stragglers", "bubble", "communication", "reduction", "codec
 #: the largest job for which stages of a pipeline are searched
 MOST_IN_PIPELINES = 16
 _FLOAT_BYTES = 4
+_SHORTEST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,10 +291,16 @@ def _pipeline(job: Job) -> StepTime:
     )
 
 
+def meetings(job: Job) -> Meetings:
+    """Return what the meetings of local steps cost: means of the weights and of the optimizer's moments."""
+    alone = _one_device(job).seconds
+    size = job.profile.parameter_bytes + job.profile.slot_bytes
+    travel = job.network.all_reduce_seconds(size, job.workers)
+    return Meetings(step_seconds=max(alone, _SHORTEST), travel_seconds=travel)
+
+
 def _local(job: Job) -> StepTime:
-    """The mean is one of the weights and of the optimizer's moments."""
-    one, size = _one_device(job), job.profile.parameter_bytes + job.profile.slot_bytes
-    mean = job.network.all_reduce_seconds(size, job.workers) / job.every
+    one, mean = _one_device(job), meetings(job).period_seconds / job.every
     return dataclasses.replace(one, reduction=mean, stragglers=waiting(job.workers, job.noise, job.every) * one.compute)
 
 

@@ -17,15 +17,23 @@ from tfdist import validation
 from tfdist.errors import ConfigError
 from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.layer_profile import Profile
-from tfdist.planner.meeting_interval import Meetings, smallest_interval
+from tfdist.planner.meeting_interval import smallest_interval
 from tfdist.planner.scaling.host_network import HostNetwork
 from tfdist.planner.scaling.job_cost import Cost, Price, cost, more_examples
-from tfdist.planner.scaling.job_steps import EXACT, METHODS, MOST_IN_PIPELINES, TERMS, Job, StepTime, predict
+from tfdist.planner.scaling.job_steps import (
+    EXACT,
+    METHODS,
+    MOST_IN_PIPELINES,
+    TERMS,
+    Job,
+    StepTime,
+    meetings,
+    predict,
+)
 from tfdist.planner.scaling.plan_record import UNKNOWN
 
 _MOST_WORKERS = 1 << 20
 _MILLION = 1e6
-_SHORTEST = 1e-9
 _MOST_STEPS = 1000  # between two means of the weights
 #: below it a row says that most of its devices' time is lost
 _LEAST_EFFICIENCY = 0.5
@@ -295,15 +303,8 @@ def _job(request: Request, method: str, workers: int) -> Job | None:
         servers=max(workers // 4, 1),
     )
     if method == "local-sgd":
-        return dataclasses.replace(job, every=_every(job))
+        return dataclasses.replace(job, every=min(smallest_interval(meetings(job)), _MOST_STEPS))
     return None if method == "pipeline" and job.pipeline is None else job
-
-
-def _every(job: Job) -> int:
-    """The fewest steps between two means of the weights for which those cost little beside steps."""
-    each = predict(dataclasses.replace(job, every=1))
-    alone = max(each.compute + each.update + each.fixed, _SHORTEST)
-    return min(smallest_interval(Meetings(step_seconds=alone, travel_seconds=each.reduction)), _MOST_STEPS)
 
 
 def _row(request: Request, job: Job, price: Price) -> Row:
