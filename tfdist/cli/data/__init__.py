@@ -7,6 +7,7 @@ COMMANDS = {
     "index": "Index the TFRecord files in DIRECTORY as they are.",
     "info": "Say what DIRECTORY holds: examples, sizes, shards, schema, labels.",
     "show": "Show examples of DIRECTORY: texts, arrays, pictures on a contact sheet.",
+    "stats": "Sum up DIRECTORY: features, labels, shards, duplicates, overlap with another.",
     "verify": "Check every byte of DIRECTORY, and list what is corrupt.",
     "repair": "Copy all that is whole of DIRECTORY, and list what is not.",
     "split": "Divide the examples of DIRECTORY among simulated clients.",

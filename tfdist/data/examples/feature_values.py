@@ -1,0 +1,45 @@
+"""One feature of all examples, and the labels by which an order goes. No TensorFlow."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.format.schema import TEXT, Feature
+from tfdist.errors import ConfigError
+
+_STEP = 4096  # examples that are read in one go
+
+
+def values_of(examples: Examples, name: str) -> Any:
+    """A feature of all examples: an array of numbers, or of objects where it is text or a list of any length."""
+    feature = examples.schema[name]
+    if feature.dtype != TEXT and feature.size is not None:
+        return examples.numbers(name)
+    found = np.empty(len(examples), object)
+    for begin in range(0, len(examples), _STEP):
+        for place, example in enumerate(examples.each(range(begin, min(begin + _STEP, len(examples))))):
+            found[begin + place] = example[name]
+    return found
+
+
+def has_classes(feature: Feature | None) -> bool:
+    """A feature may say which class or classes an example has."""
+    if feature is None or len(feature.shape) > 1 or feature.is_image:
+        return False
+    return feature.dtype == TEXT or feature.shape not in ((), (None,)) or not feature.dtype.startswith("float")
+
+
+def label_columns(examples: Examples, names: Sequence[str]) -> list[Any]:
+    """The values of labels for all examples."""
+    for name in names:
+        if not has_classes(examples.schema.get(name)):
+            raise ConfigError(
+                f"the label {name!r} is {examples.schema.get(name, 'no feature')}; an order needs one integer or text, "
+                "a list of them, or an array with a 0 or 1 for each class. There are "
+                f"{', '.join(map(repr, examples.schema))}.",
+                name="label",
+                received=name,
+            )
+    return [values_of(examples, name) for name in names]
