@@ -82,7 +82,6 @@ ROLES: dict[str, tuple[dict[str, Any], type[TfdistError], str, object]] = {
     "a label twice": ({"label": ["label", "label"]}, ConfigError, "label", ["label", "label"]),
     "an unknown label of several": ({"label": ("label", "lable")}, ConfigError, "label", "lable"),
     "no label of several": ({"label": []}, ConfigError, "label", []),
-    "shares of several labels": ({"label": ["label", "text"], "order": "balanced"}, ConfigError, None, None),
     "a mapping of labels": ({"label": {"a": "x"}}, ConfigError, "label", {"a": "x"}),
     "several weights": ({"weight": ["x"]}, ConfigTypeError, "weight", ["x"]),
     "a number": ({"label": 3}, ConfigTypeError, "label", 3),
@@ -126,3 +125,35 @@ def test_several_labels_are_a_dict_of_one_feature(folder: Path) -> None:
     reading.begin()
     found = [int(label) for _, _, parts in reading.share(0, 2, 2) for n, (_, y) in parts for label in y["b"][: int(n)]]
     assert found == list(range(COUNT))
+
+
+def test_classes_of_texts_and_lists_are_balanced_and_their_prior_is_known(tmp_path: Path) -> None:
+    rows = [{"kind": "cat" if n % 10 else "dog", "tags": [0, 2] if n % 4 else [2], "x": n} for n in range(40)]
+    schema = {"kind": data.Feature("string"), "tags": data.Feature("int64", (None,)), "x": data.Feature("int64")}
+    data.write(rows, tmp_path, schema=data.Schema(schema))
+    how: dict[str, Any] = {"global_batch_size": 8, "inputs": "x"}
+    train = data.read(tmp_path, label="kind", order="balanced", **how)
+    kinds = [kind for _, y, _ in train for kind in y.numpy().tolist()]
+    assert (kinds.count(b"cat"), kinds.count(b"dog")) == (20, 20)
+    prior = train.prior()
+    assert prior.classes == (b"cat", b"dog")
+    assert [*prior.true, *prior.seen] == pytest.approx([0.9, 0.1, 0.5, 0.5])
+    corrected = tf.nn.softmax(prior.corrected(tf.zeros([1, 2])))
+    assert corrected.numpy()[0].tolist() == pytest.approx([0.9, 0.1])
+    shares = data.effective_shares(data.stats(tmp_path, label="kind").labels or {}, beta=0.9)
+    assert data.read(tmp_path, label="kind", order=shares, **how).prior().seen.tolist() == pytest.approx(
+        list(shares.values())
+    )
+    tags = data.read(tmp_path, label="tags", order="balanced", **how).prior()
+    assert (tags.classes, tags.true.tolist(), tags.is_exclusive) == ((0, 1, 2), [0.75, 0.0, 1.0], False)
+    both = data.read(tmp_path, label=["kind", "tags"], **how)
+    assert both.prior("kind").seen.tolist() == pytest.approx([0.9, 0.1]), "without an order of classes, as they are"
+    with refused(ConfigError, name="label", mentions=["'kind', 'tags'"]):
+        both.prior()
+    half = data.select(tmp_path, numbers=range(1, 40, 2))
+    assert data.read(half, label="kind", order="balanced", **how).prior().true.tolist() == [1.0]
+    mixture = data.mix({"a": half, "b": tmp_path})
+    with refused(ConfigError, name="label", mentions=["mixture"]):
+        data.read(mixture, label="kind", **how).prior()
+    with refused(ConfigError, name="label", received="nothing"):
+        train.prior("nothing")

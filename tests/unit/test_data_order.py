@@ -203,7 +203,7 @@ def test_names_tell_orders_apart() -> None:
         ({0: float("nan")}, ConfigError, "weight of 0", float("nan")),
         ({0: "1"}, ConfigTypeError, "weight of 0", "1"),
         ({1.5: 1.0}, ConfigTypeError, "a label of order", 1.5),
-        ({"1": 1.0}, ConfigTypeError, "a label of order", "1"),
+        ({"one": 1.0}, ConfigTypeError, "a label of order", "one"),
     ],
 )
 def test_weights_that_cannot_be_kept_are_refused(

@@ -9,6 +9,7 @@
     pack      sequences of unlike lengths in rows of one length
     poisson   batches that are random samples, for private training
     info      what a directory holds: counts, sizes, schema, labels
+    stats     what its examples are like: numbers, classes, duplicates, overlap with others
     verify    every byte is looked at, and everything that is wrong is listed
     repair    what is corrupt is taken out, and the rest kept
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:  # for type checkers, and for the API reference
     from tfdist.data.examples.checked_examples import Examples
     from tfdist.data.format.data_manifest import Manifest
     from tfdist.data.format.schema import Feature, Schema
+    from tfdist.data.looking.data_statistics import Repeats, ShardStats, Stats, stats
+    from tfdist.data.looking.feature_tallies import FeatureStats
+    from tfdist.data.order.class_priors import Prior, effective_shares
     from tfdist.data.reading.index_source import index
     from tfdist.data.reading.inspecting import Bar, Info, info
     from tfdist.data.reading.poisson_batches import PoissonBatches, poisson
@@ -49,15 +53,21 @@ __all__ = [
     "BlockCache",
     "Examples",
     "Feature",
+    "FeatureStats",
     "Info",
     "Manifest",
     "Place",
     "PoissonBatches",
+    "Prior",
     "Reading",
     "Repair",
+    "Repeats",
     "Report",
     "Schema",
+    "ShardStats",
+    "Stats",
     "View",
+    "effective_shares",
     "index",
     "info",
     "mix",
@@ -67,6 +77,7 @@ __all__ = [
     "read",
     "repair",
     "select",
+    "stats",
     "verify",
     "write",
 ]

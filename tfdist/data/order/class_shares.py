@@ -5,7 +5,7 @@ length of an epoch. Tests pin `Balanced` and what it computes, as they do the or
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
+from tfdist.data.order.class_lists import ClassLists, class_lists
 from tfdist.data.order.epoch_orders import TABLE, Ids, Permutation, mixed, round_keys
 from tfdist.errors import ConfigError
 
@@ -37,6 +38,10 @@ class Balanced:
         self.name = f"weighted:{self._classes.digest}:{names}"
         if len(self.name) > 80:
             self.name = f"weighted:{self._classes.digest}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
+
+    def frequencies(self) -> _Floats:
+        """How often each example comes in the long run, 1 in all."""
+        return self._classes.frequencies(np.ones(len(self._classes.labels)))
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         count = len(self._classes.labels)
@@ -63,15 +68,20 @@ class Weighted:
 
     is_permutation = False
 
-    def __init__(self, labels: Any, weights: Mapping[int, float]) -> None:
+    def __init__(self, labels: Any, weights: Mapping[Any, float], names: Sequence[str] = ()) -> None:
         self._classes = _Classes(labels)
         self.examples = self._classes.examples
-        shares = _shares(self._classes.labels, weights)
+        shares = _shares(self._classes.labels, weights, names)
+        self._shares = shares
         self._levels = levels_of(shares)
         self._windows = -(-self.examples // max(TABLE, len(shares)))
         digest = hashlib.sha256(shares.astype("<f8").tobytes()).hexdigest()[:16]
         self.name = f"shares:{self._classes.digest}:{digest}"
         self._window = lru_cache(maxsize=4)(self._laid_out)
+
+    def frequencies(self) -> _Floats:
+        """How often each example comes in the long run, 1 in all."""
+        return self._classes.frequencies(self._shares)
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         positions = np.asarray(positions, np.int64)
@@ -98,13 +108,18 @@ class Weighted:
 
 class _Classes:
     def __init__(self, labels: Any) -> None:
-        labels = np.asarray(labels).reshape(-1)
-        present, inverse = np.unique(labels, return_inverse=True)
-        ends = np.cumsum(np.bincount(inverse, minlength=len(present)))
-        self.examples = len(labels)
-        self.labels = [int(label) for label in present]
-        self.digest = hashlib.sha256(np.ascontiguousarray(inverse, "<i8").tobytes()).hexdigest()[:8]
-        self._members = np.split(np.argsort(inverse, kind="stable").astype(np.int64), ends[:-1])
+        lists = labels if isinstance(labels, ClassLists) else class_lists([np.asarray(labels).reshape(-1)])
+        self.examples = lists.examples
+        self.labels = list(lists.classes)
+        self.digest = lists.digest
+        self._members = lists.members()
+
+    def frequencies(self, shares: _Floats) -> _Floats:
+        """How often each example comes, if its classes have these shares of all positions."""
+        found = np.zeros(self.examples)
+        for share, members in zip((shares / shares.sum()).tolist(), self._members, strict=True):
+            found[members] += share / len(members)
+        return found
 
     def taken(self, seed: int, kind: Ids, turn: Ids) -> Ids:
         """The example that each class has at its turn: all of them in a random order, then in another one."""
@@ -178,20 +193,37 @@ def levels_of(shares: _Floats) -> Levels:
     return levels
 
 
-def _integer(label: Any) -> int:
-    return int(label) if isinstance(label, (bool, np.bool_)) else validation.integer("a label of order", label)
+def _class_of(given: Any, labels: list[Any], names: Sequence[str]) -> Any:
+    """The class that a key of a user means: itself, its name, or the text of a number."""
+    if isinstance(given, tuple):
+        return tuple(_class_of(one, [row[at] for row in labels if row], ()) for at, one in enumerate(given))
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        if given in names:
+            return names.index(given)
+        if not any(isinstance(label, int) for label in labels):
+            return given.encode()
+        given = int(given) if given.lstrip("-").isdecimal() else given
+    hint = f"Or its name: {', '.join(names[:_LISTED])}." if names else ""
+    is_bool = isinstance(given, (bool, np.bool_))
+    return int(given) if is_bool else validation.integer("a label of order", given, hint=hint)
 
 
-def _shares(labels: list[int], weights: Mapping[int, float]) -> _Floats:
-    given = {_integer(label): validation.number(f"weight of {label}", w, minimum=0.0) for label, w in weights.items()}
-    strangers = sorted({label for label, weight in given.items() if weight} - set(labels))
+def _shares(labels: list[Any], weights: Mapping[Any, float], names: Sequence[str]) -> _Floats:
+    given = {
+        _class_of(label, labels, names): validation.number(f"weight of {label}", w, minimum=0.0)
+        for label, w in weights.items()
+    }
+    strangers = {label for label, weight in given.items() if weight} - set(labels)
     if strangers:
+        listed = sorted(strangers, key=lambda one: (isinstance(one, int), one if isinstance(one, int) else str(one)))
         there = ", ".join(map(str, labels[:_LISTED])) + (", ..." if len(labels) > _LISTED else "")
         raise ConfigError(
-            f"weights name the labels {validation.shown(strangers)}, of which there is no example; there are "
+            f"weights name the labels {validation.shown(listed)}, of which there is no example; there are "
             f"{len(labels)} labels: {there}.",
             name="weights",
-            received=validation.shown(strangers),
+            received=validation.shown(listed),
         )
     largest = max(given.values(), default=0.0)
     if not largest:

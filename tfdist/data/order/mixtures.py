@@ -128,8 +128,9 @@ class Chosen:
         self.examples = order.examples
         self.is_permutation = order.is_permutation
         self.name = f"{order.name}:of:{hashlib.sha256(numbers.astype('<i8').tobytes()).hexdigest()[:16]}"
-        self._order = order
+        #: of the chosen ones, numbered from 0
+        self.inner = order
         self._numbers = numbers
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        return self._numbers[self._order.ids(seed=seed, epoch=epoch, positions=positions)]
+        return self._numbers[self.inner.ids(seed=seed, epoch=epoch, positions=positions)]

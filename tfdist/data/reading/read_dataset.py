@@ -17,6 +17,7 @@ from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed
 from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
+from tfdist.data.order.class_priors import Prior
 from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
@@ -49,6 +50,7 @@ class Pipeline:
         pads: Pads,
         finish: Callable[[Features, tf.Tensor | None], Any],
         weighs: bool,
+        prior: Callable[[str | None], Prior],
         native: Any,
     ) -> None:
         examples = view.examples
@@ -72,6 +74,7 @@ class Pipeline:
         self._pads = pads
         self._finish = finish
         self._weighs = weighs
+        self.prior = prior
         keep_freed_memory()
         if cache is not None:
             self._reader: tensor_columns.ColumnReader = tensor_columns.WhenAsked(fetcher)
@@ -355,6 +358,22 @@ class Reading(tf_data.Failing):
 
     def __len__(self) -> int:
         return self.steps
+
+    def prior(self, label: str | None = None) -> Prior:
+        """Return how often each class occurs, and how often it is read in this order.
+
+        A model that is trained in shares of classes predicts by these shares; `Prior.corrected` corrects its logits.
+
+        Args:
+            label: the feature that has the classes. Default: the label, if there is one.
+        Raises:
+            ConfigError: the label has no classes, or a mixture is read.
+
+        Example:
+            >>> train = tfdist.data.read("data/train", global_batch_size=64, order="balanced")  # doctest: +SKIP
+            >>> probabilities = tf.nn.softmax(train.prior().corrected(logits))                  # doctest: +SKIP
+        """
+        return self._pipeline.prior(label)
 
     def state(self, batches: int | None = None) -> dict[str, Any]:
         """Return the reading position, as JSON of less than 1 KB.

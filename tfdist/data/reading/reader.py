@@ -1,17 +1,19 @@
 """A directory of examples as a `tf.data.Dataset` for `fit`."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist import native, validation
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
-from tfdist.data.examples.fetch import Fetcher, source_of
-from tfdist.data.examples.joined_columns import ColumnFetcher, JoinedFetcher
-from tfdist.data.examples.joined_examples import Joined
+from tfdist.data.examples.feature_values import label_columns
+from tfdist.data.examples.joined_columns import fetcher_of
 from tfdist.data.foreign.foreign_kinds import EXAMPLES
-from tfdist.data.order import batch_positions, class_shares, epoch_orders, mixtures
+from tfdist.data.order import batch_positions, class_lists, class_shares, epoch_orders, mixtures
+from tfdist.data.order.class_priors import Prior, prior_of
 from tfdist.data.order.length_buckets import Bucketed, block_of
 from tfdist.data.reading import read_dataset as pipelines
 from tfdist.data.reading.element_roles import pads_of, roles
@@ -33,7 +35,7 @@ def read(
     *,
     global_batch_size: int,
     seed: int = 0,
-    order: str | Mapping[int, float] = "full",
+    order: str | Mapping[Any, float] = "full",
     tail: str | None = None,
     bucket_by: str | None = None,
     label: str | Sequence[str] | None = None,
@@ -67,8 +69,9 @@ def read(
         seed: of the order, and of augmentation.
         order: "full" permutes all examples, anew in each epoch; "block" permutes blocks of neighbours and mixes the
             examples of 64 blocks, for object stores and spinning disks; "none" keeps the order of writing; "balanced"
-            gives each class of ``label`` the same share; a mapping of labels to weights gives them theirs. With the
-            last two an epoch has as many examples as there are, some more than once.
+            gives each class of ``label`` the same share; a mapping of classes to weights gives them theirs. With the
+            last two an epoch has as many examples as there are, some more than once. The label is then one integer or
+            text, a list of these, a 0 or 1 for each class, or several labels, of which each combination is a class.
         tail: what becomes of a last batch with fewer examples: "pad" fills it with examples of weight 0, so that all
             batches have one shape; "drop" leaves it out; "keep" yields it as it is. Default: "pad" with a label, "keep"
             where nothing has a weight.
@@ -180,19 +183,10 @@ def read(
         pads=pads_of(pad),
         finish=named.element,
         weighs=tail == "pad" or on_corrupt == "skip",
+        prior=functools.partial(_prior, view, chosen, named.label),
         native=None if ops is False or cache is not None or examples.paths is None else native.records(),
     )
     return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
-
-
-def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
-    """What reads these examples."""
-    if isinstance(examples, Computed):
-        return ComputedFetcher(examples, skip=skip)
-    if isinstance(examples, Joined) and not examples.is_uniform:
-        parts = [fetcher_of(part, verify=verify, skip=skip) for part in examples.parts]
-        return JoinedFetcher(examples, parts, skip=skip)
-    return Fetcher(examples, source_of(examples), verify=verify, skip=skip)
 
 
 def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
@@ -212,10 +206,11 @@ def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch
 
 def _order_of(view: View, count: int, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
     if isinstance(order, Mapping):
-        return class_shares.Weighted(view.of(view.examples.integers(_needed(label))), dict(order))
+        names = view.examples.schema[label].names if isinstance(label, str) and label in view.examples.schema else ()
+        return class_shares.Weighted(_classes(view, label), dict(order), names)
     validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
     if order == "balanced":
-        return class_shares.Balanced(view.of(view.examples.integers(_needed(label))))
+        return class_shares.Balanced(_classes(view, label))
     if order == "full":
         return epoch_orders.Full(count)
     if order == "none":
@@ -244,10 +239,31 @@ def _bucketed(view: View, order: Any, name: str, block: int) -> epoch_orders.Ord
     return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
 
 
-def _needed(label: str | tuple[str, ...] | None) -> str:
-    if not isinstance(label, str):
+def _prior(view: View, order: epoch_orders.Order, default: str | tuple[str, ...] | None, label: str | None) -> Prior:
+    """The prior of a label under an order of the view."""
+    if view.mixture is not None:
         raise ConfigError(
-            f"order goes by the label, and there {'are several' if label else 'is none'}. Pass label='the feature'; "
-            "decode may return (x, y) with others."
+            "the prior of a mixture is not known; ask for those of its sources, each read alone.", name="label"
         )
-    return label
+    name = label or default
+    if not isinstance(name, str):
+        what = f"there are the labels {', '.join(map(repr, default))}" if default else "no label is known"
+        raise ConfigError(f"{what}; name the one whose prior is asked for: prior('label').", name="label")
+    columns = [view.of(column) for column in label_columns(view.examples, [name])]
+    inner = order.inner if isinstance(order, mixtures.Chosen) else order
+    often = np.full(len(view), 1 / len(view))
+    if isinstance(inner, (class_shares.Balanced, class_shares.Weighted)):
+        often = inner.frequencies()
+    feature = view.examples.schema[name]
+    width = columns[0].shape[1] if columns[0].ndim > 1 else len(feature.names)
+    return prior_of(class_lists.class_lists(columns), often, count=width)
+
+
+def _classes(view: View, label: str | tuple[str, ...] | None) -> class_lists.ClassLists:
+    if label is None:
+        raise ConfigError(
+            "order goes by the label, and there is none. Pass label='the feature'; decode may return (x, y) with "
+            "others."
+        )
+    names = [label] if isinstance(label, str) else label
+    return class_lists.class_lists([view.of(column) for column in label_columns(view.examples, names)])

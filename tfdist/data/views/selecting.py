@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
+from tfdist.data.examples.feature_values import values_of
 from tfdist.data.examples.joined_examples import Joined
 from tfdist.data.format import record_framing
-from tfdist.data.format.schema import TEXT
 from tfdist.data.order.epoch_orders import mixed, round_keys
 from tfdist.data.reading.view import View, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -147,13 +147,7 @@ def _values(examples: Examples, name: str, argument: str) -> NDArray[Any]:
             name=argument,
             received=name,
         )
-    if feature.dtype != TEXT:
-        return examples.numbers(name)
-    found = np.empty(len(examples), object)
-    for begin in range(0, len(examples), _STEP):
-        span = range(begin, min(begin + _STEP, len(examples)))
-        found[span.start : span.stop] = [example[name] for example in examples.each(span)]
-    return found
+    return np.asarray(values_of(examples, name))
 
 
 def _key_hashes(examples: Examples, key: str | None) -> NDArray[np.float64]:
