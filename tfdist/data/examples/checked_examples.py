@@ -107,20 +107,7 @@ class Examples:
             CorruptDataError: one is corrupt; the message says which and where it is.
             DataChangedError: the directory was written anew or repaired since it was opened.
         """
-        ids = np.asarray(numbers, np.int64)
-        shards, offsets, lengths = self.locate(ids)
-        ranges = [
-            (self.manifest.shards[shard].file, int(offset), int(length) + record_framing.OVERHEAD_BYTES)
-            for shard, offset, length in zip(shards, offsets, lengths, strict=True)
-        ]
-        with self.binding.reading(np.unique(shards).tolist()):
-            frames = self.storage.read_ranges(ranges)
-        for number, shard, offset, data in zip(ids, shards, offsets, frames, strict=True):
-            payload = payload_of(data)
-            if payload is None:
-                raise CorruptDataError(
-                    self.corrupt(int(number), int(shard), int(offset)), path=self.manifest.shards[int(shard)].file
-                )
+        for payload in payloads_of(self, np.asarray(numbers, np.int64)):
             parsed = example.parse(payload)
             yield {name: example.value(name, feature, parsed) for name, feature in self.schema.items()}
 
@@ -249,6 +236,23 @@ class Examples:
                 rows = np.frombuffer(data, np.uint8).reshape(count, width)
                 found.append(self.template.column(name, rows[:, record_framing.HEADER_BYTES : -4]))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def payloads_of(examples: Examples, ids: NDArray[np.int64]) -> Iterator[bytes]:
+    """The records of examples, read in one go and checked."""
+    shards, offsets, lengths = examples.locate(ids)
+    files = [shard.file for shard in examples.manifest.shards]
+    ranges = [
+        (files[shard], offset, length + record_framing.OVERHEAD_BYTES)
+        for shard, offset, length in zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+    ]
+    with examples.binding.reading(np.unique(shards).tolist()):
+        frames = examples.storage.read_ranges(ranges)
+    for number, shard, offset, data in zip(ids.tolist(), shards.tolist(), offsets.tolist(), frames, strict=True):
+        payload = payload_of(data)
+        if payload is None:
+            raise CorruptDataError(examples.corrupt(number, shard, offset), path=files[shard])
+        yield payload
 
 
 def payload_of(data: bytes) -> bytes | None:

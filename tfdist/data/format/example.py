@@ -17,6 +17,7 @@ from tfdist.errors import CorruptDataError
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _FIELD = {"bytes": 1, "raw": 1, "float": 2, "int64": 3}
 _WIDTH = {"bool": 1, "uint8": 2, "uint16": 3, "uint32": 5}  # of a varint; negative values take 10, whatever the dtype
+_INTEGERS = 3
 _LONGEST_VARINT = 10
 _MANY_BYTES = 256  # of a list of integers
 _NO_LIST: tuple[str, list[Any]] = ("", [])
@@ -280,7 +281,7 @@ def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
         elif scalar is not None:
             yield _signed(scalar)
         elif inner[1] - inner[0] >= _MANY_BYTES:
-            yield from _packed(payload[slice(*inner)], inner[0])
+            yield from _packed(payload[slice(*inner)], inner[0]).tolist()
         else:
             begin = inner[0]
             while begin < inner[1]:
@@ -288,8 +289,8 @@ def _values(payload: bytes, kind: str, span: tuple[int, int]) -> Iterator[Any]:
                 yield _signed(value)
 
 
-def _packed(data: bytes, begin: int) -> list[int]:
-    """The integers of a long list, all at once."""
+def _packed(data: bytes, begin: int) -> NDArray[np.int64]:
+    """The integers of long lists, all at once."""
     parts = np.frombuffer(data, np.uint8)
     lasts = np.flatnonzero(parts < 0x80)
     firsts = np.concatenate([[0], lasts + 1])
@@ -297,11 +298,45 @@ def _packed(data: bytes, begin: int) -> list[int]:
     if (long := np.flatnonzero(widths > _LONGEST_VARINT)).size:
         raise ValueError(f"byte {begin + int(firsts[long[0]])} begins a number without an end")
     firsts, widths = firsts[: len(lasts)], widths[: len(lasts)]
-    values = np.zeros(len(lasts), np.uint64)
-    for place in range(int(widths.max(initial=0))):
-        has = widths > place
+    values = (parts[firsts] & np.uint8(0x7F)).astype(np.uint64)
+    for place in range(1, int(widths.max(initial=0))):
+        has = np.flatnonzero(widths > place)
         values[has] |= (parts[firsts[has] + place] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
-    return values.view(np.int64).tolist()
+    return values.view(np.int64)
+
+
+def integer_lists(payloads: Sequence[bytes], name: str) -> list[NDArray[np.int64] | None]:
+    """A list of integers in each of several examples, decoded together; None where `parse` must decode it."""
+    parts = [_packed_part(payload, name) for payload in payloads]
+    data = b"".join(parts)
+    try:
+        values = _packed(data, 0)
+    except ValueError:
+        return [None] * len(payloads)
+    lasts = np.flatnonzero(np.frombuffer(data, np.uint8) < 0x80)
+    ends = np.searchsorted(lasts, np.cumsum([len(part) for part in parts]))
+    found = zip(parts, np.split(values, ends[:-1]), strict=True)
+    return [value if part else None for part, value in found]
+
+
+def _packed_part(payload: bytes, name: str) -> bytes:
+    """The packed integers of a feature; nothing unless they are whole, and in one piece."""
+    key, found = name.encode(), b""
+    try:
+        for number, features, _ in _fields(payload, 0, len(payload)):
+            for inner, item, _ in _fields(payload, *features) if number == 1 else ():
+                parts = _spans(payload, item) if inner == 1 else {}
+                if payload[slice(*parts.get(1, (0, 0)))] == key and 2 in parts:
+                    kinds = list(_fields(payload, *parts[2]))
+                    if found or len(kinds) != 1 or kinds[0][0] != _INTEGERS:
+                        return b""
+                    listed = list(_fields(payload, *kinds[0][1]))
+                    if len(listed) != 1 or listed[0][0] != 1 or listed[0][2] is not None:
+                        return b""
+                    found = payload[slice(*listed[0][1])]
+    except (IndexError, ValueError):
+        return b""
+    return found if found and found[-1] < 0x80 else b""
 
 
 def _fields(payload: bytes, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int], int | None]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.cluster.shares import Share, Shares
-from tfdist.data.order.epoch_orders import Ids, Order
+from tfdist.data.order.epoch_orders import Ids, InBlocks, Order
 from tfdist.errors import ConfigError
 
 TAILS = ("pad", "drop", "keep")
@@ -68,7 +68,7 @@ class BatchChunks:
         self, order: Order, seed: int, batches: Callable[[int], Batches], share: Share, *, examples: int
     ) -> None:
         self._order = order
-        self._seed = seed
+        self._ids = InBlocks(order, seed).ids
         self._batches = batches
         self._share = share
         self._width = self._rows(batches(0).global_batch_size)
@@ -98,7 +98,7 @@ class BatchChunks:
         spans = [self._share.rows(end - begin) for begin, end in bounds]
         begins = np.array([begin + first for (begin, _), (first, _) in zip(bounds, spans, strict=True)], np.int64)
         positions = begins[:, None] + np.arange(spans[0][1] - spans[0][0])
-        ids = self._order.ids(seed=self._seed, epoch=epoch, positions=positions.reshape(-1) % self._order.examples)
+        ids = self._ids(epoch, positions.reshape(-1) % self._order.examples)
         slices = [
             [(count, begin - first, end - first) for count, begin, end in self._share.slices(b - a)]
             for (a, b), (first, _) in zip(bounds, spans, strict=True)

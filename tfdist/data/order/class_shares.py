@@ -100,7 +100,7 @@ class Weighted:
     def _laid_out(self, seed: int, epoch: int, window: int) -> tuple[Ids, Ids]:
         begin, end = self._begin(window), self._begin(window + 1)
         before, after = (self._met(seed, epoch * self.examples + at) for at in (begin, end))
-        return laid_out(before, after, "spread", seed, epoch, window)
+        return laid_out(before, after, spread(end - begin, "spread", seed, epoch, window))
 
     def _met(self, seed: int, positions: int) -> Ids:
         return met_of(self._levels, positions, "phase", seed)[: len(self._classes.labels)]
@@ -153,18 +153,20 @@ def met_of(levels: Levels, positions: int, *key: int | str) -> Ids:
     return met
 
 
-def laid_out(before: Ids, after: Ids, *key: int | str) -> tuple[Ids, Ids]:
-    """The class at each position of a window, and the number of its turn, from how often each came before and after."""
+def laid_out(before: Ids, after: Ids, spread: Ids) -> tuple[Ids, Ids]:
+    """The class at each position of a window, and the number of its turn, from how often each came before and after.
+
+    ``spread`` is an even order of the values below the size of the window.
+    """
     counts = after - before
-    size = int(counts.sum())
-    kinds = np.repeat(np.arange(len(counts)), counts)[_spread(size, *key)]
-    turns = np.empty_like(kinds)
-    in_turn = np.arange(size) + np.repeat(before + counts - np.cumsum(counts), counts)
-    turns[np.argsort(kinds, kind="stable")] = in_turn
-    return kinds, turns
+    kinds = np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)[spread]
+    turns = np.empty(len(kinds), np.int64)
+    in_turn = np.arange(len(kinds)) + np.repeat(before + counts - np.cumsum(counts), counts)
+    turns[np.argsort(kinds, kind="stable")] = in_turn  # of small integers by counting them
+    return kinds.astype(np.int64), turns
 
 
-def _spread(size: int, *key: int | str) -> Ids:
+def spread(size: int, *key: int | str) -> Ids:
     """A random order of the values below ``size`` in which each range of them is spread evenly.
 
     It is van der Corput's sequence with digits flipped at random, by the digits before and the place (after A. B. Owen,

@@ -5,6 +5,7 @@ another algorithm is another `VERSION`.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 VERSION = 1
 TABLE = 4096
+_AT_ONCE = 1 << 15  # positions
+_KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 
 
@@ -57,25 +60,62 @@ class Permutation:
         self._left = bits - self._right
 
     def __call__(self, positions: Any) -> Ids:
-        if self.size <= TABLE:
-            return _table(self.size, *self._key)[positions]
-        values = self._network(np.asarray(positions).astype(np.uint64))
-        outside = np.flatnonzero(values >= self.size)
-        while outside.size:
-            again = self._network(values[outside])
-            values[outside] = again
-            outside = outside[again >= self.size]
-        return values.astype(np.int64)
+        (found,) = permuted([self], [np.asarray(positions)])
+        return found
 
-    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        widths = (self._left, self._right)
-        left = (values >> np.uint64(self._right)).astype(np.uint32)
-        right = (values & np.uint64((1 << self._right) - 1)).astype(np.uint32)
-        for turn, key in enumerate(round_keys(*self._key)):
-            # the halves change places, and with them their widths, which may differ by one bit
-            mask = np.uint32((1 << widths[turn % 2]) - 1)
-            left, right = right, left ^ (mixed(right, key) & mask)
-        return left.astype(np.uint64) << np.uint64(self._right) | right
+    @property
+    def masks(self) -> tuple[int, int]:
+        return (1 << self._left) - 1, (1 << self._right) - 1
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return round_keys(*self._key)
+
+    @property
+    def table(self) -> Ids | None:
+        return _table(self.size, *self._key) if self.size <= TABLE else None
+
+
+def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[Any]]) -> list[Ids]:
+    """Each permutation's values at its positions; values outside go through the networks together, in fewer calls."""
+    found: list[Any] = []
+    outside: list[Ids] = []  # which values of which permutation
+    for one, at in zip(permutations, positions, strict=True):
+        if (table := one.table) is not None:
+            found.append(table[at])
+            outside.append(np.zeros(0, np.int64))
+            continue
+        masks, shift = [np.uint32(mask) for mask in one.masks], np.uint64(one.masks[1].bit_length())
+        found.append(_network(at.astype(np.uint64), masks, shift, one.keys))
+        outside.append(np.flatnonzero(found[-1] >= one.size))
+    which = np.repeat(np.arange(len(outside)), [len(part) for part in outside])
+    if not which.size:
+        return [values.astype(np.int64, copy=False) for values in found]
+    masks_of = np.array([one.masks for one in permutations], np.uint32)
+    shifts = np.array([one.masks[1].bit_length() for one in permutations], np.uint64)
+    keys_of = np.array([one.keys for one in permutations], np.uint32)
+    sizes = np.array([one.size for one in permutations], np.uint64)
+    values = np.concatenate([part[at] for part, at in zip(found, outside, strict=True) if len(at)])
+    walking = np.arange(len(values))
+    while walking.size:
+        of = which[walking]
+        again = _network(values[walking], masks_of[of].T, shifts[of], keys_of[of].T)
+        values[walking] = again
+        walking = walking[again >= sizes[of]]
+    parts = np.split(values, np.cumsum([len(part) for part in outside])[:-1])
+    for whole, at, part in zip(found, outside, parts, strict=True):
+        whole[at] = part
+    return [whole.astype(np.int64, copy=False) for whole in found]
+
+
+def _network(values: NDArray[np.uint64], masks: Any, shift: Any, keys: Any) -> NDArray[np.uint64]:
+    """A Feistel network; masks of both halves, shift and keys are numbers, or arrays with one for each value."""
+    left = (values >> shift).astype(np.uint32)
+    right = values.astype(np.uint32) & masks[1]
+    for turn, key in enumerate(keys):
+        # the halves change places, and with them their widths, which may differ by one bit
+        left, right = right, left ^ (mixed(right, key) & masks[turn % 2])
+    return left.astype(np.uint64) << shift | right
 
 
 @lru_cache(maxsize=256)
@@ -94,9 +134,9 @@ def round_keys(*key: int | str) -> tuple[int, ...]:
     return tuple(int(word) for word in np.frombuffer(digest, "<u4"))
 
 
-def mixed(values: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    """32 well mixed bits for each value."""
-    mixture = values + np.uint32(key)
+def mixed(values: NDArray[np.uint32], key: Any) -> NDArray[np.uint32]:
+    """32 well mixed bits for each value; the key is one number, or one for each."""
+    mixture = values + (np.uint32(key) if isinstance(key, int) else key)
     mixture ^= mixture >> np.uint32(16)
     mixture *= np.uint32(0x85EBCA6B)
     mixture ^= mixture >> np.uint32(13)
@@ -137,7 +177,10 @@ class Full:
     name: str = "full"
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        return Permutation(self.examples, "full", seed, epoch)(positions)
+        return self.permutation(seed, epoch)(positions)
+
+    def permutation(self, seed: int, epoch: int) -> Permutation:
+        return Permutation(self.examples, "full", seed, epoch)
 
 
 @dataclass(frozen=True)
@@ -176,3 +219,24 @@ class Block:
             block[is_whole] = Permutation(whole, "blocks", seed, epoch)(block[is_whole])
         shift = int(round_keys("shift", seed, epoch)[0] << 32 | round_keys("shift", seed, epoch)[1]) % self.examples
         return (block * self.block + inside + shift) % self.examples
+
+
+class InBlocks:
+    """An order whose examples are computed many at a time: a call takes as long for a few as for thousands."""
+
+    def __init__(self, order: Order, seed: int) -> None:
+        self._order, self._seed = order, seed
+        self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._computed)
+
+    def ids(self, epoch: int, positions: Ids) -> Ids:
+        numbers = positions // _AT_ONCE
+        first, last = int(numbers.min()), int(numbers.max())
+        if last - first < _KEPT_BLOCKS:
+            parts = [self._block(epoch, number) for number in range(first, last + 1)]
+            return (parts[0] if len(parts) == 1 else np.concatenate(parts))[positions - first * _AT_ONCE]
+        return self._order.ids(seed=self._seed, epoch=epoch, positions=positions)
+
+    def _computed(self, epoch: int, number: int) -> Ids:
+        begin = number * _AT_ONCE
+        positions = np.arange(begin, min(begin + _AT_ONCE, self._order.examples))
+        return self._order.ids(seed=self._seed, epoch=epoch, positions=positions)

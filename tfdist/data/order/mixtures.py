@@ -11,10 +11,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdist.data.order.class_shares import laid_out, levels_of, met_of
-from tfdist.data.order.epoch_orders import TABLE, Ids, Order, round_keys
+from tfdist.data.order.class_shares import laid_out, levels_of, met_of, spread
+from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, permuted, round_keys
 
 STOPS = ("first", "all", "never")
+_WINDOW = 1 << 14  # positions that are laid out at a time
 _MOST = 1 << 50  # positions, of which a tree counts each
 
 
@@ -30,7 +31,7 @@ class Schedule:
         self._starts = np.array([start for start, _ in phases], np.int64)
         self._ends = [*self._starts[1:].tolist(), end]
         self._levels = [levels_of(np.asarray(shares, np.float64) / max(shares)) for _, shares in phases]
-        self._size = max(TABLE, self.sources)
+        self._size = max(_WINDOW, self.sources)
         self._before = [np.zeros(self.sources, np.int64)]
         for phase, (begin, end) in enumerate(zip(self._starts[:-1].tolist(), self._ends[:-1], strict=True)):
             self._before.append(self._before[-1] + self._inside(phase, end - begin))
@@ -46,13 +47,14 @@ class Schedule:
         kinds, turns = np.empty_like(positions), np.empty_like(positions)
         phases = np.searchsorted(self._starts, positions, side="right") - 1
         inside = positions - self._starts[phases]
-        for phase in np.unique(phases).tolist():
-            windows = inside // self._size
-            for window in np.unique(windows[phases == phase]).tolist():
-                here = (phases == phase) & (windows == window)
-                found = self._window(seed, lap, phase, window)
-                place = inside[here] - window * self._size
-                kinds[here], turns[here] = found[0][place], found[1][place]
+        windows = inside // self._size
+        # neighbours mostly share a window
+        breaks = np.flatnonzero((np.diff(windows) != 0) | (np.diff(phases) != 0)) + 1
+        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(positions)], strict=True):
+            if begin < end:
+                found = self._window(seed, lap, int(phases[begin]), int(windows[begin]))
+                places = inside[begin:end] % self._size
+                kinds[begin:end], turns[begin:end] = found[0][places], found[1][places]
         return kinds, turns
 
     def _inside(self, phase: int, positions: int) -> Ids:
@@ -62,7 +64,20 @@ class Schedule:
         begin, last = window * self._size, self._ends[phase] - int(self._starts[phase])
         end = min(begin + self._size, last)
         before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
-        return laid_out(before, after, "mixture", seed, lap, phase, window)
+        return laid_out(before, after, _spread(end - begin, seed, lap, phase, window))
+
+
+def _spread(size: int, seed: int, *window: int) -> Ids:
+    """A random and even order of the values below ``size``: windows share a table, whose digits each flips."""
+    bits = (size - 1).bit_length()
+    last, places, values = (1 << bits) - 1, *round_keys("mixture", seed, *window)[:2]
+    found = _table(bits, seed)[np.arange(1 << bits) ^ (places & last)] ^ (values & last)
+    return found if size > last else found[found < size]
+
+
+@lru_cache(maxsize=32)
+def _table(bits: int, seed: int) -> Ids:
+    return spread(1 << bits, "mixture", seed)
 
 
 def epoch_of(schedule: Schedule, sizes: Sequence[int], stop: str) -> int:
@@ -109,15 +124,23 @@ class Mixed:
         else:
             kinds, turns = self._schedule.at(seed, epoch, positions)
         found = np.empty_like(positions)
-        for kind in np.unique(kinds).tolist():
-            order, here = self._orders[kind], np.flatnonzero(kinds == kind)
+        full: list[tuple[Permutation, Ids, Ids, int]] = []  # computed together
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+            order, here, first = self._orders[kind], np.flatnonzero(kinds == kind), self._begins[kind]
             laps, places = np.divmod(turns[here], order.examples)
             if not self._runs_on:
                 laps += epoch * self._laps[kind]
             of_source = int(round_keys("source", seed, kind)[0])
-            for lap in np.unique(laps).tolist():
-                now = laps == lap
-                found[here[now]] = self._begins[kind] + order.ids(seed=of_source, epoch=lap, positions=places[now])
+            is_one = laps.min() == laps.max()
+            for lap in [int(laps[0])] if is_one else np.unique(laps).tolist():
+                now = slice(None) if is_one else np.flatnonzero(laps == lap)
+                if isinstance(order, Full):
+                    full.append((order.permutation(of_source, lap), places[now], here[now], first))
+                else:
+                    found[here[now]] = first + order.ids(seed=of_source, epoch=lap, positions=places[now])
+        values = permuted([one for one, *_ in full], [places for _, places, *_ in full])
+        for (_, _, here, first), ids in zip(full, values, strict=True):
+            found[here] = first + ids
         return found
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Binding
 from tfdist.data.examples.computed_examples import Columns, Computed
+from tfdist.data.examples.list_columns import lists_of
 from tfdist.data.format.data_manifest import Shard
 from tfdist.data.format.schema import TEXT, Feature, Schema
 from tfdist.data.order.epoch_orders import Permutation
@@ -182,25 +183,36 @@ class Packed(Computed):
 
     def columns(self, ids: _Ids, names: Iterable[str]) -> Columns:
         plan, shape = self._plan, (len(ids), self._length)
-        found = {name: np.zeros(shape, self.schema[name].dtype) for name in names}
-        if self._feature in found:
-            found[self._feature][:] = self._fill
-        pieces = [np.arange(plan.first[row], plan.first[row + 1]) for row in ids.tolist()]
-        wanted, which = np.unique(self._ids[plan.sequence[np.concatenate(pieces)]], return_inverse=True)
-        lists: list[Any] = []
-        if self._feature in found:
-            lists = [np.asarray(one[self._feature]) for one in self._examples.each(wanted.tolist())]
-        place = 0
-        for row, of_row in enumerate(pieces):
-            at = 0
-            for number, piece in enumerate(of_row.tolist(), 1):
-                begin, size = int(plan.begin[piece]), int(plan.size[piece])
-                span = slice(at, at + size)
-                if lists:
-                    found[self._feature][row, span] = lists[which[place]][begin : begin + size]
-                if "document" in found:
-                    found["document"][row, span] = number
-                if "position" in found:
-                    found["position"][row, span] = np.arange(begin, begin + size)
-                at, place = at + size, place + 1
+        first, after = plan.first[ids], plan.first[ids + 1]
+        pieces = _ranges(first, after - first)  # of all rows, one after the other
+        sizes, row = plan.size[pieces], np.repeat(np.arange(len(ids)), after - first)
+        numbers = np.arange(len(pieces)) - np.repeat(np.cumsum(after - first) - (after - first), after - first)
+        ends = np.cumsum(sizes)
+        # where each value goes, from the places that the pieces of its row before it take
+        in_row = ends - sizes - np.repeat((ends - sizes)[np.cumsum(after - first) - (after - first)], after - first)
+        places = _ranges(row * self._length + in_row, sizes)
+        found: Columns = {}
+        for name in names:
+            values = np.full(shape, self._fill if name == self._feature else 0, self.schema[name].dtype)
+            if name == self._feature:
+                values.reshape(-1)[places] = self._values(pieces)
+            elif name == "document":
+                values.reshape(-1)[places] = np.repeat(numbers + 1, sizes)
+            else:
+                values.reshape(-1)[places] = _ranges(plan.begin[pieces], sizes)
+            found[name] = values
         return found
+
+    def _values(self, pieces: _Ids) -> NDArray[Any]:
+        """The values of pieces, one after the other."""
+        plan = self._plan
+        wanted, which = np.unique(self._ids[plan.sequence[pieces]], return_inverse=True)
+        lists = lists_of(self._examples, self._feature, wanted)
+        spans = zip(which.tolist(), plan.begin[pieces].tolist(), plan.size[pieces].tolist(), strict=True)
+        return np.concatenate([lists[at][begin : begin + size] for at, begin, size in spans])
+
+
+def _ranges(begins: _Ids, sizes: _Ids) -> _Ids:
+    """The numbers of several ranges, one after the other."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - sizes), sizes)
