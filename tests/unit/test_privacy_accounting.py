@@ -7,7 +7,14 @@ import pytest
 
 from tests.refusals import refused
 from tfdist.errors import ConfigError
-from tfdist.privacy.accounting import NoisySteps, checked_delta, epsilon, noise_multiplier_for
+from tfdist.privacy.accounting import (
+    LEAST_NOISE,
+    NoisySteps,
+    checked_delta,
+    checked_noise,
+    epsilon,
+    noise_multiplier_for,
+)
 from tfdist.privacy.budget import Budget, PrivacyBudgetError
 
 # rate, noise multiplier, steps, delta, and epsilon by dp-accounting's privacy loss distributions
@@ -70,3 +77,20 @@ def test_a_budget_is_restored_from_its_state() -> None:
 def test_delta_is_a_probability_between_0_and_1(delta: float) -> None:
     with refused(ConfigError, name="delta"):
         checked_delta(delta)
+
+
+@pytest.mark.parametrize("noise", [0, 1e-3, 0.0999, -1, float("nan")])
+def test_noise_that_protects_nothing_is_refused(noise: float) -> None:
+    with refused(ConfigError, name="noise_multiplier", received=noise, mentions=("at least 0.1", "Leave it out")):
+        checked_noise(noise)
+
+
+def test_a_budget_for_which_any_noise_is_enough_gets_the_least() -> None:
+    assert 60 < epsilon([NoisySteps(LEAST_NOISE, 1.0, 1)], 1e-2) < 100
+    assert noise_multiplier_for(1e6, 1e-5, 0.5, 3) == LEAST_NOISE
+
+
+def test_many_steps_with_little_noise_are_computed() -> None:
+    """The losses of a Gaussian step have the mean 1 / (2 noise^2), and add up."""
+    assert epsilon([NoisySteps(0.2, 1.0, 50_000)], 0.5) == pytest.approx(50_000 / (2 * 0.2**2), rel=1e-3)
+    assert 1e3 < epsilon([NoisySteps(LEAST_NOISE, 0.05, 3000)], 1e-3) < 3000 * 50

@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tfdist import validation
 from tfdist.errors import ConfigError, MissingDependencyError
 
 # Privacy losses are taken together in intervals, and epsilon is rounded up: by about 0.6 times the number of steps
 # times the square of the width, as measured.
 _WIDEST, _NARROWEST, _ROUNDED = 1e-3, 5e-5, 2e-4
+_MOST_INTERVALS = 2e6  # in which a usual loss lies; a large one needs no narrower ones
 _ROUGH = 10.0  # times wider intervals, where a noise multiplier is looked for
-_CLOSE = 1e-3  # how much of epsilon a noise multiplier that was looked for may leave
+_CLOSE = 1e-3  # how much of epsilon a noise multiplier that was looked for may leave; more of one above 100
 _MOST_NOISE = 1e6
+LEAST_NOISE = 0.1  # a step with less has an epsilon of 60 and more, which protects nothing
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,23 @@ def _epsilon(spent: tuple[NoisySteps, ...], delta: float, coarser: float) -> flo
     if any(not one.noise_multiplier for one in there):
         return math.inf
     width = math.sqrt(_ROUNDED / (0.6 * sum(one.steps for one in there)))
-    width = coarser * min(max(width, _NARROWEST), _WIDEST)
+    width = min(max(width, _NARROWEST), _WIDEST)
+    width = coarser * max(width, sum(map(_usual_loss, there)) / _MOST_INTERVALS)
     losses = [_of_a_step(one.noise_multiplier, one.rate, width).self_compose(one.steps) for one in there]
     return float(functools.reduce(lambda total, one: total.compose(one), losses).get_epsilon_for_delta(delta))
+
+
+def _usual_loss(taken: NoisySteps) -> float:
+    """What the privacy loss of some steps is about: its mean and three standard deviations."""
+    noise, rate = taken.noise_multiplier, taken.rate
+    x = np.linspace(-8 * noise, 1 + 8 * noise, 4001)
+    without, having = (np.exp(-np.square((x - middle) / noise) / 2) for middle in (0, 1))
+    density = (1 - rate) * without + rate * having
+    density /= density.sum()
+    chosen = math.log(rate) + (x - 0.5) / noise**2 if rate else np.full_like(x, -np.inf)
+    loss = np.logaddexp(math.log1p(-rate), chosen) if rate < 1 else chosen
+    mean = float(density @ loss)
+    return taken.steps * mean + 3 * math.sqrt(taken.steps * float(density @ np.square(loss - mean)))
 
 
 @functools.lru_cache(maxsize=32)
@@ -73,7 +91,7 @@ def _distributions() -> Any:
 
 @functools.lru_cache(maxsize=32)
 def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -> float:
-    """The smallest noise multiplier, nearly, with which so many steps cost at most the budget."""
+    """The smallest noise multiplier, nearly and above `LEAST_NOISE`, with which so many steps fit the budget."""
 
     def cost(noise_multiplier: float, coarser: float) -> float:
         return _epsilon((NoisySteps(noise_multiplier, rate, steps),), delta, coarser)
@@ -89,16 +107,28 @@ def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -
                 received=budget,
             )
     while cost(low, _ROUGH) <= budget:
-        low, high = low / 1.5, low
+        if low == LEAST_NOISE:
+            return low
+        low, high = max(low / 1.5, LEAST_NOISE), low
     while high > low * 1.02:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle, _ROUGH) <= budget else (middle, high)
     slope = -math.log(high / low) / math.log(cost(high, _ROUGH) / cost(low, _ROUGH))
-    leaves = _CLOSE * min(1.0, budget)
+    leaves = _CLOSE * max(min(1.0, budget), budget / 100)
     found = high
     while not budget - leaves < (exact := cost(found, 1.0)) <= budget:
         found *= (exact / (budget - leaves / 2)) ** slope
     return found
+
+
+def checked_noise(noise_multiplier: Any) -> float:
+    return validation.number(
+        "noise_multiplier",
+        noise_multiplier,
+        minimum=LEAST_NOISE,
+        hint="With less, even one step has an epsilon above 60, which protects nothing. Leave it out, and it follows "
+        "from epsilon; or train without privacy.",
+    )
 
 
 def checked_delta(delta: Any) -> float:

@@ -84,7 +84,7 @@ def make_private(
         accounting.checked_delta(delta),
     )
     if noise_multiplier is not None:
-        validation.number("noise_multiplier", noise_multiplier, above=0.0)
+        accounting.checked_noise(noise_multiplier)
     if steps is not None:
         validation.integer("steps", steps, minimum=1)
     if seed is not None:
