@@ -110,7 +110,13 @@ class Federate:
         if self.sums is not None and self.same.code is not None:
             secure = SecureRounds(self.sums, self.same.code, self.same.layout, LIST.clients, place)
         session = session_of(
-            self.app, self.same.rules, self.trainer, clients=4, folder=place, resume=resume, secure=secure is not None
+            self.app,
+            self.same.rules,
+            self.trainer,
+            clients=4,
+            folder=place,
+            resume=resume,
+            masked_bytes=self.same.masked_bytes,
         )
         self.events = deque(Came(name) for name in NAMES)
         self.session = session
@@ -169,6 +175,22 @@ def test_secure_sums_differ_by_their_rounding_alone(tmp_path: Path) -> None:
     found = Federate(tmp_path, sums=SUMS).run()
     step = SUMS.clip / 2**19
     assert 0 < distance(found, simulated()) < 4 * step
+
+
+def test_the_bytes_of_masked_updates_are_counted(tmp_path: Path) -> None:
+    arrived = list[int]()
+
+    def change(client: str, answer: dict[str, Any]) -> Any:
+        if answer["what"] == "train":
+            arrived.append(answer["answer"].nbytes)
+        return answer
+
+    for bits in (32, 64):
+        one = Federate(tmp_path / str(bits), sums=SecureSums(clip=0.5, value_bits=20, bits=bits), rounds=1)  # type: ignore[arg-type]
+        one.change = change
+        one.run()
+        assert [record.bytes for record in one.session.records] == [sum(arrived)] == [4 * 22 * bits // 8]
+        arrived.clear()
 
 
 def test_a_secure_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
@@ -304,6 +326,8 @@ def test_a_private_run_has_its_own_secret_which_is_gone_at_its_end(tmp_path: Pat
     assert (tmp_path / "1" / "server" / "privacy_key").stat().st_mode & 0o777 == 0o600
     found = whole.run(resume=True)
     assert not (tmp_path / "1" / "server" / "privacy_key").exists()
+    whole.run(resume=True)  # and it does not come back
+    assert not (tmp_path / "1" / "server" / "privacy_key").exists()
     assert distance(found, Federate(tmp_path / "2", ALIKE, **options).run()) > 0
     with refused(PrivacyBudgetError, name="epsilon"):
         Federate(tmp_path / "1", ALIKE, rounds=3, **options).run(resume=True)
@@ -367,6 +391,8 @@ def test_an_update_is_on_the_disk_before_it_has_an_effect(tmp_path: Path, monkey
     del synced[:]
     files.write(Joined("b"), None, {})
     assert not synced
+    files.sync()
+    assert [Path(path).name for path in synced] == ["journal-0.jsonl"]
     with (tmp_path / "journal-0.jsonl").open("ab") as file:
         file.write(b"half a line")  # of a process that was killed
     assert [type(event) for event, _, _ in SessionFiles(tmp_path, journals=True).replayed()] == [

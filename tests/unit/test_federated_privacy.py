@@ -1,5 +1,7 @@
 """Privacy of clients: noise and its price, samples, clipping, an audit, and what is refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tests.refusals import refused
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, CorruptDataError
 from tfdist.federated import App, ClientPrivacy, FedAvg, Median, Participation, Scaffold, Update
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds, clipped
 from tfdist.federated.rounds.round_machine import sampled
@@ -56,6 +58,38 @@ def test_noise_is_added_once_and_the_sum_divided_by_the_expected_clients() -> No
     assert np.array_equal(mean[W], again)
     for one in (other, attempt, private(1.5, clip=2.0, expected=40.0).mean(sums, (3, 0))[W]):
         assert abs(np.corrcoef(one, mean[W])[0, 1]) < 0.05
+
+
+def test_no_noise_is_added_twice_but_to_what_it_was_added_before(tmp_path: Path) -> None:
+    """Of a round that is repeated after a kill, with the updates of before or with others."""
+    one, other = {W: np.zeros(20_000)}, {W: np.full(20_000, 1e-9)}
+
+    def begun(done: int | None) -> PrivateRounds:
+        privacy = ClientPrivacy(epsilon=1e6, delta=1e-5, noise_multiplier=1.0)
+        return PrivateRounds(privacy, rate=0.1, rounds=9, expected=1.0, folder=tmp_path, done=done)
+
+    def differ(first: Any, second: Any) -> bool:
+        return abs(np.corrcoef(first[W], second[W])[0, 1]) < 0.05
+
+    first = begun(None)
+    noises = [first.mean(one, (0, 0))]
+    assert np.array_equal(begun(0).mean(one, (0, 0))[W], noises[0][W])
+    assert begun(0).salt == first.salt
+    assert differ(begun(0).mean(other, (0, 0)), noises[0])
+    for number in (1, 2):
+        kept = json.loads((tmp_path / "privacy_key").read_text())["noise"]
+        first.begin_round(number)
+        assert kept not in (tmp_path / "privacy_key").read_text(), "it would take the noise out of the round before"
+        noises.append(first.mean(one, (0, 0)))
+        assert all(differ(noises[-1], before) for before in noises[:-1])
+        assert np.array_equal(begun(number).mean(one, (0, 0))[W], noises[-1][W])
+    assert differ(begun(3).mean(one, (0, 0)), noises[2])  # killed before the key of the round was there
+    with refused(ConfigError, name="folder", received=2, path=tmp_path / "privacy_key"):
+        begun(2)  # its checkpoint is damaged, and the one before is used
+    assert differ(begun(None).mean(one, (0, 0)), noises[0]), "a new run in the folder"
+    (tmp_path / "privacy_key").write_bytes(b"\xff")
+    with refused(CorruptDataError, path=tmp_path / "privacy_key"):
+        begun(0)
 
 
 @pytest.mark.parametrize(("clients", "honest"), [(3, 2), (10, 7), (50, 29)])

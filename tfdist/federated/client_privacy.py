@@ -1,11 +1,12 @@
 """Privacy of whole clients: what a trained model may tell of any one client, with all of its examples."""
 
 import hashlib
+import json
 import math
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.errors import ConfigError, UnsupportedError
+from tfdist.errors import ConfigError, CorruptDataError, UnsupportedError
 from tfdist.federated.aggregation import Aggregator, Mean
 from tfdist.federated.algorithms.algorithm import WEIGHTS, Algorithm
 from tfdist.federated.client_update import Arrays, Update, require_alike
@@ -63,7 +64,7 @@ class ClientPrivacy:
         accounting.checked_delta(self.delta)
         validation.number("clip", self.clip, above=0.0)
         if self.noise_multiplier is not None:
-            validation.number("noise_multiplier", self.noise_multiplier, minimum=0.0)
+            accounting.checked_noise(self.noise_multiplier)
         if self.rounds is not None:
             validation.integer("rounds", self.rounds, minimum=1)
         if self.seed is not None:
@@ -131,10 +132,31 @@ def require_no_statistics(model: Any) -> None:
             )
 
 
+@dataclass(frozen=True)
+class _Secrets:
+    """What decides the samples of a run, and the noise of one round."""
+
+    samples: bytes
+    noise: bytes = b""
+    round: int = -1
+
+    def to_json(self) -> str:
+        return json.dumps({"samples": self.samples.hex(), "noise": self.noise.hex(), "round": self.round})
+
+    @classmethod
+    def of_file(cls, path: Path) -> "_Secrets":
+        try:
+            found = json.loads(path.read_text())
+            return cls(bytes.fromhex(found["samples"]), bytes.fromhex(found["noise"]), int(found["round"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptDataError(f"{path} has no secrets of a private run: {error}", path=path) from error
+
+
 class PrivateRounds:
     """What a server spends of a budget, and the noise that it adds; with ``by_clients`` they have added it.
 
-    ``rate`` is the probability with which a client takes part, and ``expected`` how many do.
+    ``rate`` is the probability with which a client takes part, and ``expected`` how many do. ``done`` are the rounds of
+    the run that is resumed, None for a new one.
     """
 
     def __init__(
@@ -146,44 +168,62 @@ class PrivateRounds:
         expected: float,
         by_clients: bool = False,
         folder: Path | None = None,
+        done: int | None = None,
     ) -> None:
         self._privacy, self._expected = privacy, expected
         self.by_clients = by_clients
         self._rate = 1.0 if by_clients else rate
         self.budget = Budget(float(privacy.epsilon), float(privacy.delta))
         self.noise_multiplier = noise_of(privacy, self._rate, None if by_clients else rounds)
-        self._file = None if folder is None or by_clients else folder / KEY_FILE
-        self._key = self._made_key()
+        is_kept = folder is not None and not by_clients and privacy.seed is None
+        self._file = folder / KEY_FILE if is_kept and folder is not None else None
+        self._secrets = _Secrets(self._new_secret("samples"))
+        if done is not None and self._file is not None and self._file.exists():
+            self._secrets = _Secrets.of_file(self._file)
+        self.begin_round(done or 0)
 
-    def _made_key(self) -> bytes:
-        if self._privacy.seed is not None:
-            return hashlib.sha256(f"seed {self._privacy.seed}".encode()).digest()
-        if self._file is None:
-            return secrets.token_bytes(32)
-        if not self._file.exists():
-            make_directory(self._file.parent)
-            part = self._file.with_suffix(".part")
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._file)
-            sync_directory(self._file.parent)  # before anything has its noise: another noise would tell more
-        return self._file.read_bytes()
+    def _new_secret(self, what: str) -> bytes:
+        seed = self._privacy.seed
+        return secrets.token_bytes(32) if seed is None else hashlib.sha256(f"{what} of seed {seed}".encode()).digest()
+
+    def begin_round(self, number: int) -> None:
+        """Have a key for the noise of this round, as before a kill, and none for the rounds before: it could be stolen.
+
+        A round without its key cannot be repeated with the noise that it had.
+        """
+        if self._secrets.round > number:
+            raise ConfigError(
+                f"the newest whole checkpoint has {number} rounds done, and round {self._secrets.round + 1} has begun: "
+                "to repeat a round with other noise would tell more than is counted. Begin a run in another folder, "
+                "with a budget from which you have taken what this one has spent.",
+                name="folder",
+                received=number,
+                path=self._file,
+            )
+        if self._secrets.round < number:
+            self._secrets = replace(self._secrets, noise=self._new_secret("noise"), round=number)
+            if self._file is not None:
+                _write_secret(self._file, self._secrets.to_json())
 
     @property
     def salt(self) -> str:
         """Of the samples of clients; as secret as the noise."""
-        return hashlib.sha256(b"sample" + self._key).hexdigest()
+        return hashlib.sha256(b"sample" + self._secrets.samples).hexdigest()
 
     def require(self, rounds: int) -> None:
         """Raise `PrivacyBudgetError` if so many more rounds would spend more than there is."""
         self.budget.require(NoisySteps(self.noise_multiplier, self._rate, rounds), what="rounds", hint=_HINT)
 
     def mean(self, sums: Arrays, turn: tuple[int, int]) -> dict[str, NDArray[np.float64]]:
-        """The noisy mean of a round whose clipped updates have these sums; of one round always the same."""
-        digest = hashlib.sha256(b"noise" + self._key + repr(turn).encode()).digest()
-        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)))
+        """The noisy mean of a round whose clipped updates have these sums.
+
+        The noise depends on the sums as well: a round that is repeated after a kill has the same noise for the same
+        updates, and for others none whose difference would be that of the updates.
+        """
+        digest = hashlib.sha256(b"noise" + self._secrets.noise + repr(turn).encode())
+        for name in sorted(sums):
+            digest.update(sums[name].tobytes())
+        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(digest.digest()[:16], np.uint64)))
         deviation = self.noise_multiplier * self._privacy.clip
         found = {}
         for name in sorted(sums):
@@ -197,7 +237,7 @@ class PrivateRounds:
         return self.budget.spent_epsilon
 
     def end(self) -> None:
-        """Forget the key: nothing more needs it, and it would take the noise out."""
+        """Forget the secrets: nothing more needs them, and they would take the noise out."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
@@ -207,6 +247,18 @@ class PrivateRounds:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.budget = self.budget.restored(state)
         self.noise_multiplier = validation.number("noise_multiplier", state["noise_multiplier"], minimum=0.0)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Bring a secret to the disk before anything depends on it."""
+    make_directory(path.parent)
+    part = path.with_suffix(".part")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_directory(path.parent)
 
 
 class ClippedSum:

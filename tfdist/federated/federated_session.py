@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfdist.checkpoint import Checkpoint
 from tfdist.errors import ConfigError
 from tfdist.federated.aggregation import Aggregation, Mean
 from tfdist.federated.algorithms.algorithm import WEIGHTS
@@ -34,9 +35,9 @@ Evaluation = Callable[[Arrays], dict[str, float]]
 class FederatedSession:
     """A run at its server.
 
-    ``weights`` are those of a run that begins; one that is resumed has its own. With ``aggregates`` False, the updates
-    never come here: the driver does the action `Aggregate` and calls `complete`, or tells `AggregationFailed`.
-    ``around`` may put another aggregation before that of a round.
+    ``weights`` are those of a run that begins; one that is resumed has its own. Where an update is under masks, and
+    ``masked_bytes`` long, it never comes here: the driver does the action `Aggregate` and calls `complete`, or tells
+    `AggregationFailed`. ``around`` may put another aggregation before that of a round.
     """
 
     def __init__(
@@ -50,34 +51,9 @@ class FederatedSession:
         folder: Path | None = None,
         resume: bool = False,
         journals: bool = True,
-        aggregates: bool = True,
+        masked_bytes: int | None = None,
         around: Callable[[Aggregation], Aggregation] = lambda one: one,
     ) -> None:
-        self._private: PrivateRounds | None = None
-        if app.privacy is not None:
-            rate = app.participation.fraction
-            self._private = PrivateRounds(
-                app.privacy,
-                rate=rate,
-                rounds=rules.rounds,
-                expected=rate * clients,
-                by_clients=not aggregates,
-                folder=folder,
-            )
-            rules = dataclasses.replace(rules, salt=self._private.salt)
-        self.app, self.rules, self.clients = app, rules, clients
-        self.machine = RoundMachine(rules)
-        self.state = app.algorithm.begin(weights)
-        self.codec = UpdateCodec(app.compression, self._alike())
-        self.records = list[RoundRecord]()
-        self._counted = dict[str, tuple[int, int]]()
-        self._evaluate = evaluate
-        self._aggregates = aggregates
-        self._around = around
-        self._asked: messages.Aggregate | None = None
-        self._is_resumed = False
-        self._began = time.monotonic()
-        self._forget()
         self._files = None if folder is None else SessionFiles(folder, journals=journals)
         found = None if self._files is None else self._files.newest()
         if found is not None and not resume:
@@ -88,12 +64,39 @@ class FederatedSession:
                 received=str(folder),
                 path=folder,
             )
+        self._private: PrivateRounds | None = None
+        if app.privacy is not None:
+            rate = app.participation.fraction
+            self._private = PrivateRounds(
+                app.privacy,
+                rate=rate,
+                rounds=rules.rounds,
+                expected=rate * clients,
+                by_clients=masked_bytes is not None,
+                folder=folder,
+                done=None if found is None else found.step,
+            )
+            rules = dataclasses.replace(rules, salt=self._private.salt)
+        self.app, self.rules, self.clients = app, rules, clients
+        self.machine = RoundMachine(rules)
+        self.state = app.algorithm.begin(weights)
+        self.codec = UpdateCodec(app.compression, self._alike())
+        self.records = list[RoundRecord]()
+        self._counted = dict[str, tuple[int, int]]()
+        self._evaluate = evaluate
+        self._masked_bytes = masked_bytes
+        self._around = around
+        self._asked: messages.Aggregate | None = None
+        self._is_resumed = found is not None
+        self._began = time.monotonic()
+        self._forget()
         if found is not None and self._files is not None:
-            self._resume(self._files)
+            self._resume(self._files, found)
         if self._private is not None:
             self._private.require(rules.rounds - len(self.records))
         if found is None and self._files is not None:
             self._save(self._files)
+        self._next_noise()
 
     def _save(self, files: SessionFiles) -> None:
         files.save(
@@ -119,9 +122,15 @@ class FederatedSession:
             found["compression"] = self.codec.shown
         return found
 
-    def _resume(self, files: SessionFiles) -> None:
-        found = files.newest()
-        assert found is not None
+    def _next_noise(self) -> None:
+        if self._private is None:
+            return
+        if len(self.records) < self.rules.rounds:
+            self._private.begin_round(len(self.records))
+        else:
+            self._private.end()
+
+    def _resume(self, files: SessionFiles, found: Checkpoint) -> None:
         now, before = self._run(), found.state["run"]
         for name in dict.fromkeys([*now, *before]):
             value = now.get(name)
@@ -140,7 +149,6 @@ class FederatedSession:
         self.records = files.rounds(found.step)
         if self._private is not None:
             self._private.restore(found.state["privacy"])
-        self._is_resumed = True
         for event, arrays, metrics in files.replayed():
             update = None
             if isinstance(event, messages.Trained) and arrays is not None:
@@ -203,7 +211,7 @@ class FederatedSession:
             match action:
                 case messages.Aggregate():
                     self._asked = action
-                    left += self._aggregate(action) if self._aggregates else [action]
+                    left += self._aggregate(action) if self._masked_bytes is None else [action]
                 case messages.EvaluateCentrally(round, attempt):
                     metrics = self._evaluate(self.state.weights) if self._evaluate is not None else {}
                     left += self._done(self.machine.handle(messages.EvaluatedCentrally(round, attempt, metrics)))
@@ -228,6 +236,8 @@ class FederatedSession:
             failed = messages.AggregationFailed(action.round, action.attempt, str(error))
             return self._done(self.machine.handle(failed))
         if self._private is not None:
+            if self._files is not None:
+                self._files.sync()  # a loss of power must not undo whose updates are in the sum
             aggregate = self._private.mean(aggregate, (action.round, action.attempt))
         self._take(action, aggregate)
         return self._done(self.machine.handle(messages.Aggregated(action.round, action.attempt)))
@@ -276,7 +286,7 @@ class FederatedSession:
             train=weighted_metrics(self._trained),
             evaluation=dict(ended.metrics),
             seconds=now - self._began,
-            bytes=len(ended.trained) * self.codec.sent_bytes if self._aggregates else None,
+            bytes=len(ended.trained) * (self._masked_bytes or self.codec.sent_bytes),
             epsilon=None if self._private is None else self._private.count(),
         )
         self._began = now
@@ -285,8 +295,7 @@ class FederatedSession:
         if self._files is not None:
             self._files.add_round(record)
             self._save(self._files)
-        if self._private is not None and self.machine.is_over:
-            self._private.end()
+        self._next_noise()
 
     def _alike(self) -> Arrays:
         return {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}

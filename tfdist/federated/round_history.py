@@ -25,7 +25,7 @@ class RoundRecord:
         train: metrics of the clients' training, weighted by examples.
         evaluation: metrics of the new weights; empty where they were not evaluated.
         seconds: from the end of the round before.
-        bytes: of the updates that were used, without headers; None under secure aggregation.
+        bytes: of the updates that were used, under masks or not, without headers.
         epsilon: what was spent of a budget of privacy until its end; None without one.
     """
 

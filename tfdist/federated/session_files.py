@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tfdist.checkpoint import Checkpoint, Store
 from tfdist.errors import CorruptDataError
@@ -86,6 +85,12 @@ class SessionFiles:
                 array_files.save(self._of(event), arrays, durable=True)
             self._place.append(self._journal.name, line.encode())
 
+    def sync(self) -> None:
+        """Bring all events to the disk, also those that a loss of power could undo."""
+        if self._journal.exists():
+            with self._journal.open("rb") as file:
+                os.fsync(file.fileno())
+
     def replayed(self) -> Iterator[tuple[Event, Arrays | None, dict[str, float]]]:
         """The events of the journal; a last line that was cut had no effect, and is taken away."""
         if not self._journal.exists():
@@ -107,7 +112,7 @@ class SessionFiles:
         return self._folder / f"journal-{self._step}.jsonl"
 
     def _of(self, event: Any) -> Path:
-        what = f"client-{quote(event.client, safe='')}" if isinstance(event, Trained) else "aggregate"
+        what = array_files.name_of(event.client) if isinstance(event, Trained) else "aggregate"
         return self._folder / "updates" / f"{event.round}-{event.attempt}-{what}.safetensors"
 
     # --- rounds -------------------------------------------------------------------------------------------------------

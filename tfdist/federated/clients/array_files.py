@@ -1,6 +1,8 @@
 """Named arrays in files that are whole or not there."""
 
+import hashlib
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -8,6 +10,23 @@ from tfdist.checkpoint import safetensors_file
 from tfdist.errors import CorruptDataError
 from tfdist.federated.client_update import Arrays
 from tfdist.storage.directory import storage
+
+_LONGEST = 120  # characters of a client's name in that of a file, which has more
+
+
+def name_of(client: str) -> str:
+    """What a client's folder or file is called: its name as in URLs, or the beginning of it and a hash.
+
+    No two clients have the same: names with a hash are longer than all others.
+
+    Example:
+        >>> name_of("Köln/1"), name_of("é" * 100)[:30], len(name_of("é" * 100))
+        ('client-K%C3%B6ln%2F1', 'client-%C3%A9%C3%A9%C3%A9%C3%A', 146)
+    """
+    text = quote(client, safe="")
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 14]}-{hashlib.sha256(client.encode()).hexdigest()[:32]}"
+    return f"client-{text}"
 
 
 def save(path: Path, arrays: Arrays, *, durable: bool) -> None:

@@ -5,7 +5,6 @@ pending, so that a client which was late, or which trains a round twice, begins 
 """
 
 from pathlib import Path
-from urllib.parse import quote
 
 from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients import array_files
@@ -35,7 +34,7 @@ class ClientStates:
         array_files.save(folder / _pending(turn), arrays, durable=self._durable)
 
     def _of(self, client: str) -> Path:
-        return self._folder / f"client-{quote(client, safe='')}"
+        return self._folder / array_files.name_of(client)
 
 
 def _pending(turn: Turn) -> str:

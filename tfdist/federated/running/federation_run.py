@@ -50,6 +50,11 @@ class Common:
     noise: Callable[[MaskingPlan], NoisyWords] | None
     largest: int
 
+    @property
+    def masked_bytes(self) -> int | None:
+        """Of an update under masks; None without secure aggregation."""
+        return None if self.sums is None else self.layout.length * self.sums.bits // 8
+
 
 def common(
     app: App, trainer: LocalTrainer, federation: Federation, *, rounds: int, seed: int, sums: SecureSums | None
@@ -125,7 +130,7 @@ def serve(
         clients=len(same.clients),
         folder=folder,
         resume=resume,
-        secure=sums is not None,
+        masked_bytes=same.masked_bytes,
     )
     secure = None
     if sums is not None and same.code is not None:

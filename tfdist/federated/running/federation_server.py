@@ -303,7 +303,14 @@ def _metrics_of(message: Mapping[str, Any]) -> dict[str, float]:
 
 
 def session_of(
-    app: App, rules: RoundRules, trainer: LocalTrainer, *, clients: int, folder: Path, resume: bool, secure: bool
+    app: App,
+    rules: RoundRules,
+    trainer: LocalTrainer,
+    *,
+    clients: int,
+    folder: Path,
+    resume: bool,
+    masked_bytes: int | None,
 ) -> FederatedSession:
     """The session of a run, with the weights that the application's model begins with."""
     test = None if app.test_data is None else local_data(app.test_data, "test_data")
@@ -315,5 +322,5 @@ def session_of(
         evaluate=None if test is None else lambda weights: trainer.evaluate(weights, test, {})[1],
         folder=folder,
         resume=resume,
-        aggregates=not secure,
+        masked_bytes=masked_bytes,
     )
