@@ -1,7 +1,6 @@
 """Federated training in one process: what algorithms and graphs are equal to, and runs that are killed."""
 
 import logging
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,12 +11,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import tfdist
 from tests.refusals import refused
-from tfdist.cli.federated import command as federated_command
+from tfdist.compression import TopK
 from tfdist.errors import ConfigError, ConfigTypeError, DeadlineError, MissingFileError
 from tfdist.federated import (
     App,
@@ -40,7 +38,6 @@ from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
-from tfdist.federated.round_history import read_rounds
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
 
 RANDOM = np.random.default_rng(5)
@@ -91,7 +88,7 @@ def distance(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> float:
 
 
 def run(algorithm: Any, make_model: Callable[[], keras.Model] = classifier, rounds: int = 3, **options: Any) -> Any:
-    how = {name: options.pop(name) for name in ("folder", "processes") if name in options}
+    how = {name: options.pop(name) for name in ("folder", "processes", "liars") if name in options}
     return simulate(App(make_model, options.pop("data", parts()), algorithm, **options), rounds=rounds, seed=4, **how)
 
 
@@ -220,6 +217,21 @@ def test_clients_may_be_datasets_and_directories(tmp_path: Path, monkeypatch: py
         assert distance(found[0], kind) < 1e-6
 
 
+def test_clients_may_have_any_name(tmp_path: Path) -> None:
+    """Their states are in folders of their own, and a run that is resumed finds them."""
+    names = ["../x", "Köln", "東京" * 50, "東京" * 49 + "京都", ".", "a/b"]
+    data = dict(zip(names, parts(len(names)), strict=True))
+    app = App(classifier, data, FedAvg(batch_size=None), compression="topk")
+    whole = simulate(app, rounds=2)
+    simulate(app, rounds=1, folder=tmp_path)
+    found = simulate(app, rounds=2, folder=tmp_path, resume=True)
+    assert distance(weights_of(found.model), weights_of(whole.model)) == 0
+    folders = sorted(path.name for path in (tmp_path / "clients").iterdir())
+    assert len(folders) == len(names)
+    assert {"client-K%C3%B6ln", "client-..%2Fx", "client-."} <= set(folders)
+    assert [one.startswith("client-%E6%9D%B1%E4%BA%AC%E6") for one in folders if len(one) > 100] == [True, True]
+
+
 def test_personal_layers_stay() -> None:
     data = [(X[:60], Y[:60]), (X[60:], (Y[60:] + 1) % 3)]  # the same inputs, other labels
     shared, personal = (
@@ -284,14 +296,15 @@ def test_a_loss_of_evaluation_has_no_term_of_the_algorithm(algorithm: Any) -> No
 
 
 def test_processes_have_the_bits_of_one(tmp_path: Path) -> None:
-    """With states that stay at clients, clients that are cancelled, and evaluation on clients."""
-    taking_part = Participation(fraction=0.6, spare=0.5, evaluate_on="clients")
+    """With states that stay at clients, clients that are cancelled or lie, and evaluation on clients."""
     folders = (tmp_path / "one", tmp_path / "two")
     results = [
         run(
-            Scaffold(epochs=2, batch_size=8),
-            participation=taking_part,
+            FedAvg(epochs=2, batch_size=8),
+            participation=Participation(fraction=0.6, spare=0.5, evaluate_on="clients"),
             personal_layers=["head"],
+            compression=TopK(density=0.2),
+            liars=Liars(0.25, "sign-flip"),
             folder=folder,
             processes=count,
         )
@@ -411,33 +424,7 @@ def test_too_few_updates_end_the_run() -> None:
         run(FedAvg(), aggregator=Broken())
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-def test_authors_train_without_a_download() -> None:
-    recipe = runpy.run_path(str(Path(__file__).parents[2] / "strategies" / "authors" / "train.py"))
-    found = simulate(recipe["texts"](400), rounds=1)
-    assert found.rounds[0].examples == 8 * (360 - 10)  # the first 360 characters of each, in stretches
-    assert 0 < found.rounds[0].evaluation["accuracy"] < 1
-
-
-def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    recipe = Path(__file__).parents[2] / "strategies" / "hospitals" / "train.py"
-    out = tmp_path / "out"
-    arguments = ["simulate", str(recipe), "--clients", "3", "--output", str(out)]
-    first = CliRunner().invoke(federated_command, [*arguments, "--rounds", "1", "--export", f"tensorboard:{out}/board"])
-    assert first.exit_code == 0, first.output
-    again = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2"])
-    assert isinstance(again.exception, ConfigError)
-    lying = ("--liars", "0.3:label-flip")
-    resumed = CliRunner().invoke(federated_command, [*arguments, "--rounds", "2", "--resume", *lying])
-    assert resumed.exit_code == 0, resumed.output
-    assert [one.used for one in read_rounds(out / "rounds.jsonl")] == [3, 3]
-    assert {"model.keras", "rounds.png", "board"} <= {one.name for one in out.iterdir()}
-    assert keras.saving.load_model(out / "model.keras").count_params() == 31 * 16 + 17
-    with refused(ConfigError, name="--clients", received=6):
-        CliRunner().invoke(federated_command, [*arguments, "--clients", "6"], catch_exceptions=False)
-
-
+# --- the file of an application ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "error", "name"),
     [("x = 1", ConfigError, "app"), ("app = 1", ConfigTypeError, "app"), (None, MissingFileError, None)],
