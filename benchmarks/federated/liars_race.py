@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import keras
 import numpy as np
 from sklearn import datasets
 
-from tfdist.bench.suite import Report, Suite, Table, Told, option, untold
+from tfdist.bench.suite import Report, Suite, Table, Told, option, quartiles, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.errors import ConfigError
 from tfdist.federated import (
@@ -47,8 +47,8 @@ class LiarsBench(Suite):
     """Train on handwritten digits with clients that lie, by each rule and under each attack.
 
     Clients are alike, or unlike: their shares of each digit are drawn from a Dirichlet distribution. The figure is the
-    accuracy on the test data after the last round, as the mean over seeds. The same clients lie in all trainings of a
-    seed. Nothing is timed.
+    accuracy on the test data after the last round, as median and quartiles over seeds. The same clients lie in all
+    trainings. Nothing is timed.
     """
 
     clients: int = option(20, "How many there are.", minimum=5)
@@ -159,7 +159,7 @@ class LiarsReport(Report):
 
     def lowest(self, split: str, name: str) -> float:
         """Return the accuracy of a rule under the attack that is worst for it."""
-        return min(fmean(values) for values in self.accuracy[split][name].values())
+        return min(median(values) for values in self.accuracy[split][name].values())
 
     def derived(self) -> dict[str, Any]:
         return {"lowest": {split: {name: self.lowest(split, name) for name in RULES} for split in SPLITS}}
@@ -171,14 +171,14 @@ class LiarsReport(Report):
             yield Table(
                 ("rule", *ATTACKS, "lowest"),
                 [
-                    [name, *(f"{fmean(rows[name][one]):.3f}" for one in ATTACKS), f"{self.lowest(split, name):.3f}"]
+                    [name, *(str(quartiles(rows[name][one])) for one in ATTACKS), f"{self.lowest(split, name):.2f}"]
                     for name in RULES
                 ],
             )
         setup = self.setup
         yield (
-            f"{setup.liars} of {setup.clients} clients lie; {setup.rounds} rounds; accuracy on {_TEST} images, mean "
-            f"over {setup.seeds} seeds; unlike: alpha {setup.alpha:g}; {self.ran_on()}"
+            f"{setup.liars} of {setup.clients} clients lie; {setup.rounds} rounds; accuracy on {_TEST} images, "
+            f"median [quartiles] of {setup.seeds} seeds; unlike: alpha {setup.alpha:g}; {self.ran_on()}"
         )
 
 

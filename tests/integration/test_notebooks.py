@@ -30,6 +30,7 @@ NAMES = (
     "03_tfrecord_data",
     "04_mixed_precision_and_large_batch",
     "05_fault_tolerance",
+    "06_federated",
 )
 AS_A_USER = "04_mixed_precision_and_large_batch"  # starts no workers; shows what TensorFlow says when it is imported
 CELL_SECONDS = 300  # a deadline, for a machine that does other things; on two quiet cores no notebook takes 45 s
