@@ -1,28 +1,46 @@
-"""What the tests of mirrored training run of federated training, in a worker process with two logical CPUs."""
+"""Clients of a federation that train on several devices. Run in a worker process; functions return JSON."""
 
-import contextlib
 from typing import Any
 
 import keras
 import numpy as np
-from mirrored_cases import STRATEGY, X, Y, model
 
-from tfdist.federated import App, FedProx, Scaffold, simulate
+import tfdist
+from tfdist.federated import App, FedProx, simulate
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(50, 6)).astype(np.float32)
+DATA = [(X[:20], X[:20, 0]), (X[20:], X[20:, 1])]
 
 
-def clients_of_two_replicas() -> dict[str, float]:
-    """The largest difference between clients that train mirrored and clients of one device, for each algorithm."""
-    data = [(X[:20], Y[:20]), (X[20:], Y[20:])]
+def two_devices() -> None:
+    """Split the CPU, before TensorFlow starts."""
+    tfdist.strategies.use_logical_cpus(2)
 
-    def trained(algorithm: Any, scope: Any) -> Any:
-        def make_model() -> keras.Model:
-            with scope():
-                return model()
 
-        weights = simulate(App(make_model, data, algorithm), rounds=2).model.get_weights()
-        return np.concatenate([one.ravel() for one in weights])
+def _model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    return model
 
+
+def distance_to_one_device() -> dict[str, Any]:
+    """Train the same application on one device, and on two replicas; the last batch of a client does not divide."""
+    strategy = tfdist.strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def mirrored() -> keras.Model:
+        with strategy.scope():
+            return _model()
+
+    one, two = (
+        simulate(App(make_model, DATA, FedProx(mu=0.1, epochs=2, batch_size=7), test_data=(X, X[:, 0])), rounds=2)
+        for make_model in (_model, mirrored)
+    )
+    apart = [np.abs(a - b).max() for a, b in zip(one.model.get_weights(), two.model.get_weights(), strict=True)]
+    losses = [run.rounds[-1].evaluation["loss"] for run in (one, two)]
     return {
-        type(one).__name__: float(np.abs(trained(one, STRATEGY.scope) - trained(one, contextlib.nullcontext)).max())
-        for one in (FedProx(mu=0.5, batch_size=8), Scaffold(batch_size=8))
+        "replicas": two.model.distribute_strategy.num_replicas_in_sync,
+        "weights": float(max(apart)),
+        "losses": losses,
     }

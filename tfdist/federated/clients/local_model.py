@@ -51,7 +51,8 @@ class LocalModel:
             _need_plain_sgd(self.model.optimizer)
         if algorithm.has_controls or algorithm.proximal is not None:
             self._add_terms(algorithm)
-        self.model.optimizer.build(self.model.trainable_variables)
+        with self.model.distribute_strategy.scope():  # whose replicas have slots of their own
+            self.model.optimizer.build(self.model.trainable_variables)
         self.optimizer_state = [(variable, value_of(variable)) for variable in self.model.optimizer.variables]
 
     def weights(self) -> Arrays:
