@@ -7,6 +7,7 @@
 #   make test-io    what reads data by TensorFlow, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
 #   make compat TENSORFLOW=2.18.1 [KERAS=3.15.1]  test_compat and a part of verify beside these versions; RING=1: Horovod too
+#   make ecosystem  models of keras-hub, keras-rs, keras-tuner and keras.applications under every strategy, beside one device
 #   make horovod    Horovod for the TensorFlow in .venv, which the tests need
 #   make ops        the ops that tfdist compiles for itself
 #   make sanitize   the test programs of what is written in C++, under ThreadSanitizer and AddressSanitizer
@@ -30,6 +31,8 @@ IO_STAMP := $(IO)/.installed
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 COMPAT := .venv-compat
+ECOSYSTEM := .venv-ecosystem
+ECOSYSTEM_STAMP := $(ECOSYSTEM)/.installed
 CANDIDATES := python3.11 python3.12 python3.13 python3
 IO_FEATURES := partial_batch sync_batch_norm_partial
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -49,7 +52,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast test-unpatched verify horovod peers compat lint goldens docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast test-unpatched verify horovod peers compat ecosystem lint goldens docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -89,6 +92,11 @@ peers: $(PEERS_STAMP)
 compat: $(STAMP)
 	@$(BIN)/python -m tests.compat $(if $(TENSORFLOW),--tensorflow "$(TENSORFLOW)") $(if $(KERAS),--keras "$(KERAS)") \
 	  $(if $(RING),--ring) $(PARTS:%=--part %)
+
+# Cells that are right, with these versions, are kept from one run to the next. MODELS="T5 DLRM" STRATEGIES="ring-2" runs
+# some; AGAIN=1 runs also what is right. `make goldens` puts the table into docs/ecosystem.md.
+ecosystem: $(ECOSYSTEM_STAMP) horovod ops
+	@$(ECOSYSTEM)/bin/python -m ecosystem $(MODELS:%=--model %) $(STRATEGIES:%=--strategy %) $(if $(AGAIN),--again)
 
 test-fast: lint horovod ops
 	$(BIN)/python -m pytest tests -m quick $(SHARED)
@@ -176,7 +184,7 @@ docker-test: $(STAMP)
 	$(BIN)/python docker/check_image.py
 
 clean:
-	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) runs build dist *.egg-info packaging/horovod/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
+	rm -rf $(VENV) $(IO) $(PEERS) $(COMPAT) $(ECOSYSTEM) runs build dist *.egg-info packaging/horovod/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted install is done again. A .venv without a working pip is a half-made one.
@@ -224,3 +232,12 @@ $(PEERS_STAMP): $(MADE)
 	@echo "Installing tfdist with what the tests of Keras import into $(PEERS) (likewise)"
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[peers]"
 	@touch $(PEERS_STAMP)
+
+# It has what .venv has, from there, and the packages beside it.
+PURELIB := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+$(ECOSYSTEM_STAMP): $(STAMP) ecosystem/requirements.txt
+	@if ! $(ECOSYSTEM)/bin/python -m pip --version >/dev/null 2>&1; then $(BIN)/python -m venv --clear $(ECOSYSTEM); fi
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PURELIB))')" >"$$($(ECOSYSTEM)/bin/python $(PURELIB))/venv.pth"
+	@echo "Installing packages of Keras' ecosystem into $(ECOSYSTEM)"
+	@$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r ecosystem/requirements.txt
+	@touch $(ECOSYSTEM_STAMP)

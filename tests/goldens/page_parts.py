@@ -11,6 +11,9 @@ from pathlib import Path
 
 import griffe
 
+from ecosystem import __main__ as ecosystem
+from ecosystem.results import FILE, Results, tables
+from ecosystem.rows import ROWS_OF_THE_TABLE
 from tests.goldens.public_names import ROOT, package
 from tfdist import variables
 from tfdist.monitor import faults
@@ -75,6 +78,11 @@ def rooms() -> str:
     return _table(("room", "what it holds"), rows)
 
 
+def ecosystem_tables() -> str:
+    summaries = {row.name: row.summary for row in ROWS_OF_THE_TABLE.values()}
+    return tables(Results(FILE), summaries, ecosystem.GROUPS)
+
+
 def variables_set_by(*sides: str) -> str:
     rows = [(f"`{one.name}`", one.help) for one in variables.ALL if one.set_by in sides]
     return _table(("variable", "what it is"), rows)
@@ -102,6 +110,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "arguments of BackupAndRestore": arguments_of_backups,
     "measured recipes": measured_recipes,
     "rooms": rooms,
+    "models of the ecosystem": ecosystem_tables,
     "variables of users": lambda: variables_set_by("user", "user or run"),
     "variables of workers": lambda: variables_set_by("run", "user or run"),
     "variables of tfdist": lambda: variables_set_by("tfdist"),
@@ -110,6 +119,7 @@ PAGES: tuple[Path, ...] = (
     ROOT / "docs" / "fault-tolerance.md",
     ROOT / "docs" / "fault-tolerance-faults.md",
     ROOT / "docs" / "design" / "rooms.md",
+    ROOT / "docs" / "ecosystem.md",
     ROOT / "docs" / "run.md",
     ROOT / "docs" / "variables.md",
     ROOT / "strategies" / "README.md",

@@ -10,7 +10,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "tfdist").rglob("*.md")
 _NAMED = re.compile(r"`((?:[\w.-]+/)*\w+\.(?:py|cc|h))`")
 # scripts of users, and files of TensorFlow, Horovod and MPI
 _OTHERS = {"train.py", "app.py", "setup.py", "ops.h", "tensorflow/c/kernels.h", "farmhash.h", "xla_mpi_ops.cc"}
-FOLDERS = ("tfdist", "tests", "benchmarks", "packaging", "strategies", "docker", "docs")
+FOLDERS = ("tfdist", "tests", "benchmarks", "packaging", "strategies", "docker", "docs", "ecosystem")
 FILES = [f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
 
 

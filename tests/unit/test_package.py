@@ -98,6 +98,7 @@ def test_the_makefile_has_its_targets_and_names_them() -> None:
         "horovod",
         "peers",
         "compat",
+        "ecosystem",
         "docs",
         "package",
         "docker-lock",
