@@ -1,13 +1,13 @@
 """The command: trains the rows under strategies, keeps what came of each, and prints the table."""
 
 import argparse
+import dataclasses
 import datetime
 import fnmatch
 import importlib.metadata
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ecosystem.results import FILE, Result, Results, tables
@@ -28,7 +28,7 @@ GROUPS = (
 _PACKAGES = ("tensorflow", "keras", "keras-hub", "keras-rs", "keras-tuner")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Missing(Feature):
     """A row that is trained in some columns alone: those of which there is no result yet."""
 
@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = [one for one in columns if any(row.applies(one) for row in wanted)]
     print(f"{sum(len(row.columns) for row in wanted)} of {len(rows) * len(columns)} cells to run", flush=True)
     if left:
-        verify.run(wanted, left, jobs=given.jobs, on_cell=_Keeping(results, versions))
+        verify.run(
+            wanted, left, jobs=given.jobs, deadline_seconds=given.timeout_seconds, on_cell=_Keeping(results, versions)
+        )
     print("\n" + tables(results, {name: row.summary for name, row in ROWS_OF_THE_TABLE.items()}, GROUPS), end="")
     names = {row.name for row in rows}, {one.name for one in columns}
     return int(any(r.cell.is_bad for r in results if r.cell.feature in names[0] and r.cell.column in names[1]))
@@ -67,6 +69,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", default=str(FILE), metavar="FILE", help="what came of earlier runs, %(default)s")
     parser.add_argument("--again", action="store_true", help="run cells again that are right already")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="columns at once, %(default)s by default")
+    parser.add_argument("--timeout-seconds", type=float, default=900.0, metavar="X", help="of a cell, %(default)s")
     return parser.parse_args(arguments)
 
 
@@ -105,7 +108,8 @@ class _Keeping:
             return
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
         with self._lock:
-            self._results.add(Result(cell, self._versions, today))
+            told = cell.detail if cell.is_bad else cell.detail.partition("\n")[0]
+            self._results.add(Result(dataclasses.replace(cell, detail=told), self._versions, today))
             print(f"{cell.column:24}{cell.feature:32}{cell.text:16}{cell.seconds:6.0f} s", flush=True)
             for line in cell.detail.splitlines()[:12] if cell.status != "green" else ():
                 print(f"    {line}", flush=True)

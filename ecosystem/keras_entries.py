@@ -22,9 +22,9 @@ def _application(name: str, **options: Any) -> Any:
 
 
 def _first_blocks() -> Any:
-    """The first blocks of a network as layers of another, as they are taken where little data is there."""
+    """The first block of a network as layers of another, as they are taken where little data is there."""
     whole = keras.applications.MobileNet((shared.SIDE, shared.SIDE, 3), alpha=0.25, include_top=False, weights=None)
-    features = whole.get_layer("conv_pw_2_relu").output
+    features = whole.get_layer("conv_pw_1_relu").output
     pooled = keras.layers.GlobalAveragePooling2D()(features)
     return keras.Model(whole.inputs, keras.layers.Dense(shared.CLASSES)(pooled))
 
@@ -128,7 +128,7 @@ ENTRIES = (
     ),
     _pictures("MobileNet", "separable convolutions", lambda: _application("MobileNet", alpha=0.25, dropout=0.0)),
     _pictures("MobileNetV2_frozen", "a frozen base and a head that trains", _frozen, ("float32",)),
-    _pictures("MobileNet_blocks", "the first blocks, trained on", _first_blocks, ("float32", "xla", "mixed_bfloat16")),
+    _pictures("MobileNet_blocks", "the first block, trained on", _first_blocks, ("float32", "xla", "mixed_bfloat16")),
     Entry(
         name="graph_network",
         package="keras",

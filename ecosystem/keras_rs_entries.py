@@ -6,7 +6,7 @@ import numpy as np
 
 from ecosystem import shared
 from ecosystem.entry import BATCH, Entry, Examples
-from tfdist.verify.feature import keras
+from tfdist.verify.feature import keras, tf
 
 _USERS, _ITEMS, _WIDTH, _DENSE, _LIST = 23, 17, 4, 5, 6
 
@@ -28,29 +28,29 @@ def _features(**lengths: int) -> Any:
 
 def _dlrm() -> Any:
     layers = keras.layers
-    dense = keras.Input((_DENSE,), name="dense")
+    numbers = keras.Input((_DENSE,), name="numbers")
     seen, shown = (keras.Input((length,), dtype="int32", name=name) for name, length in (("seen", 3), ("shown", 1)))
     embedded = _layers().DistributedEmbedding(_features(seen=3, shown=1))({"seen": seen, "shown": shown})
-    vectors = [layers.Dense(_WIDTH, activation="relu")(dense), embedded["seen"], embedded["shown"]]
+    vectors = [layers.Dense(_WIDTH, activation="relu")(numbers), embedded["seen"], embedded["shown"]]
     crossed = _layers().DotInteraction()(vectors)
     joined = layers.Concatenate()([*vectors, crossed])
     joined = _layers().FeatureCross(projection_dim=4)(joined, joined)
     outputs = layers.Dense(1, activation="sigmoid")(layers.Dense(8, activation="relu")(joined))
-    return keras.Model({"dense": dense, "seen": seen, "shown": shown}, outputs)
+    return keras.Model({"numbers": numbers, "seen": seen, "shown": shown}, outputs)
 
 
 def _clicks(random: np.random.Generator, rows: int) -> Examples:
     inputs = {
-        "dense": random.normal(size=(rows, _DENSE)).astype("float32"),
+        "numbers": random.normal(size=(rows, _DENSE)).astype("float32"),
         "seen": random.integers(0, _ITEMS, (rows, 3)).astype("int32"),
         "shown": random.integers(0, _ITEMS, (rows, 1)).astype("int32"),
     }
-    clicked = (inputs["seen"] == inputs["shown"]).any(axis=1, keepdims=True) | (inputs["dense"][:, :1] > 1)
+    clicked = (inputs["seen"] == inputs["shown"]).any(axis=1, keepdims=True) | (inputs["numbers"][:, :1] > 1)
     return inputs, clicked.astype("float32"), None
 
 
 def _two_towers() -> Any:
-    """Users and items that meet in the loss; the other items of the global batch are the wrong answers."""
+    """Users and items that meet in the loss, which gathers the items of the global batch as wrong answers."""
 
     class Towers(keras.Model):
         def __init__(self) -> None:
@@ -72,8 +72,9 @@ def _two_towers() -> Any:
 
         def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
             ops = keras.ops
-            scores = ops.matmul(y_pred["users"], ops.transpose(self.items(y)))
-            right = ops.cast(ops.equal(ops.expand_dims(y, 1), ops.expand_dims(y, 0)), scores.dtype)
+            candidates = tf.distribute.get_replica_context().all_gather(y, axis=0)
+            scores = ops.matmul(y_pred["users"], ops.transpose(self.items(candidates)))
+            right = ops.cast(ops.equal(ops.expand_dims(y, 1), ops.expand_dims(candidates, 0)), scores.dtype)
             right = right / ops.sum(right, axis=1, keepdims=True)
             return ops.mean(keras.losses.categorical_crossentropy(right, scores, from_logits=True))
 
@@ -179,7 +180,7 @@ ENTRIES = (
     Entry(
         name="two_towers",
         package="keras-rs",
-        summary="the other items of the batch are the wrong answers, in compute_loss",
+        summary="compute_loss gathers the items of the global batch; the others are the wrong answers",
         make=_two_towers,
         examples=_bought,
         loss=lambda: None,

@@ -13,7 +13,7 @@ from tfdist.verify.feature_tasks import trained
 
 ENTRIES: tuple[Entry, ...] = (*keras_entries.ENTRIES, *keras_hub_entries.ENTRIES, *keras_rs_entries.ENTRIES)
 _DATA_SEED = 11
-_DEADLINE_SECONDS = 900.0
+DEADLINE_SECONDS = 900.0
 
 
 def _trained(ctx: Context, entry: Entry, way: Way) -> Outcome:
@@ -53,7 +53,7 @@ def _training(entry: Entry, way: Way) -> Function:
 def _row(name: str, package: str, summary: str, function: Function, tolerance: float) -> Feature:
     function.__name__, function.__doc__ = name, f"{package}: {summary}"
     function.__module__ = __name__
-    feature(tolerance=tolerance, may_refuse=True, deadline_seconds=_DEADLINE_SECONDS)(function)
+    feature(tolerance=tolerance, may_refuse=True, deadline_seconds=DEADLINE_SECONDS)(function)
     return registered(name)
 
 

@@ -25,6 +25,10 @@ def logits() -> Any:
 
 
 def accuracy() -> dict[str, Any]:
+    return {"metrics": [keras.metrics.SparseCategoricalAccuracy()]}
+
+
+def weighted_accuracy() -> dict[str, Any]:
     return {"weighted_metrics": [keras.metrics.SparseCategoricalAccuracy()]}
 
 

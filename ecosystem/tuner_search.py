@@ -27,10 +27,11 @@ def search(ctx: Context) -> Outcome:
         objective="val_loss",
         max_trials=2,
         seed=3,
-        directory=str(ctx.directory / f"worker-{ctx.worker}"),
+        directory=str(ctx.directory),  # of all workers: one of them writes
         project_name="search",
         distribution_strategy=ctx.strategy,
     )
+    ctx.barrier("tuner")  # a worker that comes later would take up the search of the first
     tuner.search(x, y, validation_data=(x, y), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     trials = tuner.oracle.get_best_trials(2)
     (best,) = tuner.get_best_models(1)

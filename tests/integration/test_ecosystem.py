@@ -7,7 +7,7 @@ from tests.integration import matrix
 from tests.integration.forks import Forks
 from tfdist.verify import Report, column, feature
 
-ROWS = feature.select(["MobileNetV3Small", "graph_network"], ROWS_OF_THE_TABLE)
+ROWS = feature.select(["MobileNet_blocks", "graph_network"], ROWS_OF_THE_TABLE)
 COLUMNS = column.select(["mirrored-2", "multi-worker-2x1"])
 
 

@@ -86,6 +86,12 @@ def test_a_saved_model_is_one_devices(pool: WorkerPool, tmp_path: Path) -> None:
 
 @within(WEIGHTS)
 @pytest.mark.timeout(DEADLINE_SECONDS)
+def test_workers_may_save_to_paths_of_their_own(pool: WorkerPool, tmp_path: Path) -> None:
+    assert all(call(pool, "saved_to_paths_of_their_own", folder=str(tmp_path)))
+
+
+@within(WEIGHTS)
+@pytest.mark.timeout(DEADLINE_SECONDS)
 def test_a_model_that_runs_eagerly_has_the_numbers_of_one_device(pool: WorkerPool) -> None:
     assert max(call(pool, "eagerly")) < 1e-5
 

@@ -210,6 +210,10 @@ def test_the_chief_may_save_alone(pool: WorkerPool, tmp_path: Path) -> None:
     assert chief == ["chief.keras"]
 
 
+def test_a_worker_that_saves_to_a_path_of_its_own_has_its_file_at_once(pool: WorkerPool, tmp_path: Path) -> None:
+    assert call(pool, "saves_to_paths_of_their_own", folder=str(tmp_path)) == [True, True]
+
+
 def test_a_model_that_is_saved_in_an_accumulation_says_what_it_has_not(pool: WorkerPool, tmp_path: Path) -> None:
     chief, other = call(pool, "saved_in_an_accumulation", folder=str(tmp_path))
     for answer in (chief, other):

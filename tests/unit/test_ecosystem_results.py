@@ -65,7 +65,7 @@ def test_the_command_runs_what_is_missing_and_fails_on_what_is_wrong(
     ran: list[list[str]] = []
     statuses = iter(("wrong", "green"))
 
-    def run(rows: Any, columns: Any, *, jobs: int, on_cell: Any) -> Report:
+    def run(rows: Any, columns: Any, *, jobs: int, deadline_seconds: float, on_cell: Any) -> Report:
         ran.append([f"{row.name} {one.name}" for row in rows for one in columns if row.applies(one)])
         on_cell(
             Cell(feature=rows[0].name, column=columns[0].name, status=next(statuses), difference=0.25, detail="w/0")

@@ -1,15 +1,17 @@
 """Saving over several workers: the chief writes whole files only, and the others continue when it is done.
 
 A script may call `model.save` on every worker or on the chief alone. So the chief does not wait: it leaves a note when
-a file is complete, and a worker that saves the same state to the same path waits for the note.
+a file is complete, and a worker that saves the same state to a file of the same name waits for the note. The note says
+which path the chief's file has. A worker whose path is another, as in TensorFlow's guide, writes a file of its own.
 
 Where weights are sharded every worker has to save, because reading a weight gathers its parts. The chief's file counts,
-as one device would write it; the others drop theirs.
+as one device would write it; the others keep theirs only at paths of their own.
 """
 
 import contextlib
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,7 +24,7 @@ from tfdist.compat.keras.callback_fields import NoPath
 from tfdist.compat.tensorflow.meshes import sharded_variable
 from tfdist.errors import DeadlineError, DisagreementError, UnsupportedError
 
-# A worker that saves where the chief does not waits in vain, and then writes itself.
+# A worker that saves what the chief does not waits in vain, and then writes itself.
 _PATIENCE_SECONDS = 30.0
 
 
@@ -62,33 +64,37 @@ def _export(model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Non
 def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any, *args: Any, **kwargs: Any) -> None:
     assert workers.notes is not None
     path = os.fspath(filepath)
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)  # none before compile, as in a loop of the user's own
     steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
-    state = f"tfdist/{name}/{steps}/{path}"
+    state = f"tfdist/{name}/{steps}/{os.path.basename(path)}"
     note = f"{state}/{workers.next_number(state)}"
     is_cut = any(sharded_variable.sharding_of(weight) is not None for weight in model.weights)
     if is_cut:
         _require_all(workers, state, name, path)
-    write = functools.partial(_write_whole, functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
-    if not workers.is_chief:
-        if is_cut:
-            _write_aside(functools.partial(getattr(type(model), name), model), path, *args, **kwargs)
-        failure = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
-        if failure is None and is_cut:
-            raise DeadlineError(f"worker 0 has not written {path} in {_PATIENCE_SECONDS:.0f} s; see its output.")
-        if failure is None:
-            # To a path of its own, as TensorFlow's guide has it. Were it the chief's after all, the same whole file
-            # twice.
-            write()
-        elif failure:
-            raise DisagreementError(f"worker 0 could not write {path}: {failure}")
+    save = functools.partial(getattr(type(model), name), model)
+    if workers.is_chief:
+        try:
+            _write_whole(save, path, *args, **kwargs)
+        except Exception as error:
+            workers.notes.leave_note(note, f"{path}\n{type(error).__name__}: {error}")
+            raise
+        workers.notes.leave_note(note, f"{path}\n")
         return
-    try:
-        write()
-    except Exception as error:
-        workers.notes.leave_note(note, f"{type(error).__name__}: {error}")
-        raise
-    workers.notes.leave_note(note, "")
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+        aside = os.path.join(scratch, os.path.basename(path))
+        if is_cut:  # reads all weights as the chief reads them
+            save(aside, *args, **kwargs)
+        said = workers.notes.wait_for_note(note, _PATIENCE_SECONDS)
+        if said is None and is_cut:
+            raise DeadlineError(f"worker 0 has not written {path} in {_PATIENCE_SECONDS:.0f} s; see its output.")
+        of_chief, _, failure = (said or "").partition("\n")
+        if of_chief == path:
+            if failure:
+                raise DisagreementError(f"worker 0 could not write {path}: {failure}")
+        elif not is_cut:
+            _write_whole(save, path, *args, **kwargs)
+        elif "://" not in path:
+            shutil.move(aside, path)
 
 
 def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
@@ -109,12 +115,6 @@ def _cannot_export(path: str) -> UnsupportedError:
         "exported model reads whole ones. Save it by model.save(), load that on one device, and export it there.",
         path=path,
     )
-
-
-def _write_aside(write: Any, path: str, *args: Any, **kwargs: Any) -> None:
-    """Write to a temporary folder, to read all weights as the chief reads them."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
-        write(os.path.join(scratch, os.path.basename(path)), *args, **kwargs)
 
 
 def _write_whole(write: Any, path: str, *args: Any, **kwargs: Any) -> None:

@@ -3,11 +3,13 @@
 import contextlib
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import keras
 import number_cases
 import numpy as np
+import pytest
 import refusal_fields
 import tensorflow as tf
 
@@ -15,6 +17,7 @@ import tfdist.strategies
 from tfdist import errors
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.optimizers import DistributedOptimizer
+from tfdist.training import chief_saving
 
 STRATEGY = tfdist.strategies.from_environment()
 RANK = int(os.environ["TFDIST_WORKER_INDEX"])
@@ -151,6 +154,19 @@ def chief_saves_alone(folder: str) -> list[str]:
         network.save(f"{folder}/chief.keras")
     network.fit(X, Y, verbose=0)
     return sorted(os.listdir(folder))
+
+
+def saves_to_paths_of_their_own(folder: str) -> bool:
+    """Save where no other worker does, as TensorFlow's guide has it; a worker that waits for the chief waits long."""
+    network, own = model(), Path(folder) / str(RANK)
+    own.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chief_saving, "_PATIENCE_SECONDS", 3600)
+        network.save_weights(own / "a.weights.h5")
+    before = network.get_weights()
+    network.set_weights([weight + 1 for weight in before])
+    network.load_weights(own / "a.weights.h5")
+    return all(np.array_equal(a, b) for a, b in zip(network.get_weights(), before, strict=True))
 
 
 def saved_in_an_accumulation(folder: str) -> dict[str, Any]:
