@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ecosystem.entry import Examples
+from tfdist.compat.keras import keras_trainer
 from tfdist.verify.feature import keras
 
 LENGTH, WORDS, CLASSES, SIDE = 8, 31, 5, 32
@@ -55,15 +56,13 @@ def next_words(random: np.random.Generator, rows: int) -> Examples:
 
 
 def settled(model: Any) -> Any:
-    """The model without what differs by design with the number of replicas, in nested models as well.
+    """The model without what differs by design with the number of replicas, inside other layers as well.
 
     Batch normalization uses the statistics of the global batch, as one device does, and nothing is dropped at random.
     """
-    for layer in model.layers:
+    for layer in keras_trainer.layers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True
         elif isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-        elif hasattr(layer, "layers"):
-            settled(layer)
     return model

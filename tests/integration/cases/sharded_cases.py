@@ -295,15 +295,13 @@ def saved(folder: str, names: list[str]) -> dict[str, Any]:
 
 
 def saved_to_paths_of_their_own(folder: str) -> bool:
-    """Save where no other worker does, as TensorFlow's guide has it, and load that."""
-    own = Path(folder) / str(RANK)
-    own.mkdir()
     with STRATEGY.scope():
         model = network()
-    before = model.get_weights()
-    model.save_weights(own / "a.weights.h5")
+    before, path = model.get_weights(), Path(folder) / str(RANK) / "a.weights.h5"
+    path.parent.mkdir()
+    model.save_weights(path)
     model.set_weights([weight + 1 for weight in before])
-    model.load_weights(own / "a.weights.h5")
+    model.load_weights(path)
     return distance(model.get_weights(), before) == 0
 
 
