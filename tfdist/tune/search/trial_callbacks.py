@@ -48,18 +48,24 @@ class TrialReporter(keras.callbacks.Callback):
     def __init__(self, request: TrialRequest) -> None:
         super().__init__()
         self._request = request
+        self._fit: keras_epochs.Fit | None = None
         self.epochs = 0
         self.compiled: list[float] = []
         self.restored: list[float] | None = None
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
-        fit = keras_epochs.running_fit(model)
+        self._fit = fit = keras_epochs.running_fit(model)
         if fit is not None and not any(isinstance(one, _Pause) for one in fit.callbacks.callbacks):
             fit.callbacks.callbacks.append(_Pause(self._request, self))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Note the learning rates that the script has set, before the optimizer is restored."""
+        """Note the learning rates that the script has set, before the optimizer is restored.
+
+        A step that makes variables is traced twice, which takes longer than the training of a short trial.
+        """
+        if self._fit is not None and not keras_model.is_built(self.model):
+            keras_epochs.build(self.model, self._fit)
         self.compiled = [float(rate.numpy()) for rate in learning_rates(self.model)]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
