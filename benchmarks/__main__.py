@@ -23,6 +23,7 @@ COMMANDS = {
     "scaling": ("links.scaling_accuracy", "What `tfdist plan` predicts over slow links, beside steps of fit."),
     "rounds": ("federated.rounds_race", "Rounds of simulated clients, beside Flower's simulation."),
     "secure": ("federated.secure_race", "Secure sums, beside SecAgg+ of Flower and the plain mean."),
+    "search": ("searches.trials_race", "Trials in an hour, beside Keras Tuner and Ray Tune."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),
 }
 

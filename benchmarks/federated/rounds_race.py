@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from sklearn import datasets
 
-from benchmarks.federated.flower_environment import FlowerEnvironment
+from benchmarks.peer_environment import PeerEnvironment
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.federated import App, FedAvg, simulate, split_dirichlet
@@ -46,7 +46,7 @@ class RoundsBench(Suite):
     def run(self, told: Told = untold) -> "RoundsReport":
         with machine.observed() as about, tempfile.TemporaryDirectory(prefix="tfdist-flower-") as folder:
             told(f"installing {_FLOWER}")
-            flower = FlowerEnvironment(Path(folder), _FLOWER)
+            flower = PeerEnvironment(Path(folder), _FLOWER, side=Path(__file__).with_name("flower_side.py"))
             path = Path(folder, "parts.npz")
 
             def measure(arm: str, turn: int) -> dict[str, list[float]]:

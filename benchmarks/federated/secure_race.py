@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.federated.flower_environment import FlowerEnvironment
+from benchmarks.peer_environment import PeerEnvironment
 from tfdist.bench.suite import Report, Suite, Table, Told, in_turns, option, quartiles, ratio, untold
 from tfdist.cli.bench.suite_command import suite_command
 from tfdist.federated import Mean, SecureSums, Update
@@ -52,7 +52,7 @@ class SecureBench(Suite):
     def run(self, told: Told = untold) -> "SecureReport":
         with machine.observed() as about, tempfile.TemporaryDirectory(prefix="tfdist-flower-") as folder:
             told(f"installing {_FLOWER}")
-            flower = FlowerEnvironment(Path(folder), _FLOWER)
+            flower = PeerEnvironment(Path(folder), _FLOWER, side=Path(__file__).with_name("flower_side.py"))
             names = [f"client-{number:04d}" for number in range(self.clients)]
             plan = plan_of(SecureSums(), names, session=bytes(32), length=self.length)
             vector = np.random.default_rng(0).normal(scale=0.01, size=self.length).astype(np.float32)
