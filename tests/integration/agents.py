@@ -95,6 +95,33 @@ def finished(*arguments: object, shared: Path, **options: object) -> tuple[int, 
         return process.returncode, (out or b"").decode(), (err or b"").decode()
 
 
+# a trial that needs no TensorFlow: its first worker reports where it is
+TRIAL = """
+import tfdist
+x = tfdist.search.parameters().Float("x", 0.0, 1.0)
+print("at", os.environ["TFDIST_WORKERS"].partition(":")[0], os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+tfdist.search.report({"loss": x}, step=1)
+"""
+
+
+def searched(*options: object, shared: Path, **more: object) -> list[str]:
+    """Search on a launcher to the end; return what the trials have printed, one after another."""
+    folder = shared / "search"
+    given = ("--metric", "loss", "--scheduler", "random", "--epochs", 1, "--output", folder, *options)
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "search", *map(str, given)],
+        **{"env": environment(shared), **more},  # type: ignore[call-overload]
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    logs = [path.read_text() for path in sorted(folder.glob("trials/*/output.log"))]
+    assert done.returncode == 0, done.stdout + done.stderr + "\n".join(logs)
+    return logs
+
+
 def wait_until(test: Callable[[], object], otherwise: str, *, seconds: float = DEADLINE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not test():

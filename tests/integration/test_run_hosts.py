@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.agents import (
     DEADLINE_SECONDS,
+    TRIAL,
     agent,
     alive,
     another_host,
@@ -21,6 +22,7 @@ from tests.integration.agents import (
     finished,
     own_lines,
     says,
+    searched,
     told,
     wait_until,
 )
@@ -67,6 +69,15 @@ def test_what_workers_get_and_write(hosts: list[str], script: Any, shared: Path)
     addresses = {told(shared, f"addresses {worker}") for worker in range(4)}
     assert len(addresses) == 1
     assert [one.partition(":")[0] for one in addresses.pop().split(",")] == ["127.0.0.1"] * 2 + ["127.0.0.2"] * 2
+
+
+@quick
+def test_trials_of_a_search_have_places_and_gpus_of_their_own(script: Any, shared: Path) -> None:
+    env = environment(shared, CUDA_VISIBLE_DEVICES="4,6", TFDIST_SSH_COMMAND=f"'{another_host(shared)}'")
+    hosts = ("--hosts", HOSTS, "--gpus-per-worker", 1)
+    logs = searched(*hosts, "--trials", 4, script(TRIAL), shared=shared, env=env)
+    found = sorted(line.partition("at ")[2] for log in logs for line in log.splitlines() if "at 127" in line)
+    assert found == ["127.0.0.1 0", "127.0.0.1 1", "127.0.0.2 0", "127.0.0.2 1"], logs
 
 
 @quick

@@ -14,11 +14,13 @@ from tests.integration import light
 from tests.integration.agents import (
     DEADLINE_SECONDS,
     ROOT,
+    TRIAL,
     agent,
     environment,
     finished,
     own_lines,
     says,
+    searched,
     told,
     wait_until,
 )
@@ -97,6 +99,18 @@ def test_lines_the_first_failure_and_its_exit_code(with_pods: FakeCluster, scrip
     rest = [one for (plural, _), one in with_pods.objects.items() if plural != "jobs"]
     assert len(rest) == 3
     assert all(one["metadata"]["ownerReferences"][0]["kind"] == "Job" for one in rest)
+
+
+@pytest.mark.quick
+@needs_pods
+def test_a_trial_of_a_search_is_a_job_of_its_own(with_pods: FakeCluster, script: Any, shared: Path) -> None:
+    options = ("--engine", "kubernetes", "--slots", 1, "--trials", 1)
+    with serving(with_pods) as variables:
+        env = environment(shared, **variables)
+        (log,) = searched(
+            *options, "--run-options", "--image tfdist:cpu --name train", script(TRIAL), shared=shared, env=env
+        )
+    assert "job train is submitted" in log
 
 
 @pytest.mark.quick

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.agents import DEADLINE_SECONDS, alive, finished, says, told, wait_until
+from tests.integration.agents import DEADLINE_SECONDS, TRIAL, alive, finished, says, searched, told, wait_until
 from tests.integration.steppers import STEPPER, done, happened, job, wait_for_event
 from tests.integration.test_run_resize import sizes
 from tests.ray_nodes import files_of, ray_nodes
@@ -158,6 +158,12 @@ def test_a_job_whose_places_somebody_else_takes_away_says_so(cluster: list[str],
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 1, err
     assert err.count(b"lost the actor on ") == 1, err
+
+
+def test_a_trial_of_a_search_is_a_job_of_ray(cluster: list[str], script: Any, shared: Path) -> None:
+    launcher, address = cluster[:2], " ".join(cluster[2:])
+    (log,) = searched(*launcher, "--run-options", address, "--slots", 1, "--trials", 1, script(TRIAL), shared=shared)
+    assert "at " in log
 
 
 def test_what_cannot_be_is_one_error_before_anything_is_started(cluster: list[str], script: Any, shared: Path) -> None:

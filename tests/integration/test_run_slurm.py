@@ -11,12 +11,14 @@ import pytest
 
 from tests.integration.agents import (
     DEADLINE_SECONDS,
+    TRIAL,
     agent,
     another_host,
     environment,
     finished,
     own_lines,
     says,
+    searched,
     wait_until,
 )
 from tfdist.jobs.launchers.launcher_table import LAUNCHERS
@@ -256,6 +258,20 @@ def test_a_search_is_an_array_of_which_each_job_has_its_arguments(slurm: dict[st
     for job, rate in enumerate(("0.1", "0.01")):
         lines = [line for line in out.splitlines() if line.startswith(f"[42_{job}] ")]
         assert any(line.endswith(f"['--search', '--rate={rate}', '--name=a b']") for line in lines), out
+
+
+def test_trials_of_a_search_are_jobs_in_the_queue_or_steps_of_an_allocation(slurm: dict[str, Any], script: Any) -> None:
+    path, env = script(TRIAL), {**slurm["env"], "CUDA_VISIBLE_DEVICES": "-1"}
+    options = ("--engine", "slurm", "--trials", 2, path)
+    more = {"shared": slurm["shared"], "cwd": slurm["cwd"]}
+    logs = searched("--slots", 1, "--run-options", "--sbatch --time=5", *options, env=env, **more)
+    assert len(logs) == 2
+    assert all("job 42 is in the queue" in log for log in logs)
+    assert "--time=5" in (slurm["shared"] / "batch").read_text()
+    (slurm["shared"] / "search").rename(slurm["shared"] / "first")
+    inside = {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    logs = searched(*options, env={**env, **inside}, **more)
+    assert [("at 127.0.0.1" in log, "at 127.0.0.2" in log) for log in logs] == [(True, False), (False, True)], logs
 
 
 def test_a_chief_and_servers_are_a_component_of_their_own(slurm: dict[str, Any], script: Any) -> None:

@@ -1,4 +1,4 @@
-"""`tfdist search run`: search with a script on this machine."""
+"""`tfdist search run`: search with a script."""
 
 import sys
 from pathlib import Path
@@ -23,11 +23,14 @@ from tfdist.tune.search.search_space import parse_space
     groups={
         "What is searched": ("ranges", "metric", "mode", "seed"),
         "How": ("scheduler", "sampler", "trials", "epochs", "min_epochs", "eta", "perturb"),
-        "Where it runs": ("slots", "workers_per_trial", "strategy", "restarts", "is_module", "output"),
+        "Where it runs": (
+            *("slots", "workers_per_trial", "strategy", "hosts", "launcher_name", "run_options"),
+            *("restarts", "is_module", "output"),
+        ),
     },
     examples={
         "tfdist search --metric val_accuracy --trials 1000 train.py": "",
-        "tfdist search --scheduler population --trials 8 train.py": "",
+        "tfdist search --scheduler population --trials 8 --hosts a:4,b:4 train.py": "",
         "tfdist search run --space lr=log:1e-4:1e-1 --space units=32,64 train.py": "",
     },
     epilog="Exit code: 0 when a trial has reported, else 1; 2 for a wrong request.",

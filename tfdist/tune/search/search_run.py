@@ -18,13 +18,17 @@ from tfdist.tune.search.search_loop import Loop
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import from_python
 from tfdist.tune.search.search_trial import HyperParameters, parameters, requested, write_report
-from tfdist.tune.search.trial_slots import LocalSlots, forget_trials
+from tfdist.tune.search.trial_jobs import Slot, slots_of
+from tfdist.tune.search.trial_slots import TrialSlots, forget_trials
 from tfdist.validation import nearest, shown
 
 SETTINGS, JOURNAL, CODE = "search.json", "journal.jsonl", "function.pickle"
 Tell = Callable[[Event, History], None]
 _LOOKED_AT = 3  # trials, before a name that none has asked for is refused
-_OF_SCRIPTS = ("target", "arguments", "is_module", "strategy", "workers_per_trial")
+_OF_SCRIPTS = (
+    *("target", "arguments", "is_module", "strategy", "workers_per_trial"),
+    *("hosts", "launcher_name", "run_options", "gpus_per_worker"),
+)
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,16 @@ class Search:
 def begin(settings: SearchSettings, folder: Path, *, tell: Tell = lambda event, history: None) -> Search:
     """Search from the beginning, in a folder that has no search."""
     _require_new(folder)
+    _slots_of(settings)  # refuses what cannot be, before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{SETTINGS}.new"
     fresh.write_text(settings.to_json() + "\n", encoding="utf-8")
     fresh.rename(folder / SETTINGS)
     return go_on(folder, tell=tell)
+
+
+def _slots_of(settings: SearchSettings, count: int | None = None) -> tuple[Slot, ...]:
+    return slots_of(settings, count or settings.slots, os.environ, len(os.sched_getaffinity(0)))
 
 
 def _require_new(folder: Path) -> None:
@@ -92,7 +101,8 @@ def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, 
     search_journal.repair(folder / JOURNAL)
     found = opened(folder)
     settings, history = found.settings, found.history
-    history.slots = slots or settings.slot_count()
+    places = _slots_of(settings, slots)
+    history.slots = len(places)
     forget_trials(folder, len(history.trials))
     functional = settings.target == WORKER_MODULE and settings.is_module
 
@@ -103,7 +113,7 @@ def go_on(folder: Path, *, slots: int | None = None, tell: Tell = lambda event, 
 
     with search_journal.Journal(folder / JOURNAL) as journal, guarded(secrets.token_hex(8)) as guard:
         environment = worker_environment() if functional else {}
-        runner = LocalSlots(settings, folder.resolve(), history.slots, guard, environment=environment)
+        runner = TrialSlots(settings, folder.resolve(), places, guard, environment=environment)
         try:
             Loop(settings.make_scheduler(), runner, history, write=journal.write, tell=told).run()
         finally:
@@ -136,7 +146,7 @@ def opened(folder: Path) -> Search:
             f"{folder} has no search ({SETTINGS} is missing). Name the folder that `tfdist search --output` has made."
         ) from None
     settings = SearchSettings.from_json(text, path=folder / SETTINGS)
-    history = settings.make_history(settings.slot_count())
+    history = settings.make_history(settings.slots or 1)
     for event in search_journal.read(folder / JOURNAL):
         history.add(event)
     return Search(folder, settings, history)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.jobs.launchers.launcher_table import LAUNCHERS
 from tfdist.jobs.plan.worker_spec import VISIBLE
 from tfdist.options import check, option
 from tfdist.tune.search import search_schedulers as schedulers
@@ -55,6 +56,19 @@ class SearchSettings:
     slots: int | None = option(None, "At the same time.  [default: as cores]", kind=int, minimum=1)
     workers_per_trial: int = option(1, "By tfdist run -n N.", metavar="N", minimum=1)
     strategy: str | None = option(None, "Of trials.", kind=str, metavar="NAME")
+    hosts: str | None = option(None, "Where trials run, as a:2,b:2.", kind=str, metavar="HOSTS")
+    launcher_name: str | None = option(
+        None,
+        "What starts them: slurm, ray, kubernetes, ...",
+        kind=str,
+        flags=("--engine",),
+        choices=tuple(LAUNCHERS),
+        metavar="NAME",
+    )
+    run_options: str | None = option(None, "More of tfdist run, for each trial.", kind=str, metavar="OPTIONS")
+    gpus_per_worker: int | None = option(
+        None, "GPUs of its host that each worker of a trial sees.", kind=int, metavar="G", minimum=0, is_hidden=True
+    )
     restarts: int = option(1, "Of a trial that dies without progress.", metavar="K", minimum=0)
 
     def __post_init__(self) -> None:
@@ -150,11 +164,6 @@ class SearchSettings:
 
     def make_history(self, slots: int) -> History:
         return History(slots=slots, mode=self.direction, restarts=self.restarts)
-
-    def slot_count(self) -> int:
-        """Trials at the same time: as asked, or as many as there are GPUs or cores for."""
-        places = gpu_count(os.environ) or len(os.sched_getaffinity(0))
-        return self.slots or max(1, places // self.workers_per_trial)
 
     def to_json(self) -> str:
         content = {one.name: getattr(self, one.name) for one in fields(self)}

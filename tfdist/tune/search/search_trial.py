@@ -312,11 +312,10 @@ class ReportFiles:
             yield Report(self.trial, int(line["step"]), float(line["value"]))
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        path = self.folder / name
         try:
-            if path.stat().st_size == self._read[name]:
-                return
-            content = path.read_bytes()[self._read[name] :]
+            with open(self.folder / name, "rb") as file:  # opened, a disk of the network has what others have written
+                file.seek(self._read[name])
+                content = file.read()
         except FileNotFoundError:
             return
         whole = content[: content.rfind(b"\n") + 1]

@@ -1,6 +1,6 @@
-"""Runs trials as processes of this machine: forked from one that has imported TensorFlow, or as `tfdist run`.
+"""Runs trials on slots: processes forked from one that has imported TensorFlow, or `tfdist run` with a launcher.
 
-A trial of one process costs no import of TensorFlow. Where nothing can be forked, it is started anew.
+A forked trial costs no import of TensorFlow. Where nothing can be forked, it is started anew.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from tfdist.processes.job_resources import Guard
 from tfdist.processes.worker_failure import how_it_ended, read_record
 from tfdist.tune.search.search_history import End, Event, History
 from tfdist.tune.search.search_settings import SearchSettings, gpu_count
-from tfdist.tune.search.search_trial import BACKUP, ERROR, LOG, ReportFiles, TrialRequest
+from tfdist.tune.search.search_trial import BACKUP, DECLARED, ERROR, LOG, REPORTS, ReportFiles, TrialRequest
+from tfdist.tune.search.trial_jobs import Slot, command_of, is_forked, launcher_of
 from tfdist.variables import ERROR_FILE
 
 _LOOK_SECONDS = 0.02
@@ -45,24 +46,26 @@ class _Running:
     is_asked: bool = False
 
 
-class LocalSlots:
-    """The slots of this machine."""
+class TrialSlots:
+    """The slots of a search, and what runs on them."""
 
     def __init__(
         self,
         settings: SearchSettings,
         folder: Path,
-        slots: int,
+        slots: Sequence[Slot],
         guard: Guard,
         *,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._settings, self._folder, self._slots, self._guard = settings, folder, slots, guard
         self._gpus = gpu_count(os.environ)
-        threads = str(max(1, len(os.sched_getaffinity(0)) // slots))
-        own = {name: threads for name in _THREADS if name not in os.environ and not self._gpus}
+        threads = str(max(1, len(os.sched_getaffinity(0)) // len(slots)))
+        self._is_here = launcher_of(settings) == "local"
+        shares = self._is_here and not self._gpus
+        own = {name: threads for name in _THREADS if name not in os.environ and shares}
         self._environment = {**own, **(environment or {})}
-        self._forks = settings.workers_per_trial == 1 and settings.strategy is None
+        self._forks = is_forked(settings)
         self._server: ForkServer | None = None
         self._placement = LocalPlacement(guard, starter=self._started)
         self._running: dict[int, _Running] = {}
@@ -83,6 +86,8 @@ class LocalSlots:
         state, settings, folder = history.trials[trial], self._settings, self.folder_of(trial)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
+        for name in (DECLARED, REPORTS):  # on a disk of the network, a new file of another host is seen later
+            (folder / name).touch()
         request = TrialRequest(
             folder=str(folder),
             trial=trial,
@@ -93,17 +98,19 @@ class LocalSlots:
             values=state.values,
             draws=not settings.space,
         )
-        slot = min(set(range(self._slots)) - {one.slot for one in self._running.values()})
+        number = min(set(range(len(self._slots))) - {one.slot for one in self._running.values()})
+        slot = self._slots[number]
+        variables = {**self._environment, **(slot.variables or {}), ERROR_FILE.name: str(folder / ERROR)}
         spec = WorkerSpec(
             index=trial,
             task=TaskId(type="worker", index=trial),
-            argv=self._command(),
-            environment={**self._environment, ERROR_FILE.name: str(folder / ERROR), **request.to_environment()},
+            argv=self._command(slot),
+            environment={**variables, **request.to_environment()},
             error_file=folder / ERROR,
-            gpus=self._gpus_of(slot),
+            gpus=self._gpus_of(number),
             piped=frozenset(),
         )
-        self._running[trial] = _Running(self._placement.start(spec), slot, ReportFiles.of(trial, folder))
+        self._running[trial] = _Running(self._placement.start(spec), number, ReportFiles.of(trial, folder))
 
     def stop(self, trial: int) -> None:
         if (running := self._running.get(trial)) is not None:
@@ -162,9 +169,10 @@ class LocalSlots:
         if code != 0:
             return End(trial, "died", self._cause(trial, code))
         if not reported:
+            where = "" if self._is_here else f" The hosts must have {self._folder} too, on a disk that all share."
             text = (
                 "It ended with code 0 and has reported nothing. Give fit the callbacks of tfdist.search.callbacks(), "
-                "or call tfdist.search.report(...)."
+                f"or call tfdist.search.report(...).{where}"
             )
             return End(trial, "died", text)
         is_paused = until <= reported < self._settings.epochs
@@ -178,22 +186,19 @@ class LocalSlots:
         lines = _end_of(folder / LOG).rstrip().splitlines()[-_SHOWN_LINES:]
         return "\n".join([how_it_ended(code), *lines])
 
-    def _command(self) -> tuple[str, ...]:
+    def _command(self, slot: Slot) -> tuple[str, ...]:
         settings = self._settings
-        script = (settings.target, *settings.arguments)
-        if self._forks:
-            kind = "--module" if settings.is_module else "--script"
-            return (sys.executable, str(WORKER_FILE), "--parent", str(os.getpid()), kind, *script)
-        strategy = () if settings.strategy is None else ("--strategy", settings.strategy)
-        module = ("-m",) if settings.is_module else ()
-        count = ("-n", str(settings.workers_per_trial))
-        return (sys.executable, "-m", "tfdist", "run", *count, *strategy, *module, *script)
+        if not self._forks:
+            return (sys.executable, "-m", "tfdist", *command_of(settings, slot))
+        kind = "--module" if settings.is_module else "--script"
+        own = ("--parent", str(os.getpid()), kind, settings.target)
+        return (sys.executable, str(WORKER_FILE), *own, *settings.arguments)
 
     def _gpus_of(self, slot: int) -> tuple[int, ...] | None:
-        if not self._gpus:
+        if not self._gpus or not self._is_here:
             return None
-        workers = self._settings.workers_per_trial
-        return tuple((slot * workers + place) % self._gpus for place in range(min(workers, self._gpus)))
+        each = self._settings.workers_per_trial * (self._settings.gpus_per_worker or 1)
+        return tuple((slot * each + place) % self._gpus for place in range(min(each, self._gpus)))
 
     def _started(self, spec: WorkerSpec, environment: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
         log = os.open(spec.error_file.with_name(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
