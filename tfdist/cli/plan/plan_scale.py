@@ -14,21 +14,20 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, plot_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.cli.plan.plan_options import (
-    network_of,
-    on_device,
+    measured_network,
+    measured_rate,
     on_processors,
     plan_options,
     profile_of,
     record,
     require_source,
-    save_seconds,
-    surroundings,
 )
 from tfdist.errors import ConfigError
 from tfdist.planner.plot_style import require_matplotlib
 from tfdist.planner.scaling import plan_record
-from tfdist.planner.scaling.job_cost import Price, as_seconds
+from tfdist.planner.scaling.job_cost import as_seconds
 from tfdist.planner.scaling.job_steps import EXACT, METHODS
+from tfdist.planner.scaling.planned_request import prices_of, request_of, surroundings
 from tfdist.planner.scaling.scaling_report import (
     Request,
     Row,
@@ -39,6 +38,8 @@ from tfdist.planner.scaling.scaling_report import (
     shown_seconds,
     strategy_of,
 )
+
+_OF_REQUEST = ("grows", "epochs", "noise_scale", "price", "spot", "save", "deadline", "budget")
 
 
 @click.command(
@@ -102,14 +103,13 @@ def command(
     SCRIPT runs as it is up to its first call of fit, where the layers of the model are measured; nothing trains.
     """
     require_source(profile, script, is_module=is_module)
-    counts, prices = numbers_of(asked["workers"]), _prices(asked)
-    examples = _examples(asked["examples"], asked)
-    deadline = None if asked["deadline"] is None else as_seconds(asked["deadline"], name="--deadline")
+    counts, examples = numbers_of(asked["workers"]), _examples(asked["examples"], asked)
+    _require_limits(asked)
     if plot is not None:
         require_matplotlib()
     kept = record()
     with unwinding(), Console(stderr=True).status("measuring the layers") as status:
-        network = network_of(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+        network = measured_network(asked["link"], asked["hosts"], asked["device"], kept.calibration)
         counts, left_out = on_processors(counts, network, asked["device"])
         costs = profile_of(
             profile,
@@ -124,31 +124,22 @@ def command(
             save_profile.write_text(costs.to_json(), encoding="utf-8")
         status.update("planning")
         around = surroundings(
-            costs,
             kept.calibration,
             network=network,
+            rate=measured_rate(costs, asked["device"], kept.calibration),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
         words = (*(["-m"] if is_module else []), script or "train.py", *arguments)
         report = plan_scaling(
-            Request(
-                profile=on_device(costs, around.device, kept.calibration),
-                network=around.network,
-                device=around.device,
-                noise=around.noise,
-                codec=around.codec,
+            request_of(
+                costs,
+                around,
+                kept,
                 workers=counts,
-                prices=prices,
-                methods=_methods(asked["methods"]),
-                grows=asked["grows"],
                 examples=examples,
-                epochs=asked["epochs"],
-                noise_scale=asked["noise_scale"],
-                deadline_seconds=deadline,
-                budget=asked["budget"],
-                save_seconds=save_seconds(asked["save"], costs, kept.calibration),
-                factors=kept.factors(),
+                methods=_methods(asked["methods"]),
                 script=words,
+                **{name: asked[name] for name in _OF_REQUEST},
             )
         )
     if script is not None and around.device.name == "here":
@@ -165,12 +156,11 @@ def command(
         sys.exit(1)
 
 
-def _prices(asked: dict[str, Any]) -> tuple[Price, ...]:
-    hourly = asked["price"]
-    if (asked["spot"] or asked["budget"]) and not hourly:
-        raise click.UsageError("--spot and --budget need --price, of a device on demand for an hour.")
-    own = Price(hourly=hourly)
-    return (own,) if asked["spot"] is None else (own, Price.spot(asked["spot"], hourly=hourly))
+def _require_limits(asked: dict[str, Any]) -> None:
+    """Refuse limits that cannot be, before anything is measured."""
+    prices_of(asked["price"], asked["spot"], asked["budget"])
+    if asked["deadline"] is not None:
+        as_seconds(asked["deadline"], name="--deadline")
 
 
 def _examples(given: float | None, asked: dict[str, Any]) -> int | None:

@@ -14,18 +14,17 @@ from tfdist.cli.common.command import PASSES_ARGUMENTS, Command
 from tfdist.cli.common.option_parts import OutputFile, json_option, write_json
 from tfdist.cli.common.progress import screen, unwinding
 from tfdist.cli.plan.plan_options import (
-    network_of,
-    on_device,
+    measured_network,
+    measured_rate,
     plan_options,
     profile_of,
     record,
     require_source,
-    save_seconds,
-    surroundings,
 )
 from tfdist.planner.scaling.job_cost import as_seconds
 from tfdist.planner.scaling.job_simulator import Scenario, Simulated, simulate
 from tfdist.planner.scaling.job_steps import METHODS, Job, predict
+from tfdist.planner.scaling.planned_request import on_device, save_seconds, surroundings
 from tfdist.planner.scaling.save_interval import Failures, best_interval
 from tfdist.planner.scaling.scaling_report import shown_seconds
 
@@ -85,7 +84,7 @@ def command(
     failures = _failures(asked)
     kept = record()
     with unwinding(), Console(stderr=True).status("measuring the layers") as status:
-        network = network_of(asked["link"], asked["hosts"], asked["device"], kept.calibration)
+        network = measured_network(asked["link"], asked["hosts"], asked["device"], kept.calibration)
         costs = profile_of(
             profile,
             script,
@@ -95,9 +94,9 @@ def command(
             workers=1 if asked["grows"] else asked["workers"],
         )
         around = surroundings(
-            costs,
             kept.calibration,
             network=network,
+            rate=measured_rate(costs, asked["device"], kept.calibration),
             **{name: asked[name] for name in ("device", "precision", "noise")},
         )
         status.update("simulating")

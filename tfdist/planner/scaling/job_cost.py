@@ -47,7 +47,15 @@ class Price:
 
     @classmethod
     def spot(cls, text: str, *, hourly: float) -> "Price":
-        """Return the price that a text describes, such as 0.6:mtbf=4h,restart=3m,shape=0.8.
+        """Make the price that a text describes, such as 0.6:mtbf=4h,restart=3m,shape=0.8.
+
+        Args:
+            text: the part of the price, and how capacity is taken away.
+            hourly: the price on demand, for an hour.
+        Returns:
+            The price of capacity that may be taken away.
+        Raises:
+            ConfigError: the text describes no price.
 
         Example:
             >>> found = Price.spot("0.6:mtbf=4h", hourly=2.0)

@@ -79,6 +79,7 @@ class Request:
         deadline_seconds, budget: that a training may take.
         save_seconds: that a save takes.
         factors: by what a prediction is multiplied for the ends of its interval.
+        speeds: of the slowest and the fastest device that its name may mean, as parts of the device's speed.
         script: the words of the command.
     """
 
@@ -98,6 +99,7 @@ class Request:
     budget: float | None = None
     save_seconds: float = 1.0
     factors: tuple[float, float] = (1 - UNKNOWN, 1 + UNKNOWN)
+    speeds: tuple[float, float] = (1.0, 1.0)
     script: tuple[str, ...] = ("train.py",)
 
     def __post_init__(self) -> None:
@@ -157,10 +159,12 @@ class Row:
 
     @property
     def is_spot(self) -> bool:
+        """Whether the capacity may be taken away."""
         return self.price.factor != 1
 
     @property
     def name(self) -> str:
+        """Workers and method, such as "2 x data"."""
         spot = ", spot" if self.is_spot else ""
         return f"{self.job.workers} x {self.job.method}{spot}" if self.job.workers > 1 else f"one device{spot}"
 
@@ -182,6 +186,7 @@ class ScalingReport:
 
     @property
     def has_limit(self) -> bool:
+        """Whether a deadline or a budget is given."""
         return self.request.deadline_seconds is not None or self.request.budget is not None
 
     @property
@@ -199,7 +204,11 @@ class ScalingReport:
         return min(fitting, key=lambda one: (one.cost.seconds, one.job.workers, one.cost.price), default=None)
 
     def verdict(self) -> str:
-        """Return in sentences what to do."""
+        """Say in sentences what to do.
+
+        Returns:
+            The set-up to take and why, or what is missing.
+        """
         best, request = self.best, self.request
         if best is None:
             fitting = [one for one in self.rows if one.fits]
@@ -227,7 +236,11 @@ class ScalingReport:
         )
 
     def to_json(self) -> str:
-        """Return everything for programs; infinite numbers are null."""
+        """Write everything for programs; infinite numbers are null.
+
+        Returns:
+            A document of JSON.
+        """
         request = self.request
         rows = [_content(one) for one in (*self.rows, *self.others)]
         return json.dumps(
@@ -317,11 +330,12 @@ def _row(request: Request, job: Job, price: Price) -> Row:
     late = request.deadline_seconds is not None and found.seconds > request.deadline_seconds
     dear = request.budget is not None and found.price > request.budget
     alone = request.alone.seconds / request.batch(1)
+    slowest, fastest = (_seconds_at(job, step, speed) for speed in request.speeds)
     return Row(
         job=job,
         step=step,
-        low=step.seconds * request.factors[0],
-        high=step.seconds * request.factors[1],
+        low=fastest * request.factors[0],
+        high=slowest * request.factors[1],
         efficiency=alone * job.examples / (job.workers * step.seconds) if step.seconds else 1.0,
         epoch_seconds=epoch,
         cost=found,
@@ -330,6 +344,14 @@ def _row(request: Request, job: Job, price: Price) -> Row:
         meets=not (late or dear),
         command=command_of(job, request.script),
     )
+
+
+def _seconds_at(job: Job, step: StepTime, speed: float) -> float:
+    """The seconds of the same job's step where devices have another part of their speed."""
+    if speed == 1:
+        return step.seconds
+    device = dataclasses.replace(job.device, speed=job.device.speed * speed)
+    return predict(dataclasses.replace(job, device=device)).seconds
 
 
 def command_of(job: Job, script: Sequence[str]) -> str:
