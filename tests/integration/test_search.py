@@ -13,13 +13,16 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.integration.agents import ROOT
+from tests.integration.light import python_path
 from tfdist.processes.job_resources import guarded
-from tfdist.tune.search.search_history import Clone, Decision, Event, History, Resume, Start, Status
+from tfdist.tune.search.search_history import Clone, Decision, End, Event, History, Resume, Start, Status
 from tfdist.tune.search.search_loop import Loop
 from tfdist.tune.search.search_run import go_on, opened, run
 from tfdist.tune.search.search_settings import SearchSettings
 from tfdist.tune.search.search_space import parse_space
-from tfdist.tune.search.trial_slots import LocalSlots, trial_folder
+from tfdist.tune.search.trial_jobs import Slot, slots_of
+from tfdist.tune.search.trial_slots import TrialSlots, trial_folder
 
 SCRIPT = """
 import os, signal
@@ -96,7 +99,7 @@ def test_trials_pause_die_and_are_cloned(tmp_path: Path) -> None:
     settings = SearchSettings(target=str(script), space=space, metric="loss", epochs=3)
     history, journal = settings.make_history(2), list[Event]()
     with guarded("search") as guard:
-        slots = LocalSlots(settings, tmp_path, 2, guard)
+        slots = TrialSlots(settings, tmp_path, (Slot(),) * 2, guard)
         try:
             Loop(Scripted(plan), slots, history, write=journal.append).run()
         finally:
@@ -113,6 +116,62 @@ def test_trials_pause_die_and_are_cloned(tmp_path: Path) -> None:
     rates = [float((trial_folder(tmp_path, number) / "lr").read_text()) for number in (0, 3)]
     assert rates == [0.125, 0.25]  # the optimizer's state has the donor's; the script's counts
     assert list(history.trials[0].scores) == [1, 2, 3]
+
+
+OF_TWO = """
+import os, signal
+import keras, numpy as np
+import tfdist
+
+hp = tfdist.search.parameters()
+mark = tfdist.search.folder() / "mark"
+is_killed = hp.Boolean("is_killed")
+
+
+class Killed(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if is_killed and epoch == 1 and os.environ["TFDIST_WORKER_INDEX"] == "1" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+with tfdist.strategies.from_environment().scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(hp.Float("lr", 0.1, 1.0)), "mse")
+model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[Killed(), *tfdist.search.callbacks()])
+if os.environ["TFDIST_WORKER_INDEX"] == "0":
+    state = [*model.get_weights(), *[one.numpy() for one in model.optimizer.variables]]
+    np.savez(tfdist.search.folder() / "state.npz", *state)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_trials_of_two_workers_pause_and_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
+    script = tmp_path / "train.py"
+    script.write_text(OF_TWO)
+    plan: dict[int, list[Decision]] = {
+        0: [Start(0, {"is_killed": False, "lr": 0.25}, 1), Resume(0, 2)],
+        1: [Start(1, {"is_killed": True, "lr": 0.25}, 2)],
+    }
+    space = parse_space(["lr=linear:0.1:1", "is_killed=bool"])
+    settings = SearchSettings(
+        target=str(script), space=space, metric="loss", epochs=2, workers_per_trial=2, strategy="multi-worker"
+    )
+    history, journal = settings.make_history(1), list[Event]()
+    with guarded("search") as guard:
+        slots = TrialSlots(settings, tmp_path, slots_of(settings, 1, {}, 2), guard)
+        try:
+            Loop(Scripted(plan), slots, history, write=journal.append).run()
+        finally:
+            slots.close()
+    logs = [(trial_folder(tmp_path, number) / "output.log").read_text() for number in range(2)]
+    assert [one.status.value for one in history.trials.values()] == ["finished"] * 2, "\n".join(logs)
+    assert [one.how for one in journal if isinstance(one, End)].count("died") == 1
+    assert [list(one.scores) for one in history.trials.values()] == [[1, 2]] * 2
+    assert state(tmp_path, 0) == state(tmp_path, 1)
 
 
 LOOP = """

@@ -1,6 +1,7 @@
 """`tfdist parallel plan`: which division of a model over devices is fastest, and which fits."""
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tfdist.planner.device_kinds import DeviceKind
 from tfdist.planner.division_plans import Plan, Report, plans, shown_bytes
 from tfdist.planner.layer_profile import Profile, read
 from tfdist.planner.planner_link import Link
+from tfdist.planner.scaling import plan_record
 from tfdist.planner.stage_cost import SCHEDULES
 from tfdist.planner.stage_search import OBJECTIVES
 from tfdist.planner.tensor_layouts import layouts
@@ -45,7 +47,7 @@ from tfdist.validation import as_bytes
 @click.option(
     "--kind", "kinds", multiple=True, metavar="NAME=N,...", help="Devices of a kind, in place of --devices; repeated."
 )
-@click.option("--link", metavar="RATE", help="Between devices, such as 1gbit; else measured between two processes.")
+@click.option("--link", metavar="RATE", help="Between devices, such as 1gbit; else as calibrated, or measured.")
 @click.option("--delay", "delay_ms", type=float, default=0.05, show_default=True, help="Of the link, ms each way.")
 @click.option("--threads", type=click.IntRange(1), help="Of the processor, that a device has; all by default.")
 @click.option(
@@ -132,7 +134,7 @@ def command(
             )
         if save_profile is not None:
             save_profile.write_text(costs.to_json(), encoding="utf-8")
-        if given is None:
+        if given is None and (given := plan_record.local_link(os.environ)) is None:
             from tfdist.tune.profiling import measured_link
 
             status.update("measuring the line between two processes")

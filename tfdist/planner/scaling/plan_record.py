@@ -148,6 +148,12 @@ def read(path: Path) -> Record:
         ) from error
 
 
+def local_link(environ: Mapping[str, str]) -> Link | None:
+    """The link between processes of this host, as it was calibrated; None if it was not."""
+    found = read(path_of(environ)).calibration
+    return found.link if found is not None and found.link is not None and found.link.is_local else None
+
+
 def change(path: Path, changed: Callable[[Record], Record]) -> Record:
     """Change the record in a file; other processes wait meanwhile, and readers see the old or the new one whole."""
     root = path.parent.parent
