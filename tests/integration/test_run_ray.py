@@ -161,8 +161,8 @@ def test_a_job_whose_places_somebody_else_takes_away_says_so(cluster: list[str],
 
 
 def test_a_trial_of_a_search_is_a_job_of_ray(cluster: list[str], script: Any, shared: Path) -> None:
-    launcher, address = cluster[:2], " ".join(cluster[2:])
-    (log,) = searched(*launcher, "--run-options", address, "--slots", 1, "--trials", 1, script(TRIAL), shared=shared)
+    options = (*cluster[:2], "--run-options", " ".join([*cluster[2:], "--pass-env SHARED"]), "--slots", 1)
+    (log,) = searched(*options, "--trials", 1, script(TRIAL), shared=shared)
     assert "at " in log
 
 

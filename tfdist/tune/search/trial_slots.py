@@ -33,6 +33,7 @@ from tfdist.variables import ERROR_FILE
 
 _LOOK_SECONDS = 0.02
 _END_SECONDS = 20.0  # for a backup at the end
+_JOB_END_SECONDS = 120.0  # for a launcher to end a job that saves, and to take it out of its queue
 _SERVER_SECONDS = 120.0
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _SHOWN_LINES, _READ_BYTES = 12, 20_000
@@ -145,7 +146,7 @@ class TrialSlots:
         with contextlib.suppress(TfdistError):
             for one in self._running.values():
                 one.handle.signal(signal.SIGTERM)
-            deadline = time.monotonic() + _END_SECONDS
+            deadline = time.monotonic() + (_END_SECONDS if self._is_here else _JOB_END_SECONDS)
             for one in self._running.values():
                 one.handle.wait(max(0.0, deadline - time.monotonic()))
         for one in self._running.values():
