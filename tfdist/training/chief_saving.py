@@ -94,7 +94,8 @@ def _chief_saves(model: keras.Model, workers: Workers, name: str, filepath: Any,
         elif not is_cut:
             _write_whole(save, path, *args, **kwargs)
         elif "://" not in path:
-            shutil.move(aside, path)
+            for base in os.listdir(scratch):  # several where max_shard_size cuts the file
+                shutil.move(os.path.join(scratch, base), os.path.join(os.path.dirname(path), base))
 
 
 def _require_all(workers: Workers, state: str, name: str, path: str) -> None:
