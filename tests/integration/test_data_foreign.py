@@ -18,9 +18,9 @@ from tests.order_battery import require_resumable
 from tests.refusals import refused
 from tfdist import data
 from tfdist.data.examples.fetch import PAYLOAD
-from tfdist.data.examples.joined_columns import fetcher_of
 from tfdist.data.format import record_framing
 from tfdist.data.order.epoch_orders import Full
+from tfdist.data.reading.view import fetcher_of
 from tfdist.errors import ConfigError, ConfigTypeError, CorruptDataError, DataChangedError, TfdistError
 
 pytestmark = pytest.mark.quick

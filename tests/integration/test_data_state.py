@@ -1,11 +1,13 @@
 """Where reading stands at the ends of epochs, and of what is left of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from tfdist import data
 from tfdist.errors import ConfigError
 
@@ -100,3 +102,63 @@ def test_other_batches_go_on_with_the_next_example(folder: Path, tail: str) -> N
     found = [label for batch in labels(rest) for label in batch]
     left = order[12:]
     assert found == {"pad": left + order[:6], "keep": left, "drop": left[:28]}[tail]
+
+
+@pytest.mark.parametrize("order", ["full", "block", "none", "balanced"])
+def test_a_state_goes_on_with_the_examples_that_it_is_of(order: str, tmp_path: Path) -> None:
+    def write(first: int, end: int, **options: Any) -> None:
+        numbers = np.arange(first, end)
+        data.write({"x": numbers, "label": numbers % 3}, tmp_path, num_shards=2, **options)
+
+    def read(**options: Any) -> data.Reading:
+        return data.read(tmp_path, global_batch_size=8, order=order, seed=5, tail="keep", **options)
+
+    def rest(reading: data.Reading) -> list[int]:
+        return [int(x) for batch in reading for x in batch[0]]
+
+    write(0, 50)
+    whole = read()
+    epochs = [rest(whole), rest(whole)]
+    running = read()
+    head = [int(x) for batch in running.take(3) for x in batch[0]]
+    state, at_end = running.state(batches=3), whole.state()
+    write(50, 80, exists="append")
+    assert head == epochs[0][:24]
+    assert rest(running) == epochs[0], "who reads goes on"
+    resumed = read(state=state)
+    assert (resumed.steps, resumed.steps_per_epoch) == (4, 7)
+    assert rest(resumed) == epochs[0][24:]
+    assert rest(resumed) == epochs[1], "and later epochs have the same examples"
+    assert json.dumps(resumed.state()) == json.dumps({**at_end, "epoch": 1})
+    sought = read()
+    assert len(set(rest(sought)) | set(range(50))) > 50
+    sought.seek(state)
+    assert rest(sought) == epochs[0][24:]
+    with refused(ConfigError, name="resume", received="newest"):
+        read(state=state, resume="newest")
+    newest = read(state=at_end, resume="newest")
+    assert newest.epoch == 2
+    found = rest(newest)
+    assert len(found) == 80
+    fresh = read(state={**read().state(batches=0), "epoch": 2})
+    assert rest(fresh) == found, "an epoch of all examples, as if they had always been there"
+    newest.seek(state)
+    newest.seek({**read().state(batches=0), "epoch": 2})
+    assert rest(newest) == found
+    with refused(ConfigError, name="state"):
+        read(state={**state, "digest": "0" * 32})
+
+
+def test_a_state_of_chosen_examples_goes_on_with_them(tmp_path: Path) -> None:
+    data.write({"x": np.arange(60)}, tmp_path)
+
+    def read(**options: Any) -> data.Reading:
+        chosen = data.select(tmp_path, parts={"a": 0.5, "b": 0.5}, part="a", key="x")
+        return data.read(chosen, global_batch_size=4, **options)
+
+    first = read()
+    before = [int(x) for batch in first for x in batch]
+    data.write({"x": np.arange(60, 100)}, tmp_path, exists="append")
+    resumed = read(state={**first.state(batches=0), "epoch": 0})
+    assert [int(x) for batch in resumed for x in batch] == before
+    assert len(read().examples) == 100

@@ -65,6 +65,7 @@ _STEP_BYTES = 1 << 30  # the same where the total is not known
     "--null-mask", "null_masks", multiple=True, metavar="COLUMN", help="May be null; COLUMN_is_null says where."
 )
 @click.option("--overwrite", "exists", flag_value="overwrite", help="Replace what DIRECTORY holds already.")
+@click.option("--append", "exists", flag_value="append", help="Add behind what it holds.")
 @click.option("--keep", "exists", flag_value="keep", help="Leave them, write nothing, and end well.")
 @click.option("--check-images/--no-check-images", default=True, help="Decode each first; the default.")
 @click.option("--convert-images", is_flag=True, help="BMP and WebP become PNG, else refused.")

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
-from tfdist.data.examples.fetch import PAYLOAD, Failures, Fetcher, source_of
+from tfdist.data.examples.fetch import PAYLOAD, Failures
 from tfdist.data.examples.joined_examples import Joined
 
 _Ids = NDArray[np.int64]
@@ -64,13 +63,3 @@ class JoinedFetcher:
         for place, here in self._joined.by_part(ids):
             found[here], weight[here] = self._parts[place].payloads(ids[here] - self._joined.firsts[place])
         return found, weight
-
-
-def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
-    """What reads these examples."""
-    if isinstance(examples, Computed):
-        return ComputedFetcher(examples, skip=skip)
-    if isinstance(examples, Joined) and not examples.is_uniform:
-        parts = [fetcher_of(part, verify=verify, skip=skip) for part in examples.parts]
-        return JoinedFetcher(examples, parts, skip=skip)
-    return Fetcher(examples, source_of(examples), verify=verify, skip=skip)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from tfdist import validation
 from tfdist.data.format import splits
 from tfdist.data.format.example import template_bytes
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
+from tfdist.data.format.revisions import made_in, written_in
 from tfdist.data.format.schema import FIXED, GENERIC, LAYOUTS, Schema, layout_of
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError, MissingFileError, fields_of
 from tfdist.storage.directory import Storage
@@ -61,7 +63,7 @@ class Manifest:
         layout: how it can be read, see `tfdist.data.format.schema`.
         shards: in the order of their examples.
         label: the feature that is learnt, None if there is none.
-        revision: 1 as written; each repair, and each overwriting, makes the next.
+        revision: 1 as written; each repair, each overwriting and each appending makes the next.
     """
 
     schema: Schema
@@ -90,6 +92,20 @@ class Manifest:
     def digest(self) -> str:
         """32 hexadecimal digits that differ when the examples do."""
         return hashlib.sha256(json.dumps(self._json(), sort_keys=True).encode()).hexdigest()[:32]
+
+    def begins_with(self, other: "Manifest") -> bool:
+        """Whether the directory has the examples of another manifest first, and perhaps more behind them."""
+        alike = (self.schema, self.layout, self.label) == (other.schema, other.layout, other.label)
+        return self.digest == other.digest or (alike and self.shards[: len(other.shards)] == other.shards)
+
+    def generations(self) -> Iterator["Manifest"]:
+        """Yield the manifest of the directory, then that of before each appending, the last one first."""
+        yield self
+        for count in range(len(self.shards) - 1, 0, -1):
+            before, behind = (written_in(self.shards[place].file) for place in (count - 1, count))
+            if behind is not None and (before or 0) < behind:
+                kept = dataclasses.replace(self, shards=self.shards[:count])
+                yield dataclasses.replace(kept, revision=made_in(kept.files))
 
     def to_bytes(self) -> bytes:
         """Return the JSON that `from_bytes` reads."""
@@ -267,13 +283,13 @@ def _index(place: int, value: Any) -> IndexFile:
 
 
 def require_manifest(place: Storage, opened: Manifest) -> None:
-    """Raise if the manifest is not the one that was opened: files may have been replaced since."""
+    """Raise if the manifest is not the one that was opened, or an appending to it: files may have been replaced."""
     try:
         found = read_manifest(place)
         now = f"its revision is {found.revision} with digest {found.digest}"
     except (MissingFileError, ConfigError, CorruptDataError):
         found, now = None, f"it has no {NAME} that can be read"
-    if found is None or found.digest != opened.digest:
+    if found is None or not found.begins_with(opened):
         raise DataChangedError(
             f"{place.url} was written anew, repaired or removed while it was read: {now}, and this reader opened "
             f"revision {opened.revision} with digest {opened.digest}. Read it again to have what is there now, without "

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 
-_WRITTEN = re.compile(r"data-\d{5,}(\.repair-\d+)?(\.revision-(?P<revision>[1-9]\d{0,17}))?\.(tfrecord|index)")
+_WRITTEN = re.compile(
+    r"data-(?P<number>\d{5,})(\.repair-\d+)?(\.revision-(?P<revision>[1-9]\d{0,17}))?\.(tfrecord|index)"
+)
 # a name that only tfdist uses: files with it that no manifest names are removed
 _REVISED = re.compile(r"(?P<stem>.+?)\.repair-(?P<revision>[1-9][0-9]{0,17})(?P<suffix>(\..*)?)", re.DOTALL)
 
@@ -37,7 +39,7 @@ def original(name: str) -> tuple[str, int]:
 
 def next_revision(last: int, names: Iterable[str]) -> int:
     """The revision after the last, and after each in which a file was made, so that no name is used again."""
-    return max([last, *(max(original(name)[1], written_in(name) or 1) for name in names)]) + 1
+    return max(last, made_in(names)) + 1
 
 
 def newest(names: list[str]) -> list[str]:
@@ -50,13 +52,24 @@ def newest(names: list[str]) -> list[str]:
     return [last[first] for first in sorted(last)]
 
 
+def made_in(names: Iterable[str]) -> int:
+    """The last revision in which one of these files was written or repaired."""
+    return max((max(original(name)[1], written_in(name) or 1) for name in names), default=1)
+
+
 def of_one_writing(names: list[str], *, is_writing: bool) -> list[str]:
-    """The shards of one revision, if another is being written or was overwritten; files of others stay."""
+    """The shards of the last writing that is whole and of what was appended to it; files of others stay.
+
+    A writing begins with shard 0, and what is appended does not.
+    """
     found = sorted({revision for name in names if (revision := written_in(name))})
-    if not found:
-        return names
-    chosen = found[-2] if is_writing and len(found) > 1 else found[-1]
-    return [name for name in names if written_in(name) in (None, chosen)]
+    if is_writing and len(found) > 1:
+        found.pop()
+    parts = [match for name in names if (match := _WRITTEN.fullmatch(name))]
+    begun = {int(match["revision"] or 1) for match in parts if not int(match["number"])}
+    first = max((revision for revision in found if revision in begun), default=min(found, default=1))
+    kept = {None, *(revision for revision in found if revision >= first)}
+    return [name for name in names if written_in(name) in kept]
 
 
 def superseded(names: Iterable[str], used: Iterable[str]) -> list[str]:

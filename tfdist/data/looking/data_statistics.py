@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD
-from tfdist.data.examples.joined_columns import ColumnFetcher, fetcher_of
+from tfdist.data.examples.joined_columns import ColumnFetcher
 from tfdist.data.format import example
 from tfdist.data.format.schema import TEXT, Schema
 from tfdist.data.looking.feature_tallies import FeatureStats, FeatureTally, LabelTally, keys_of, pieces_of, taken
@@ -21,7 +21,7 @@ from tfdist.data.looking.hash_samples import HashSample, hashes, shared
 from tfdist.data.looking.moments import Moments, merged
 from tfdist.data.looking.shown_values import plain
 from tfdist.data.order.epoch_orders import Permutation
-from tfdist.data.reading.view import Source, View, view_of
+from tfdist.data.reading.view import Source, View, fetcher_of, view_of
 from tfdist.errors import ConfigError, CorruptDataError
 
 MOST_CONTENTS = 1 << 20  # different examples that are told apart exactly

@@ -153,7 +153,7 @@ class Chosen:
         self.name = f"{order.name}:of:{hashlib.sha256(numbers.astype('<i8').tobytes()).hexdigest()[:16]}"
         #: of the chosen ones, numbered from 0
         self.inner = order
-        self._numbers = numbers
+        self.numbers = numbers
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
-        return self._numbers[self.inner.ids(seed=seed, epoch=epoch, positions=positions)]
+        return self.numbers[self.inner.ids(seed=seed, epoch=epoch, positions=positions)]

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from tfdist.compat.tensorflow import tf_data as tf_data
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD, Fetcher, MappedBytes, keep_freed_memory
 from tfdist.data.examples.joined_columns import ColumnFetcher
+from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
 from tfdist.data.order.class_priors import Prior
@@ -30,6 +32,7 @@ _MOST_AT_ONCE = 16
 _EARLY = 2  # chunks of batches that are prepared at once
 
 Features = dict[str, Any]
+_logger = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -50,7 +53,8 @@ class Pipeline:
         pads: Pads,
         finish: Callable[[Features, tf.Tensor | None], Any],
         weighs: bool,
-        prior: Callable[[str | None], Prior],
+        prior: Callable[[epoch_orders.Order, str | None], Prior],
+        order_of: Callable[[Manifest], epoch_orders.Order],
         native: Any,
     ) -> None:
         examples = view.examples
@@ -75,6 +79,7 @@ class Pipeline:
         self._finish = finish
         self._weighs = weighs
         self.prior = prior
+        self._order_of = order_of
         keep_freed_memory()
         if cache is not None:
             self._reader: tensor_columns.ColumnReader = tensor_columns.WhenAsked(fetcher)
@@ -89,18 +94,33 @@ class Pipeline:
         """The batches of an epoch of which ``start`` examples have been consumed."""
         return batch_positions.Batches(self.order.examples, self.global_batch_size, self.tail, start)
 
+    def of_state(self, state: Any) -> tuple[epoch_orders.Order, Identity]:
+        """The order of the examples that a state is of, which were perhaps appended to since, and what identifies it.
+
+        Appended examples are behind the others, so those keep their numbers, and nothing but the order differs.
+        """
+        digest = state.get("digest") if isinstance(state, dict) else None
+        if digest == self.identity.digest or self.view.mixture is not None:
+            return self.order, self.identity
+        for manifest in self.examples.manifest.generations():
+            if manifest.digest == digest:
+                order = self._order_of(manifest)
+                return order, Identity(manifest.digest, order.name, self.seed, order.examples)
+        return self.order, self.identity
+
     def epochs(self, position: Position, share: Callable[[], Share] | None) -> tf.data.Dataset:
         """A dataset of the rest of the epoch at ``position``; both are looked up when the first batch is asked for.
 
         Whole batches set the position when the last one is handed out; a reader of shares sets it itself.
         """
-        known: list[tuple[Share, BatchChunks]] = []  # iterators of former shares may still read ahead
+        # iterators of former shares, or of examples of before an appending, may still read ahead
+        known: list[tuple[tuple[Share, Identity], BatchChunks]] = []
 
         def chunks_now() -> tuple[int, BatchChunks]:
             mine = WHOLE if share is None else share()
-            if not known or known[-1][0] != mine:
+            if not known or known[-1][0] != (mine, self.identity):
                 made = BatchChunks(self.order, self.seed, self.batches, mine, examples=self._reader.examples)
-                known.append((mine, made))
+                known.append(((mine, self.identity), made))
             return len(known) - 1, known[-1][1]
 
         def begin() -> np.ndarray[Any, Any]:
@@ -120,7 +140,7 @@ class Pipeline:
 
         @_as_it_is
         def stretches_of_epoch(_: tf.Tensor) -> tf.data.Dataset:
-            (rows,) = _shaped([tf.numpy_function(self.failures.noted(begin), [], tf.int64)], [[None, 6]])
+            (rows,) = tensor_columns.shaped([tf.numpy_function(self.failures.noted(begin), [], tf.int64)], [[None, 6]])
             return tf.data.Dataset.from_tensor_slices(rows)
 
         @_as_it_is
@@ -144,11 +164,11 @@ class Pipeline:
         if share is not None:
             return batches
         # behind the prefetching, so that it happens when the last batch is asked for
-        return batches.map(_as_it_is(lambda is_last, data: _after(is_last, end, data)))
+        return batches.map(_as_it_is(lambda is_last, data: tensor_columns.after(is_last, end, data)))
 
     def _early(
         self,
-        known: Sequence[tuple[Share, BatchChunks]],
+        known: Sequence[tuple[Any, BatchChunks]],
         epoch: tf.Tensor,
         start: tf.Tensor,
         number: tf.Tensor,
@@ -169,7 +189,7 @@ class Pipeline:
         specs += [(dtype, [None, None, *shape]) for dtype, shape in per_example]
         prepare = self.failures.noted(prepared)
         values = tf.numpy_function(prepare, [epoch, start, number, kind], [dtype for dtype, _ in specs], stateful=False)
-        step, rows, slices, ids, weights, *rest = _shaped(values, [shape for _, shape in specs])
+        step, rows, slices, ids, weights, *rest = tensor_columns.shaped(values, [shape for _, shape in specs])
         examples: dict[str, Any] = {"ids": ids, "weight": weights}
         if self._augment:
             examples["seeds"] = rest.pop(0)
@@ -199,7 +219,7 @@ class Pipeline:
         if count is None:
             return data
         mark = tf.where(tf.equal(batch["step"], 0), batch["mark"], tf.zeros_like(batch["mark"]))
-        return mark, tf.cast(batch["rows"], tf.int32), _cut(data, batch["slices"], count)
+        return mark, tf.cast(batch["rows"], tf.int32), tensor_columns.cut(data, batch["slices"], count)
 
     def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
         """The batch of these examples of the view, of which there may be none, in the form for `fit`."""
@@ -247,26 +267,6 @@ class Pipeline:
 
 # Our own functions need no AutoGraph, and it would read their source; a user's get it, each as a tf.function.
 _as_it_is = tf.autograph.experimental.do_not_convert
-
-
-def _shaped(values: Sequence[tf.Tensor], shapes: Sequence[list[int | None]]) -> Sequence[tf.Tensor]:
-    for value, shape in zip(values, shapes, strict=True):
-        value.set_shape(shape)
-    return values
-
-
-def _cut(data: Any, slices: tf.Tensor, count: int) -> tuple[Any, ...]:
-    return tuple(
-        (slices[place, 0], tf.nest.map_structure(lambda v, p=place: v[slices[p, 1] : slices[p, 2]], data))
-        for place in range(count)
-    )
-
-
-def _after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
-    """The data, after a call of Python if the condition holds."""
-    done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
-    with tf.control_dependencies([done]):
-        return tf.nest.map_structure(tf.identity, data)
 
 
 class Reading(tf_data.Failing):
@@ -373,7 +373,7 @@ class Reading(tf_data.Failing):
             >>> train = tfdist.data.read("data/train", global_batch_size=64, order="balanced")  # doctest: +SKIP
             >>> probabilities = tf.nn.softmax(train.prior().corrected(logits))                  # doctest: +SKIP
         """
-        return self._pipeline.prior(label)
+        return self._pipeline.prior(self._pipeline.order, label)
 
     def state(self, batches: int | None = None) -> dict[str, Any]:
         """Return the reading position, as JSON of less than 1 KB.
@@ -407,6 +407,8 @@ class Reading(tf_data.Failing):
 
     def seek(self, state: dict[str, Any]) -> None:
         """Go on from a state: iterators that are made from now on begin there.
+
+        If the directory was appended to since, they go on with the examples that it had.
 
         Raises:
             ConfigError: the state belongs to other data, another order or another seed.
@@ -467,13 +469,30 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def position_of(pipeline: Pipeline, state: Any) -> Position:
-    """Where to begin: at the first epoch, or where a state says."""
+def position_of(pipeline: Pipeline, state: Any, *, is_newest: bool = False) -> Position:
+    """Where to begin: at the first epoch, or where a state says, with its examples or with all that are there now."""
     if state is None:
         return Position()
+    order, identity = pipeline.of_state(state)
     try:
-        found = pipeline.identity.position(state)
+        found = identity.position(state)
     except ConfigError as error:
         raise ConfigError(f"state cannot be used: {error}", name="state", received=validation.shown(state)) from error
+    if is_newest and identity != pipeline.identity:
+        if found.start:
+            raise ConfigError(
+                f"resume is 'newest', and the state is in the middle of epoch {found.epoch}: {found.start} of "
+                f"{identity.examples} examples were read, and a position among more would mean others. Finish the "
+                "epoch with resume='same' first.",
+                name="resume",
+                received="newest",
+            )
+        return found
+    if identity != pipeline.identity:
+        _logger.info(
+            "%s: goes on with the %d examples that the state is of, and not with the %d that are there now.",
+            *(pipeline.examples.url, identity.examples, pipeline.identity.examples),
+        )
+    pipeline.order, pipeline.identity = order, identity
     # what is left may be less than a batch, now that the batches are larger, and be dropped
     return found if pipeline.batches(found.start).steps else Position(found.epoch + 1)

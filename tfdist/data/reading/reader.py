@@ -10,8 +10,8 @@ import numpy as np
 from tfdist import native, validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.feature_values import label_columns
-from tfdist.data.examples.joined_columns import fetcher_of
 from tfdist.data.foreign.foreign_kinds import EXAMPLES
+from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, class_lists, class_shares, epoch_orders, mixtures
 from tfdist.data.order.class_priors import Prior, prior_of
 from tfdist.data.order.length_buckets import Bucketed, block_of
@@ -19,7 +19,7 @@ from tfdist.data.reading import read_dataset as pipelines
 from tfdist.data.reading.element_roles import pads_of, roles
 from tfdist.data.reading.example_cache import DecodedCache
 from tfdist.data.reading.read_dataset import Reading, position_of
-from tfdist.data.reading.view import View, view_of
+from tfdist.data.reading.view import View, fetcher_of, view_of
 from tfdist.errors import ConfigError, ConfigTypeError
 from tfdist.storage.block_cache import BlockCache
 
@@ -49,6 +49,7 @@ def read(
     verify: str = "first",
     device: str | None = None,
     state: Mapping[str, Any] | None = None,
+    resume: str = "same",
     remote_cache: BlockCache | None = None,
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
@@ -97,6 +98,8 @@ def read(
         verify: whether checksums are checked "first", when a record is first read, "always", or "never".
         device: prefetch batches into the memory of this device ("/gpu:0"). Under a tfdist strategy it does nothing.
         state: where to resume: what `Reading.state` returned.
+        resume: which examples a state goes on with if the directory was appended to since: the "same" that it had, or
+            at the beginning of an epoch the "newest", which are all.
         remote_cache: keeps blocks of remote files. Default: 1 GiB in memory.
         storage_options: what fsspec's driver takes, such as ``{"anon": True}``; for URLs alone.
         follow_symlinks: whether files of a local directory may be symbolic links out of it, as in the caches of DVC and
@@ -130,6 +133,7 @@ def read(
         validation.one_of("tail", tail, batch_positions.TAILS)
     validation.one_of("on_corrupt", on_corrupt, ("raise", "skip", "verify"))
     validation.one_of("verify", verify, ("first", "always", "never"))
+    validation.one_of("resume", resume, ("same", "newest"))
     for name, function in (("decode", decode), ("augment", augment)):
         if function is not None and not callable(function):
             raise validation.mismatch(name, function, "a function, or None.", kind=ConfigTypeError)
@@ -150,9 +154,14 @@ def read(
     if not last:  # else what it returns is looked at
         named.require(examples.schema)
     tail = tail or ("keep" if named.label is None else "pad")
-    chosen = _order(view, order, named.label)
-    if bucket_by is not None:
-        chosen = _bucketed(view, order, bucket_by, block_of((state or {}).get("order")) or global_batch_size)
+
+    def order_of(manifest: Manifest) -> epoch_orders.Order:
+        if bucket_by is not None:
+            block = block_of((state or {}).get("order")) or global_batch_size
+            return _bucketed(view, manifest, order, bucket_by, block)
+        return _order(view, manifest, order, named.label)
+
+    chosen = order_of(examples.manifest)
     if named.label is None and not last and (tail == "pad" or on_corrupt == "skip"):
         what = "tail='pad'" if tail == "pad" else "on_corrupt='skip'"
         raise ConfigError(
@@ -174,6 +183,7 @@ def read(
         view=view,
         fetcher=fetcher_of(examples, verify=verify, skip=on_corrupt == "skip"),
         order=chosen,
+        order_of=order_of,
         seed=seed,
         global_batch_size=global_batch_size,
         tail=tail,
@@ -183,15 +193,18 @@ def read(
         pads=pads_of(pad),
         finish=named.element,
         weighs=tail == "pad" or on_corrupt == "skip",
-        prior=functools.partial(_prior, view, chosen, named.label),
+        prior=functools.partial(_prior, view, named.label),
         native=None if ops is False or cache is not None or examples.paths is None else native.records(),
     )
-    return Reading(pipeline, position_of(pipeline, None if state is None else dict(state)), device)
+    position = position_of(pipeline, None if state is None else dict(state), is_newest=resume == "newest")
+    return Reading(pipeline, position, device)
 
 
-def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
+def _order(view: View, manifest: Manifest, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
+    """The order of the examples of a view that a manifest has; others were appended to these."""
     if view.mixture is None:
-        inner = _order_of(view, len(view), order, label)
+        view = _first_of(view, manifest)
+        inner = _order_of(view, manifest, min(len(view), manifest.examples), order, label)
         return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
     if isinstance(order, Mapping) or order == "balanced":
         raise ConfigError(
@@ -200,26 +213,33 @@ def _order(view: View, order: Any, label: str | tuple[str, ...] | None) -> epoch
             name="order",
             received=validation.shown(order),
         )
-    mixed = view.mixture.order([_order_of(view, size, order, label) for size in view.mixture.sizes.values()])
+    mixed = view.mixture.order([_order_of(view, manifest, size, order, label) for size in view.mixture.sizes.values()])
     return mixed if view.ids is None else mixtures.Chosen(mixed, view.ids)
 
 
-def _order_of(view: View, count: int, order: Any, label: str | tuple[str, ...] | None) -> epoch_orders.Order:
+def _first_of(view: View, manifest: Manifest) -> View:
+    """The chosen examples of a view that a manifest has; they have the first numbers."""
+    return view if view.ids is None else View(view.examples, view.ids[view.ids < manifest.examples], view.mixture)
+
+
+def _order_of(
+    view: View, manifest: Manifest, count: int, order: Any, label: str | tuple[str, ...] | None
+) -> epoch_orders.Order:
     if isinstance(order, Mapping):
         names = view.examples.schema[label].names if isinstance(label, str) and label in view.examples.schema else ()
-        return class_shares.Weighted(_classes(view, label), dict(order), names)
+        return class_shares.Weighted(_classes(view, count, label), dict(order), names)
     validation.one_of("order", order, ("full", "block", "none", "balanced"), hint="Or a mapping of labels to weights.")
     if order == "balanced":
-        return class_shares.Balanced(_classes(view, label))
+        return class_shares.Balanced(_classes(view, count, label))
     if order == "full":
         return epoch_orders.Full(count)
     if order == "none":
         return epoch_orders.Sequential(count)
-    mean = max(1, view.examples.manifest.total_bytes // len(view.examples))
+    mean = max(1, manifest.total_bytes // manifest.examples)
     return epoch_orders.Block(count, max(1, min(count, _BLOCK_BYTES // mean)), _WINDOW)
 
 
-def _bucketed(view: View, order: Any, name: str, block: int) -> epoch_orders.Order:
+def _bucketed(view: View, manifest: Manifest, order: Any, name: str, block: int) -> epoch_orders.Order:
     if order != "full" or view.mixture is not None:
         what = "a mixture" if view.mixture is not None else f"order={validation.shown(order)}"
         raise ConfigError(f"bucket_by is an order of its own, and cannot be combined with {what}.", name="bucket_by")
@@ -235,12 +255,13 @@ def _bucketed(view: View, order: Any, name: str, block: int) -> epoch_orders.Ord
             name="bucket_by",
             received=name,
         )
-    inner = Bucketed(view.of(view.examples.lengths(name)), block)
+    view = _first_of(view, manifest)
+    inner = Bucketed(view.of(view.examples.lengths(name))[: manifest.examples], block)
     return inner if view.ids is None else mixtures.Chosen(inner, view.ids)
 
 
-def _prior(view: View, order: epoch_orders.Order, default: str | tuple[str, ...] | None, label: str | None) -> Prior:
-    """The prior of a label under an order of the view."""
+def _prior(view: View, default: str | tuple[str, ...] | None, order: epoch_orders.Order, label: str | None) -> Prior:
+    """The prior of a label under an order of the view, perhaps of before something was appended."""
     if view.mixture is not None:
         raise ConfigError(
             "the prior of a mixture is not known; ask for those of its sources, each read alone.", name="label"
@@ -249,9 +270,12 @@ def _prior(view: View, order: epoch_orders.Order, default: str | tuple[str, ...]
     if not isinstance(name, str):
         what = f"there are the labels {', '.join(map(repr, default))}" if default else "no label is known"
         raise ConfigError(f"{what}; name the one whose prior is asked for: prior('label').", name="label")
-    columns = [view.of(column) for column in label_columns(view.examples, [name])]
-    inner = order.inner if isinstance(order, mixtures.Chosen) else order
-    often = np.full(len(view), 1 / len(view))
+    inner: epoch_orders.Order = order
+    numbers: Any = slice(order.examples)
+    if isinstance(order, mixtures.Chosen):
+        inner, numbers = order.inner, order.numbers
+    columns = [column[numbers] for column in label_columns(view.examples, [name])]
+    often = np.full(order.examples, 1 / order.examples)
     if isinstance(inner, (class_shares.Balanced, class_shares.Weighted)):
         often = inner.frequencies()
     feature = view.examples.schema[name]
@@ -259,11 +283,11 @@ def _prior(view: View, order: epoch_orders.Order, default: str | tuple[str, ...]
     return prior_of(class_lists.class_lists(columns), often, count=width)
 
 
-def _classes(view: View, label: str | tuple[str, ...] | None) -> class_lists.ClassLists:
+def _classes(view: View, count: int, label: str | tuple[str, ...] | None) -> class_lists.ClassLists:
     if label is None:
         raise ConfigError(
             "order goes by the label, and there is none. Pass label='the feature'; decode may return (x, y) with "
             "others."
         )
     names = [label] if isinstance(label, str) else label
-    return class_lists.class_lists([view.of(column) for column in label_columns(view.examples, names)])
+    return class_lists.class_lists([view.of(column)[:count] for column in label_columns(view.examples, names)])

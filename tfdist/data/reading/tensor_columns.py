@@ -321,3 +321,23 @@ def _given(spec: Spec, given: Iterator[tf.Tensor], rows: tf.Tensor) -> tf.Tensor
 def arrays_of(reader: ColumnReader, ids: Ids) -> list[NDArray[Any]]:
     """The early part of several batches, ``[batches, rows, ...]``, for their examples ``[batches, rows]``."""
     return [np.reshape(array, (*ids.shape, *array.shape[1:])) for array in reader.early(ids.reshape(-1))]
+
+
+def shaped(values: Sequence[tf.Tensor], shapes: Sequence[list[int | None]]) -> Sequence[tf.Tensor]:
+    for value, shape in zip(values, shapes, strict=True):
+        value.set_shape(shape)
+    return values
+
+
+def cut(data: Any, slices: tf.Tensor, count: int) -> tuple[Any, ...]:
+    return tuple(
+        (slices[place, 0], tf.nest.map_structure(lambda v, p=place: v[slices[p, 1] : slices[p, 2]], data))
+        for place in range(count)
+    )
+
+
+def after(condition: tf.Tensor, call: Callable[[], np.bool_], data: Any) -> Any:
+    """The data, after a call of Python if the condition holds."""
+    done = tf.cond(condition, lambda: tf.numpy_function(call, [], tf.bool), lambda: tf.constant(False))
+    with tf.control_dependencies([done]):
+        return tf.nest.map_structure(tf.identity, data)

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
-from tfdist.data.examples.joined_examples import joined
+from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
+from tfdist.data.examples.fetch import Fetcher, source_of
+from tfdist.data.examples.joined_columns import ColumnFetcher, JoinedFetcher
+from tfdist.data.examples.joined_examples import Joined, joined
 from tfdist.data.foreign.foreign_kinds import CONTENTS, EXAMPLES, open_foreign
 from tfdist.data.format import data_manifest as manifests
-from tfdist.data.format.data_manifest import read_manifest
+from tfdist.data.format.data_manifest import Manifest, read_manifest
 from tfdist.data.order.epoch_orders import Order
 from tfdist.data.order.mixtures import Mixed, Schedule
 from tfdist.errors import ConfigError, ConfigTypeError
@@ -101,6 +104,7 @@ def open_directory(
     cache: Any = None,
     follow_symlinks: bool = False,
     records: str = "examples",
+    revision: int | None = None,
 ) -> Examples:
     """Open a directory that `tfdist.data.write` has made, or TFRecord files of other writers.
 
@@ -115,8 +119,9 @@ def open_directory(
         records: what the records of TFRecord and ArrayRecord files are: "examples" of TensorFlow; "sequences",
             tf.train.SequenceExample, whose feature lists become features; or "raw" bytes, such as protocol buffers of
             your own, which are then the feature ``record``.
+        revision: of a directory that was appended to: the examples that it had in this revision. Default: all.
     Raises:
-        ConfigError: there is no manifest in it.
+        ConfigError: there is no manifest in it, or it never had this revision.
         CorruptDataError: the manifest cannot be trusted.
 
     Example:
@@ -135,18 +140,38 @@ def open_directory(
     validation.one_of("records", records, CONTENTS)
     matching = list(directory) if isinstance(directory, (list, tuple)) else _matching(directory)
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
+        if revision is not None:
+            raise ConfigError("revision is for one directory; open each, and pass them to mix.", name="revision")
         return joined({str(one): open_directory(one, records=records, **options) for one in matching})
     one: Any = matching[0] if matching else directory
+    if revision is not None:
+        revision = validation.integer("revision", revision, minimum=1)
     if records != EXAMPLES and (found := open_foreign(one, records)) is not None:
         return found
     place: Storage = storage(one, **options)
     if not manifests.has_manifest(place):
         from tfdist.data.writing.foreign_tfrecords import place_of
 
+        if revision is not None:
+            raise ConfigError(f"{one} has no manifest of tfdist, and so no revisions.", name="revision")
         if (found := open_foreign(one)) is not None:
             return found
         place = place_of(one, **options)
-    return Examples(place, read_manifest(place))
+    return Examples(place, _in_revision(read_manifest(place), revision))
+
+
+def _in_revision(newest: Manifest, revision: int | None) -> Manifest:
+    """A manifest, or that of before something was appended."""
+    if revision is None:
+        return newest
+    found = {manifest.revision: manifest for manifest in newest.generations()}
+    if revision not in found:
+        raise ConfigError(
+            f"revision is {revision}; the directory can be read in the revisions {', '.join(map(str, sorted(found)))}.",
+            name="revision",
+            received=revision,
+        )
+    return found[revision]
 
 
 def _matching(directory: Any) -> list[str]:
@@ -171,3 +196,13 @@ def view_of(source: Source, name: str = "directory", **options: Any) -> View:
         required = "a path, a URL, a list of them, or what tfdist.data.open, select or mix returned."
         raise validation.mismatch(name, source, required, kind=ConfigTypeError)
     return View(open_directory(source, **options))
+
+
+def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
+    """What reads these examples."""
+    if isinstance(examples, Computed):
+        return ComputedFetcher(examples, skip=skip)
+    if isinstance(examples, Joined) and not examples.is_uniform:
+        parts = [fetcher_of(part, verify=verify, skip=skip) for part in examples.parts]
+        return JoinedFetcher(examples, parts, skip=skip)
+    return Fetcher(examples, source_of(examples), verify=verify, skip=skip)

@@ -12,7 +12,7 @@ from tfdist import validation
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, Shard, read_manifest
 from tfdist.data.format.example import Template
-from tfdist.data.format.revisions import index_name, next_revision, shard_name, written_in
+from tfdist.data.format.revisions import next_revision, shard_name, written_in
 from tfdist.data.format.schema import FIXED, Schema, layout_of, with_rounding
 from tfdist.data.sources import Options, open_source, source_files, splits_of
 from tfdist.data.sources.picture_checks import checked
@@ -20,9 +20,10 @@ from tfdist.data.sources.protocol import Source
 from tfdist.data.writing import journal as journals
 from tfdist.data.writing import write_splits
 from tfdist.data.writing.encode import Chunks, Encoded, Encoder, blocks_from
-from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter, cuts
+from tfdist.data.writing.existing_examples import base_of, kept, require_one_set, taken
+from tfdist.data.writing.shard import SHARD_BYTES, ShardWriter, cuts, one_shard, write_shard
 from tfdist.data.writing.write_splits import Progress
-from tfdist.errors import ConfigError, CorruptDataError
+from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.directory import Storage, storage
 
 _WORTH_A_PROCESS = 64 << 20  # bytes; starting one takes as long as writing about as many
@@ -69,9 +70,9 @@ def write(
             Several can read arrays, lists, pictures, local TFRecord files, and NumPy, Parquet and HDF5 files; Parquet
             and HDF5 files with texts or lists only if ``num_shards`` is given. One reads other sources, and a log line
             says so.
-        exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing, or
-            "overwrite" them: they stay until the new ones are complete. With "overwrite" the shards of an interrupted
-            run are written anew, too.
+        exists: what to do with a directory that holds examples already: "raise", "keep" them and write nothing,
+            "append" the new ones behind them, or "overwrite" them: they stay until the new ones are complete. With
+            "overwrite" the shards of an interrupted run are written anew, too.
         check_images: whether TensorFlow decodes each picture, in other processes: of a folder of pictures, and of
             features with ``is_image``. One that cannot be decoded ends the run, with a list of all.
         convert_images: whether BMP and WebP pictures are stored as PNG; otherwise checking refuses them.
@@ -100,7 +101,7 @@ def write(
         ...     write({"x": np.zeros((10, 4), "float32"), "label": np.arange(10)}, folder).examples
         10
     """
-    validation.one_of("exists", exists, ("raise", "keep", "overwrite"))
+    validation.one_of("exists", exists, ("raise", "keep", "append", "overwrite"))
     num_shards, wanted_bytes = _sizes(num_shards, shard_bytes)
     if processes is not None:
         processes = validation.integer("processes", processes, minimum=1)
@@ -110,23 +111,26 @@ def write(
     place = storage(directory, storage_options=storage_options)
     options = Options(nulls or {}, null_masks, delimiter)
     schema = with_rounding(schema)
-    if (kept := _kept(place, exists)) is not None:
-        return kept
+    if (found := kept(place, exists)) is not None:
+        return found
+    base = base_of(place, exists, schema, label)
+    schema, label = (schema, label) if base is None else (base.schema, base.label)
 
     def prepared(at: Storage, source: Source, report: Progress | None) -> Callable[[], Manifest]:
-        job = _Job(at, source, num_shards, wanted_bytes, report, storage_options, source_options)
-        learnt = _label(label, source.schema)
+        job = _Job(at, source, num_shards, wanted_bytes, report, storage_options, source_options, base)
+        learnt = _label(label, source.schema) if base is None else base.label
 
         def run() -> Manifest:
             with at.lock():  # a request that is refused before has left nothing
-                if (kept := _kept(at, exists)) is not None:  # another writer had the lock
-                    return kept
+                if (found := kept(at, exists)) is not None:  # another writer had the lock
+                    return found
                 return job.run(label=learnt, processes=processes, overwrite=exists == "overwrite")
 
         return run
 
     with source_files.driven_by(source_options), contextlib.ExitStack() as stack:
         names = splits_of(examples) if split is None else []
+        require_one_set(names, exists)
         if split is not None and schema is None:
             schema = write_splits.schema_of_train(examples, split, label=label, options=options)
         if not names:
@@ -177,35 +181,6 @@ def _looks(check_images: bool, convert_images: bool) -> bool:
     return looks
 
 
-def _kept(place: Storage, exists: str) -> Manifest | None:
-    """The manifest of examples that are there and stay, None if some are to be written."""
-    names = () if exists == "overwrite" else place.names()
-    if manifests.NAME in names:
-        if exists == "keep":
-            return Manifest.from_bytes(place.read(manifests.NAME))
-        if journals.NAME in names:  # of an interrupted overwriting, perhaps with the same examples
-            return None
-        raise _taken(place)
-    ours = [name for name in names if written_in(name)]
-    if ours and journals.NAME not in names:
-        raise ConfigError(
-            f"{place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
-            "directory, or pass exists='overwrite' (--overwrite) to replace it.",
-            name=ours[0],
-            path=place.url,
-        )
-    return None
-
-
-def _taken(place: Storage) -> ConfigError:
-    return ConfigError(
-        f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
-        "(--overwrite) to replace them, or exists='keep' to leave them.",
-        name="exists",
-        path=place.url,
-    )
-
-
 def _label(label: str | None, schema: Schema) -> str | None:
     if label is None:
         return "label" if "label" in schema else None
@@ -226,11 +201,14 @@ class _Job:
         progress: Progress | None,
         storage_options: Mapping[str, Any] | None,
         source_options: Mapping[str, Any] | None,
+        base: Manifest | None,
     ) -> None:
         self._place = place
         self._source = source
         self._schema = source.schema
-        self._layout = layout_of(source.schema)
+        #: what was there when the job was made, and is appended to
+        self._base = base
+        self._layout = layout_of(source.schema) if base is None else base.layout
         self._num_shards = num_shards
         self._shard_bytes = shard_bytes
         self._progress = progress
@@ -253,15 +231,33 @@ class _Job:
             shards = self._in_order(None if plan is None else [stop for _, stop in plan])
         if not shards:
             raise ConfigError("there is no example. Pass at least one.")
+        if self._base is not None and self._base.revision >= self._journal.revision:
+            return self._finished_before(self._base, tuple(shards))
         revision = self._journal.revision if old is None else max(self._journal.revision, old.revision + 1)
+        first = () if self._base is None else self._base.shards
         manifest = Manifest(
-            schema=self._schema, layout=self._layout, shards=tuple(shards), label=label, revision=revision
+            schema=self._schema, layout=self._layout, shards=(*first, *shards), label=label, revision=revision
         )
         if old is not None and (old.shards, old.label) == (manifest.shards, label):
             manifest = old  # the run before was interrupted behind its manifest
         else:
             with self._place.create(manifests.NAME) as file:  # from here on these are the examples
                 file.write(manifest.to_bytes())
+        return self._end(manifest)
+
+    def _finished_before(self, manifest: Manifest, shards: tuple[Shard, ...]) -> Manifest:
+        """End an appending that was interrupted behind its manifest."""
+        self._end(manifest)
+        if shards != manifest.shards[-len(shards) :]:
+            raise ConfigError(
+                f"{self._place.url} holds the examples of an appending that was interrupted at its end, and those "
+                "given now are others. Nothing was appended; append them again.",
+                name="exists",
+                path=self._place.url,
+            )
+        return manifest
+
+    def _end(self, manifest: Manifest) -> Manifest:
         self._journal.end()
         self._remove(self._leftovers(manifest))  # last: a reader of what was overwritten goes on until then
         return manifest
@@ -277,16 +273,19 @@ class _Job:
 
     def _begin(self, *, overwrite: bool) -> Manifest | None:
         """Begin, or resume an interrupted run of the same job; return what is to be overwritten."""
-        job = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes, "version": manifests.VERSION}
+        job: dict[str, Any] = {"num_shards": self._num_shards, "shard_bytes": self._shard_bytes}
+        job |= {"version": manifests.VERSION} | ({} if self._base is None else {"exists": "append"})
         self._journal = journals.Journal(
             self._place, {**job, "schema": self._schema.to_json(), "source": self._source.identity}
         )
         names = self._place.names()
         is_there, old = manifests.NAME in names, None
+        if self._base is not None:
+            return self._begin_appending()
         if is_there:
             is_known = self._source.identifies or bool(self._journal.shards)  # which are compared
             if not overwrite and (self._journal.is_new or not is_known):
-                raise _taken(self._place)
+                raise taken(self._place)
             with contextlib.suppress(CorruptDataError):  # it cannot be trusted: the files that it names are unknown
                 old = read_manifest(self._place)
         if self._journal.is_new or overwrite:
@@ -294,7 +293,28 @@ class _Job:
                 self._remove(self._leftovers(old))
             last, used = (1, names) if old is None else (old.revision, sorted(old.files))
             self._journal.begin(next_revision(last, used) if is_there else 1)
-        elif finished := self._journal.shards.values():
+        else:
+            self._tell_resumed()
+        return old
+
+    def _begin_appending(self) -> Manifest:
+        assert self._base is not None
+        old = read_manifest(self._place)
+        if not old.begins_with(self._base):
+            raise DataChangedError(
+                f"{self._place.url} was written anew or repaired since this appending began. Append again.",
+                path=self._place.url,
+            )
+        self._base = old  # another writer may have appended meanwhile
+        if self._journal.is_new:
+            self._remove(self._leftovers(old))
+            self._journal.begin(next_revision(old.revision, old.files))
+        else:
+            self._tell_resumed()
+        return old
+
+    def _tell_resumed(self) -> None:
+        if finished := self._journal.shards.values():
             _log.warning(
                 "%s: resumes after %d finished shard%s of an interrupted run (%d examples).",
                 self._place.url,
@@ -302,7 +322,6 @@ class _Job:
                 "s" * (len(finished) != 1),
                 sum(shard.examples for shard in finished),
             )
-        return old
 
     def _cuts(self) -> list[tuple[int, int]] | None:
         source = self._source
@@ -350,11 +369,11 @@ class _Job:
         if processes > 1 and len(open_) > 1:
             from tfdist.processes.pool.task_pool import in_processes
 
-            done = in_processes(
-                _write_shard, [(self._place.url, *self._options, self._schema, *task) for task in tasks], processes
-            )
+            fixed = self._place.url, *self._options, self._schema, self._layout
+            done = in_processes(write_shard, [(*fixed, *task) for task in tasks], processes)
         else:
-            done = ((task[0], _one_shard(self._place, self._schema, *task[1:], self._report)) for task in tasks)
+            at, schema, layout = self._place, self._schema, self._layout
+            done = ((task[0], one_shard(at, schema, layout, *task[1:], self._report)) for task in tasks)
         self._report()
         for number, shard in done:
             self._journal.add(number, shard)
@@ -362,7 +381,7 @@ class _Job:
         return [self._journal.shards[number] for number in range(len(plan))]
 
     def _name(self, number: int) -> str:
-        return shard_name(number, self._journal.revision)
+        return shard_name(number + (0 if self._base is None else len(self._base.shards)), self._journal.revision)
 
     def _part(self, start: int, stop: int) -> tuple[Source, int, int]:
         """A source with only the examples of a shard, if it can be cut, and their bounds in it."""
@@ -411,10 +430,13 @@ class _Job:
             crc = google_crc32c.extend(crc, data)
             examples, size = examples + len(encoded.ends), size + len(data)
         if (examples, size, crc) != (shard.examples, shard.bytes, shard.crc32c):
+            anew = "pass exists='overwrite' (--overwrite)"
+            if self._base is not None:
+                anew = f"remove {journals.NAME} there"
             raise ConfigError(
                 f"{self._place.url} has {shard.file} from a run that was interrupted, and the examples in it, {start} "
                 f"to {start + shard.examples - 1}, are not those that are given now. Give the same examples again to "
-                "resume, or pass exists='overwrite' (--overwrite) to begin anew.",
+                f"resume, or {anew} to begin anew.",
                 name=shard.file,
                 path=self._place.url,
             )
@@ -424,46 +446,3 @@ class _Job:
             done = self._journal.shards.values()
             total = sum(shard.examples for shard in done), sum(shard.bytes for shard in done)
             self._progress(total[0] + examples, self._source.count, total[1] + data)
-
-
-def _one_shard(
-    place: Storage,
-    schema: Schema,
-    name: str,
-    source: Source,
-    start: int,
-    stop: int,
-    report: Callable[[int, int], None] | None = None,
-) -> Shard:
-    layout = layout_of(schema)
-    encode = Encoder(schema, layout)
-    with ShardWriter(place, name, layout) as writer:
-        for block in source.blocks(start, stop):
-            writer.add(encode(block))
-            if report is not None:
-                report(writer.examples, writer.bytes)
-    assert writer.shard is not None
-    if writer.examples != stop - start:
-        place.remove(name)
-        place.remove(index_name(name))
-        raise ConfigError(
-            f"the source announced examples {start} to {stop} and gave {writer.examples} of them. Was it changed while "
-            "it was read?"
-        )
-    return writer.shard
-
-
-def _write_shard(
-    url: str,
-    storage_options: Mapping[str, Any] | None,
-    source_options: Mapping[str, Any] | None,
-    schema: Schema,
-    number: int,
-    name: str,
-    source: Source,
-    start: int,
-    stop: int,
-) -> tuple[int, Shard]:
-    place = storage(url, storage_options=storage_options)
-    with source_files.driven_by(source_options):
-        return number, _one_shard(place, schema, name, source, start, stop)

@@ -1,6 +1,7 @@
 """The division of examples into shards, and one shard being written: records and index, whole or not at all."""
 
 import contextlib
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from tfdist.data.format.data_manifest import IndexFile, Shard
 from tfdist.data.format.record_framing import OVERHEAD_BYTES
 from tfdist.data.format.revisions import index_name
-from tfdist.data.format.schema import FIXED
+from tfdist.data.format.schema import FIXED, Schema
 from tfdist.data.format.shard_index import Index
-from tfdist.data.writing.encode import Encoded
+from tfdist.data.sources import source_files
+from tfdist.data.sources.protocol import Source
+from tfdist.data.writing.encode import Encoded, Encoder
 from tfdist.errors import ConfigError
-from tfdist.storage.directory import Storage
+from tfdist.storage.directory import Storage, storage
 
 #: bytes of a shard, where their number is not given
 SHARD_BYTES = 256 << 20
@@ -121,3 +124,47 @@ def store_index(storage: Storage, shard: str, index: Index, *, name: str = "") -
     with storage.create(name) as file:
         file.write(data)
     return IndexFile(file=name, bytes=len(data), crc32c=google_crc32c.value(data))
+
+
+def one_shard(
+    place: Storage,
+    schema: Schema,
+    layout: str,
+    name: str,
+    source: Source,
+    start: int,
+    stop: int,
+    report: Callable[[int, int], None] | None = None,
+) -> Shard:
+    encode = Encoder(schema, layout)
+    with ShardWriter(place, name, layout) as writer:
+        for block in source.blocks(start, stop):
+            writer.add(encode(block))
+            if report is not None:
+                report(writer.examples, writer.bytes)
+    assert writer.shard is not None
+    if writer.examples != stop - start:
+        place.remove(name)
+        place.remove(index_name(name))
+        raise ConfigError(
+            f"the source announced examples {start} to {stop} and gave {writer.examples} of them. Was it changed while "
+            "it was read?"
+        )
+    return writer.shard
+
+
+def write_shard(
+    url: str,
+    storage_options: Mapping[str, Any] | None,
+    source_options: Mapping[str, Any] | None,
+    schema: Schema,
+    layout: str,
+    number: int,
+    name: str,
+    source: Source,
+    start: int,
+    stop: int,
+) -> tuple[int, Shard]:
+    place = storage(url, storage_options=storage_options)
+    with source_files.driven_by(source_options):
+        return number, one_shard(place, schema, layout, name, source, start, stop)

@@ -1,0 +1,84 @@
+"""What is in a directory before it is written: examples that stay, are appended to, or stand in the way."""
+
+from collections.abc import Sequence
+
+from tfdist.data.format import data_manifest as manifests
+from tfdist.data.format.data_manifest import Manifest, read_manifest
+from tfdist.data.format.revisions import written_in
+from tfdist.data.format.schema import Schema
+from tfdist.data.writing import journal as journals
+from tfdist.errors import ConfigError
+from tfdist.storage.directory import Storage
+
+
+def kept(place: Storage, exists: str) -> Manifest | None:
+    """The manifest of examples that are there and stay, None if some are to be written."""
+    names = () if exists == "overwrite" else place.names()
+    if manifests.NAME in names:
+        if exists == "append":
+            return None
+        if exists == "keep":
+            return Manifest.from_bytes(place.read(manifests.NAME))
+        if journals.NAME in names:  # of an interrupted overwriting, perhaps with the same examples
+            return None
+        raise taken(place)
+    ours = [name for name in names if written_in(name)]
+    if ours and journals.NAME not in names:
+        raise ConfigError(
+            f"{place.url} has {ours[0]} but no {manifests.NAME}, so it was not written here. Choose another "
+            "directory, or pass exists='overwrite' (--overwrite) to replace it.",
+            name=ours[0],
+            path=place.url,
+        )
+    return None
+
+
+def base_of(place: Storage, exists: str, schema: Schema | None, label: str | None) -> Manifest | None:
+    """The manifest that is appended to; None where nothing is, or for a directory that is empty."""
+    if exists != "append":
+        return None
+    names = place.names()
+    if manifests.NAME not in names:
+        if others := [name for name in names if not written_in(name) and name != journals.NAME]:
+            raise ConfigError(
+                f"{place.url} has {others[0]} and no {manifests.NAME}, so there is nothing that could be appended to. "
+                "`tfdist data index` makes a directory of TFRecord files; otherwise choose another one.",
+                name="exists",
+                received="append",
+                path=place.url,
+            )
+        return None
+    found = read_manifest(place)
+    if schema is not None and schema != found.schema:
+        raise ConfigError(
+            f"the schema is another one than that of {place.url}, to which is appended. Leave schema (--schema) out.",
+            name="schema",
+            path=place.url,
+        )
+    if label not in (None, found.label):
+        raise ConfigError(
+            f"label is {label!r}; {place.url} has the label {found.label!r}. Leave it out.",
+            name="label",
+            received=label,
+        )
+    return found
+
+
+def require_one_set(splits: Sequence[str], exists: str) -> None:
+    """Refuse to append several splits at once: after an interruption some would be appended again."""
+    if splits and exists == "append":
+        raise ConfigError(
+            f"exists is 'append', and there are the splits {', '.join(splits)}. Append one at a time, each to its own "
+            f"directory: split={splits[0]!r} (--split).",
+            name="exists",
+            received=exists,
+        )
+
+
+def taken(place: Storage) -> ConfigError:
+    return ConfigError(
+        f"{place.url} holds examples already. Choose another directory, or pass exists='overwrite' "
+        "(--overwrite) to replace them, exists='append' (--append) to add to them, or exists='keep' to leave them.",
+        name="exists",
+        path=place.url,
+    )
