@@ -95,7 +95,7 @@ def _show_repeats(console: Any, found: data.Stats) -> None:
     if found.overlap is not None:
         both = found.overlap
         told = f"overlap in {', '.join(both.features)}: {_repeats(both)}"
-        console.print(escape(told + _pairs(both.pairs, "{} is {} here")))
+        console.print(escape(told + _pairs(both.pairs, "{} there is {} here")))
 
 
 def _repeats(same: Any) -> str:

@@ -17,6 +17,7 @@ _COLUMNS = 3
 _BARS = 30
 _MOST_FEATURES = 30
 _MOST_CLASSES = 40
+_MOST_LETTERS = 30  # of names of classes, side by side
 _COLOURS = "#4c72b0", "#55a868"
 
 
@@ -39,7 +40,7 @@ def draw(stats: "Stats", path: str | os.PathLike[str]) -> None:
         counts = dict(sorted(stats.labels.items(), key=lambda item: -item[1])[:_MOST_CLASSES])
         shown = {name: count for name, count in stats.labels.items() if name in counts}
         axes[0].bar([_plain(name) for name in shown], list(shown.values()), color=_COLOURS[1])
-        axes[0].tick_params(axis="x", rotation=90 if len(shown) > 10 else 0)
+        axes[0].tick_params(axis="x", rotation=90 if sum(map(len, shown)) > _MOST_LETTERS else 0)
         more = f" (the {_MOST_CLASSES} largest of {len(stats.labels)})" if len(stats.labels) > _MOST_CLASSES else ""
         axes[0].set(title=_plain(f"label {stats.label}{more}"), ylabel="examples")
     for one, name in zip(axes[bool(stats.labels) :], names, strict=False):
