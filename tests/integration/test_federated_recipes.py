@@ -24,6 +24,19 @@ def test_authors_train_without_a_download() -> None:
     assert 0 < found.rounds[0].evaluation["accuracy"] < 1
 
 
+def test_private_clients_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row of the card, of one task at a small setting."""
+    recipe = runpy.run_path(str(RECIPES / "private_clients" / "train.py"))
+    recipe["compare"](recipe["tumours"](40), rounds=2, budgets=[50])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.rsplit("  ", 1)[0].strip() for row in rows[1:]] == [
+        "all data in one place",
+        "federated",
+        "with the median",
+        "with epsilon 50",
+    ]
+
+
 def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     recipe = RECIPES / "hospitals" / "train.py"
