@@ -238,6 +238,20 @@ def cut(name: str, write: Callable[[Path], Any]) -> Callable[[Path], Path]:
     return writing
 
 
+def tar_with(place: slice, content: bytes) -> Callable[[Path], Path]:
+    """Return a tar of members of a block each, changed; WebDataset reads it without an error."""
+
+    def write(where: Path) -> Path:
+        writers.tar(where / "a.tar", [(f"{number}.cls", b"1") for number in range(8)])
+        assert len(data.open(where / "a.tar")) == 8
+        found = bytearray((where / "a.tar").read_bytes())
+        found[place] = content
+        (where / "a.tar").write_bytes(found)
+        return where / "a.tar"
+
+    return write
+
+
 def no_tar(where: Path) -> Path:
     (where / "a.tar").write_bytes(b"x" * 600)
     return where / "a.tar"
@@ -299,6 +313,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[TfdistError]]] = {
     "a member that is missing": (members(("a.cls", b"1"), ("a.txt", b"1"), ("b.cls", b"2")), ConfigError),
     "a tar without examples": (members(("README", b"1")), ConfigError),
     "a tar that is cut": (cut("0.tar", write_tar), CorruptDataError),
+    "a tar that is cut between members": (tar_with(slice(7 * 1024, None), b""), CorruptDataError),
+    "tars that are joined": (tar_with(slice(10240, None), b"a" * 600), CorruptDataError),
     "no tar": (no_tar, CorruptDataError),
     "lines that are no JSON": (lines('{"a": 1}', "{"), CorruptDataError),
     "lines that are no objects": (lines('{"a": 1}', "[1]"), CorruptDataError),

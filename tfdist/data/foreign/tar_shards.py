@@ -124,10 +124,11 @@ def _members(
 ) -> tuple[list[str], dict[str, list[tuple[int, int]]]]:
     """The features, and for each key the first byte and size of each."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    last = None
+    last, end = None, 0
     try:
         with tarfile.open(files.paths[number], "r:") as tar:
             for member in tar:
+                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 name = _NAME.fullmatch(member.name.removeprefix("./"))
                 if not member.isfile() or name is None or member.name.startswith("__"):
                     continue  # as WebDataset does
@@ -144,6 +145,7 @@ def _members(
                 last = key
     except tarfile.TarError as error:
         raise files.damaged(number, f"is no whole tar file that is not compressed: {error}") from error
+    _need_end(files, number, end)
     names, where = first or (list(next(iter(found.values()), {})), files.names[number])
     for key, fields in found.items():
         if fields.keys() != set(names):
@@ -158,6 +160,17 @@ def _members(
         if last_byte > len(files.maps[number]):
             raise files.damaged(number, f"ends before {key!r} does.")
     return names, {key: [fields[name] for name in names] for key, fields in found.items()}
+
+
+def _need_end(files: Files, number: int, end: int) -> None:
+    """Refuse a file that other readers take for a shorter one: without the two blocks of zeros, or with more behind."""
+    rest = files.maps[number][end:]
+    if len(rest) < 2 * _BLOCK and not rest.any():
+        raise files.damaged(number, "has no end behind its last member: it was cut, or is being written.")
+    if rest.any():
+        raise files.damaged(
+            number, f"goes on behind its end, byte {end}: joined tars are read up to there. Join them by `tar -A`."
+        )
 
 
 def _array(value: bytes) -> NDArray[Any] | None:
