@@ -51,8 +51,8 @@ def ray_tune(setup: dict[str, Any]) -> None:
         from benchmarks.searches import digits_trial
 
         class Told(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                tune.report({"val_accuracy": logs["val_accuracy"]})
+            def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+                tune.report({"val_accuracy": (logs or {})["val_accuracy"]})
 
         keras.backend.clear_session()
         model = digits_trial.build(**config)
