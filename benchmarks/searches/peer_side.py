@@ -72,7 +72,9 @@ def ray_tune(setup: dict[str, Any]) -> None:
         tuner = tune.Tuner(
             train,
             param_space=space,
-            tune_config=tune.TuneConfig(num_samples=setup["trials"], metric="val_accuracy", mode="max"),
+            tune_config=tune.TuneConfig(
+                num_samples=setup["trials"], metric="val_accuracy", mode="max", reuse_actors=True
+            ),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         )
         found = tuner.fit()
