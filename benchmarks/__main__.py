@@ -22,6 +22,7 @@ COMMANDS = {
     "shares": ("shares.shares_race", "Workers of unlike speed: shares that follow it, beside equal ones."),
     "scaling": ("links.scaling_accuracy", "What `tfdist plan` predicts over slow links, beside steps of fit."),
     "rounds": ("federated.rounds_race", "Rounds of simulated clients, beside Flower's simulation."),
+    "factors": ("factors.factors_race", "Alternating least squares, beside `implicit` and NumPy."),
     "secure": ("federated.secure_race", "Secure sums, beside SecAgg+ of Flower and the plain mean."),
     "search": ("searches.trials_race", "Trials in an hour, beside Keras Tuner and Ray Tune."),
     "plan": ("parallel.plan_accuracy", "What plans predict of steps, beside steps of fit."),

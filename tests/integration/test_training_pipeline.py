@@ -317,6 +317,7 @@ def test_a_training_goes_on_on_a_mesh_of_model_parallelism_and_back(two: WorkerP
         ("own weight", ("UnsupportedError", ...)),
         ("engine", ("UnsupportedError", "collectives", "tensorflow")),
         ("mesh", ("ConfigError", "stages", "3")),
+        ("more places", ("ConfigError", "mesh", "data=2,pipeline=2")),
         ("axis", ("UnsupportedError", "mesh", "batch=1,model=2")),
         ("model axis", ("ConfigError", "mesh", "data=1,model=2,pipeline=2")),
         ("no layouts", ("ConfigError", "layout_map", "None")),

@@ -1,6 +1,8 @@
 """The cards of the recipes are complete, and the overview leads to all of them."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,19 @@ def test_the_overview_leads_to_every_card_and_names_every_strategy() -> None:
     for name in strategy_table.names():
         assert f"`{name}`" in section(OVERVIEW, "What it costs")
         assert f"--strategy {name} " in choice
+
+
+def test_the_gallery_shows_every_recipe_as_it_was_measured() -> None:
+    docs = RECIPES.parent / "docs"
+    gallery = runpy.run_path(str(docs / "draw_gallery.py"))
+    data = json.loads((docs / "gallery.json").read_text(encoding="utf-8"))
+    shown = {name: one for recipes in data["groups"].values() for name, one in recipes.items()}
+    assert set(shown) == {card.parent.name for card in CARDS}
+    assert gallery["page"](data) == (docs / "gallery.md").read_text(encoding="utf-8")
+    for name, one in shown.items():
+        picture = gallery["picture_of"](name)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 60_000
+        card = (RECIPES / name / "README.md").read_text(encoding="utf-8").replace(",", "")
+        for figure in one["bars"].values():
+            assert str(figure) in card, f"the card of {name} does not give {figure}"

@@ -34,8 +34,14 @@ def mesh_of(given: Any, stages: Any, chunks: int, cluster: "clusters.Cluster", p
                 f"as many. Start a multiple of {size}."
             )
         mesh = Mesh(((DATA, cluster.num_workers // size), (PIPELINE, size)))
-    if cluster.num_workers > 1:
-        mesh.require_size(cluster.num_workers, 1, cluster.source)
+    if cluster.num_workers > 1 and mesh.size != cluster.num_workers:
+        raise ConfigError(
+            f"the mesh {mesh} has {mesh.size} places, and there are {cluster.num_workers} processes "
+            f"({cluster.source}); a pipeline over several processes has one of one device at each place. Start "
+            f"{mesh.size}: tfdist run -n {mesh.size} --mesh {mesh}.",
+            name="mesh",
+            received=str(mesh),
+        )
     if count is not None and mesh.size_of(PIPELINE) != count:
         raise ConfigError(
             f"stages says {count} stages, and the mesh {mesh} has {mesh.size_of(PIPELINE)}. Leave one of the two out.",

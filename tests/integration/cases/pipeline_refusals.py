@@ -166,6 +166,7 @@ _REFUSED: dict[str, Callable[[str], None]] = {
     "own weight": _fit(lambda: keras.Sequential([keras.Input((6,)), _normalized(), keras.layers.Dense(2)])),
     "engine": _pipeline(collectives="tensorflow"),
     "mesh": lambda _: _pipeline(stages=3)("data=1,pipeline=2"),
+    "more places": lambda _: _pipeline()("data=2,pipeline=2"),
     "axis": lambda _: _pipeline()("batch=1,model=2"),
     "model axis": lambda _: _pipeline()("data=1,model=2,pipeline=2"),
     "no layouts": lambda _: _pipeline()("pipeline=1,model=2"),

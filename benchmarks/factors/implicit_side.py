@@ -1,0 +1,73 @@
+"""One factorisation: `python implicit_side.py implicit|implicit-cg|NumPy JSON`, in an environment that has implicit.
+
+The peers' sweeps are timed one by one, as those of the recipe are; reading the matrix is not.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as implicit asks: its own threads share the rows out
+
+import numpy as np
+from scipy import sparse
+
+
+def by_implicit(matrix: Any, setup: dict[str, Any], *, use_cg: bool) -> tuple[Any, Any, list[float]]:
+    """Implicit's own formula has the confidence where an entry is, so 1 + weight."""
+    from implicit.cpu.als import AlternatingLeastSquares
+
+    model = AlternatingLeastSquares(
+        factors=setup["factors"],
+        regularization=setup["regularisation"],
+        alpha=1.0,
+        dtype=np.float32,
+        use_native=True,
+        use_cg=use_cg,
+        iterations=setup["sweeps"],
+        num_threads=setup["threads"],
+        random_state=setup["seed"],
+    )
+    matrix.data += 1
+    seconds: list[float] = []
+    model.fit(matrix.astype(np.float32), show_progress=False, callback=lambda _, took, *__: seconds.append(took))
+    return model.user_factors, model.item_factors, seconds
+
+
+def by_loop(matrix: Any, setup: dict[str, Any]) -> tuple[Any, Any, list[float]]:
+    """A loop over rows and columns, in one process."""
+    rng = np.random.default_rng(setup["seed"])
+    y = rng.normal(0, 0.01, (matrix.shape[1], setup["factors"])).astype(np.float32)
+    turned = matrix.T.tocsr()
+    seconds = []
+    for _ in range(setup["sweeps"]):
+        began = time.perf_counter()
+        x = solved(matrix, y, setup["regularisation"])
+        y = solved(turned, x, setup["regularisation"])
+        seconds.append(time.perf_counter() - began)
+    return x, y, seconds
+
+
+def solved(rows: Any, factors: Any, regularisation: float) -> Any:
+    gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
+    found = np.zeros((rows.shape[0], factors.shape[1]), factors.dtype)
+    for row in range(rows.shape[0]):
+        here = slice(rows.indptr[row], rows.indptr[row + 1])
+        seen, weights = factors[rows.indices[here]], rows.data[here]
+        found[row] = np.linalg.solve(gram + (seen * weights[:, np.newaxis]).T @ seen, seen.T @ (weights + 1))
+    return found
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[2])
+    data = np.load(asked["matrix"])
+    matrix = sparse.csr_matrix((data["weights"], (data["rows"], data["columns"])), shape=tuple(data["shape"]))
+    if sys.argv[1] == "NumPy":
+        x, y, seconds = by_loop(matrix, asked)
+    else:
+        x, y, seconds = by_implicit(matrix, asked, use_cg=sys.argv[1] == "implicit-cg")
+    np.savez(asked["factors_into"], pieces=x, words=y, seconds=seconds)
+    Path(asked["into"]).write_text(json.dumps(asked["factors_into"]), encoding="utf-8")

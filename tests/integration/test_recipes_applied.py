@@ -1,0 +1,109 @@
+"""The recipes of applications, each in a small setting: on two workers they have the losses of one device."""
+
+import re
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.forks import Forks
+from tests.refusals import refused
+from tfdist.errors import ConfigError
+from tfdist.testing.installed_texts import docstrings, python_files
+
+RECIPES = Path(__file__).parents[2] / "strategies"
+TWO_WORKERS = ("--strategy", "multi-worker", "-n", "2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """A recipe in a small setting, what runs it on several devices, and a pattern of what it says at its end."""
+
+    options: str
+    says: str
+    strategies: tuple[tuple[str, ...], ...] = (TWO_WORKERS,)
+    writes: bool = True  # into a folder that all runs share
+
+
+APPLIED = {
+    "low_rank": Applied(
+        options="--package unittest --rows 200 --context 16 --blocks 1 --width 16 --heads 2 --rank 2 "
+        "--first-epochs 1 --epochs 2",
+        says=r"trained +1,\d+ of \d+,\d+ numbers, 6 steps\n",
+        writes=False,
+    ),
+    "skewed_fraud": Applied(
+        options="--epochs 5",
+        says=r"with the prior +average precision 0\.\d+, log loss [01]\.\d+, mean probability 0\.\d+ of 0.05\n",
+    ),
+}
+
+
+def trained(drawing: Forks, name: str, strategy: tuple[str, ...], folder: Path) -> list[float]:
+    """Run a recipe; return its losses."""
+    applied = APPLIED[name]
+    into = ["--output", str(folder / "data")] if applied.writes else []
+    begin = ["tfdist", "run", *strategy] if strategy else []
+    script = str(RECIPES / name / "train.py")
+    variables = {"TFDIST_MAX_STALENESS": "0", "TFDIST_MICROBATCHES": "2"}
+    with drawing.start(*begin, script, *applied.options.split(), *into, **variables) as process:
+        output = process.communicate()[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
+    assert len(re.findall(applied.says, output)) == 1, output
+    (losses,) = re.findall(r"losses +([\d. ]+)\n", output)
+    return [float(loss) for loss in losses.split()]
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_a_recipe_has_the_losses_of_one_device(name: str, drawing: Forks, tmp_path: Path) -> None:
+    one = trained(drawing, name, (), tmp_path)
+    assert one == sorted(one, reverse=True)  # it learns
+    for strategy in APPLIED[name].strategies:
+        assert trained(drawing, name, strategy, tmp_path) == pytest.approx(one, abs=2e-4)
+
+
+def test_least_squares_on_two_workers_are_those_of_a_loop(drawing: Forks, tmp_path: Path) -> None:
+    recipe = runpy.run_path(str(RECIPES / "least_squares" / "train.py"))
+    packages, size, sweeps, penalty = ["logging"], 5, 3, 1.0
+    options = ["--packages", *packages, "--least", "2", "--factors", str(size), "--sweeps", str(sweeps)]
+    options += ["--dtype", "float64", "--output", str(tmp_path)]
+    script = str(RECIPES / "least_squares" / "train.py")
+    with drawing.start("tfdist", "run", *TWO_WORKERS, script, *options) as process:
+        output = process.communicate()[0].decode()
+    assert process.returncode == 0, process.written[-4000:]
+
+    rng = np.random.default_rng(17)
+    rows, columns, weights, _, shape = recipe["learnt_from"](recipe["count"](packages, 2), 2.0, "float64", rng)
+    confidence, preference = np.ones(shape), np.zeros(shape)
+    confidence[rows, columns] += weights
+    preference[rows, columns] = 1
+    y = rng.normal(0, 0.01, (shape[1], size))
+    for _ in range(sweeps):
+        x = by_formula(confidence, preference, y, penalty)
+        y = by_formula(confidence.T, preference.T, x, penalty)
+    with np.load(tmp_path / "factors.npz") as found:
+        assert found["pieces"] == pytest.approx(x, rel=1e-6, abs=1e-6)
+        assert found["words"] == pytest.approx(y, rel=1e-6, abs=1e-6)
+    recalls = re.search(r"recall of 20 words +([\d.]+); of the most frequent ([\d.]+)\n", output)
+    assert recalls is not None
+    assert float(recalls[1]) > float(recalls[2]) > 0
+
+
+def by_formula(confidence: np.ndarray, preference: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
+    """Return (Y' C Y + penalty)^-1 Y' C p of each row, as Hu, Koren and Volinsky (2008) write it."""
+    return np.stack(
+        [
+            np.linalg.solve((y.T * c) @ y + penalty * np.eye(y.shape[1]), (y.T * c) @ p)
+            for c, p in zip(confidence, preference, strict=True)
+        ]
+    )
+
+
+@pytest.mark.quick
+def test_texts_are_those_of_a_package_that_is_installed() -> None:
+    assert any(text.startswith("Logging package for Python") for text in docstrings("logging"))
+    for name in ("no_such_package", "logging.handlers", "."):
+        with refused(ConfigError, name="package", received=name):
+            python_files(name)
