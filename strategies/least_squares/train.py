@@ -141,17 +141,17 @@ def main() -> None:
     y = tf.constant(rng.normal(0, 0.01, (shape[1], options.factors)), options.dtype)
     gather, seconds = gathering(strategy, workers), []
     for _ in range(options.sweeps):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         x = half(y, by_row, options.regularisation, gather)
         y = half(x, by_column, options.regularisation, gather)
-        seconds.append(time.perf_counter() - began)
+        seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     x, y = x[: shape[0]].numpy(), y[: shape[1]].numpy()
     if not cluster.is_chief:
         return
     found = recall(table, held, lambda rows: x[rows] @ y.T)
     frequent = recall(table, held, lambda rows: np.broadcast_to(-np.arange(len(y)), (len(rows), len(y))))
     print(f"matrix               {len(x):,} pieces of code, {len(y):,} words, {len(table.rows):,} entries")
-    print(f"a sweep              {np.median(seconds[1:] or seconds):.3f} s on {workers} workers")
+    print(f"a sweep              {np.median(seconds[1:] or seconds, axis=0)[0]:.3f} s on {workers} workers")
     print(f"recall of 20 words   {found:.4f}; of the most frequent {frequent:.4f}")
     unit = y / np.linalg.norm(y, axis=1, keepdims=True)
     for word in (one for one in ("gradient", "thread", "matrix") if one in table.words):

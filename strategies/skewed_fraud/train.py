@@ -37,7 +37,7 @@ def table() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 def judged(y: np.ndarray, logits: np.ndarray, weight: np.ndarray) -> str:
     """Say how surely cases are found, and what probabilities are worth."""
-    probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    probability = 1 / (1 + np.exp(-logits[:, 0].astype(np.float64)))
     precision = metrics.average_precision_score(y, logits, sample_weight=weight)
     loss = metrics.log_loss(y, probability, sample_weight=weight)
     share = np.average(probability, weights=weight)
@@ -59,14 +59,13 @@ def main() -> None:
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(options.learning_rate), loss)
     losses = model.fit(reading, shuffle=False, epochs=options.epochs, verbose=2).history["loss"]
-    logits = model.predict(test["x"], batch_size=128, verbose=0)[:, 0]
+    logits = model.predict(test["x"], batch_size=128, verbose=0)
     if tfdist.cluster.from_environment().is_chief:
-        seen = 0.5 if options.order == "balanced" else SHARE
-        right = np.log(SHARE / (1 - SHARE)) - np.log(seen / (1 - seen))  # of log odds, from the batches to the world
+        right = reading.prior().corrected(logits)  # from the share of cases in batches to that in the table
         print(f"training             {len(train['y'])} rows with {int(train['y'].sum())} cases")
         print("losses              ", *(f"{loss:.5f}" for loss in losses[:: max(1, len(losses) // 5)]))
         print(f"as learnt            {judged(test['y'], logits, test['weight'])}")
-        print(f"with the prior       {judged(test['y'], logits + right, test['weight'])}", flush=True)
+        print(f"with the prior       {judged(test['y'], right, test['weight'])}", flush=True)
 
 
 def parse() -> argparse.Namespace:

@@ -28,6 +28,20 @@ class Applied:
 
 
 APPLIED = {
+    "two_towers": Applied(
+        options="--packages email logging unittest --epochs 2 --batch-size 64 --negatives 5 --dim 8",
+        strategies=(
+            ("--strategy", "model-parallel", "-n", "2", "--mesh", "batch=1,model=2"),
+            ("--strategy", "parameter-server", "-n", "2", "--parameter-servers", "2"),
+        ),
+        says=r"right name of 100    first 0\.\d+, of ten 0\.\d+\n",
+    ),
+    "packed_language": Applied(
+        options="--packages unittest --texts 100 --epochs 1 --batch-size 32 --context 32 --blocks 1 --width 16 "
+        "--heads 2",
+        strategies=(("--strategy", "pipeline", "-n", "4", "--mesh", "data=2,pipeline=2"),),
+        says=r"90 texts in \d+ rows; \d+ if padded\n",
+    ),
     "low_rank": Applied(
         options="--package unittest --rows 200 --context 16 --blocks 1 --width 16 --heads 2 --rank 2 "
         "--first-epochs 1 --epochs 2",
@@ -37,6 +51,21 @@ APPLIED = {
     "skewed_fraud": Applied(
         options="--epochs 5",
         says=r"with the prior +average precision 0\.\d+, log loss [01]\.\d+, mean probability 0\.\d+ of 0.05\n",
+    ),
+    "augmented_pictures": Applied(
+        options="--epochs 2 --batch-size 419", says=r"steps +6 of 419 pictures\n", writes=False
+    ),
+    "failing_machines": Applied(
+        options="--machines 120 --epochs 2 --units 8", says=r"readings +\d+ to \d+ of 1\d\d machines\n"
+    ),
+    "dna_tracks": Applied(
+        options="--sequences 96 --length 256 --filters 8 --dilated 2 --epochs 2",
+        says=r"correlation +track 0 -?\d\.\d+, track 1 -?\d\.\d+\n",
+    ),
+    "frames": Applied(
+        options="--epochs 1 --frames 3 --filters 4 --batch-size 419",
+        says=r"videos +1,257 of 3 frames",
+        writes=False,
     ),
 }
 

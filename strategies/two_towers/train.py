@@ -1,0 +1,154 @@
+"""Find a function by what it does: one tower for the words of a description, one for the parts of a name.
+
+python strategies/two_towers/train.py
+tfdist run --strategy parameter-server -n 2 --parameter-servers 2 strategies/two_towers/train.py
+tfdist run --strategy model-parallel -n 2 --mesh batch=1,model=2 strategies/two_towers/train.py
+
+The pairs are the functions of installed packages that have a docstring. Tables lie on parameter servers, or in parts on
+the devices of a mesh, or whole on each worker. Each example is trained against names that are drawn anew in each epoch.
+"""
+
+import argparse
+import re
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.testing.installed_texts import python_files
+
+SEED, WORDS, PARTS, CANDIDATES = 17, 24, 6, 100
+FUNCTION = re.compile(rb'def (\w+)\([^)]*\)[^:\n]*:\n\s+r?"""(.+?)(?:\n\s*\n|""")', re.DOTALL)
+LAYOUTS = {".*table.*embeddings": ("model", None)}  # rows of a table in parts; what is not named is whole
+
+
+def functions(packages: list[str]) -> list[tuple[list[bytes], list[bytes]]]:
+    """Return the words of the first paragraph and the parts of the name of each function, a name once."""
+    found = {}
+    for package in packages:
+        for path in python_files(package):
+            for name, text in FUNCTION.findall(path.read_bytes()):
+                if not name.startswith((b"test", b"__")):
+                    found.setdefault(name, text)
+    order = np.random.default_rng(SEED).permutation(len(found))
+    names, texts = list(found), list(found.values())
+    return [(words(texts[index])[:WORDS], words(names[index])[:PARTS]) for index in order]
+
+
+def words(text: bytes) -> list[bytes]:
+    return re.findall(rb"[a-z]+|[0-9]+", text.lower())
+
+
+def vocabulary(known: list[list[bytes]]) -> dict[bytes, int]:
+    """Return numbers of the words that two of the lists have, from 2 on."""
+    spread = Counter(word for one in known for word in set(one))
+    return {word: index for index, (word, times) in enumerate(spread.most_common(), start=2) if times >= 2}
+
+
+def numbered(lists: list[list[bytes]], numbers: dict[bytes, int], width: int) -> np.ndarray:
+    """Return rows of numbers: 1 for a word that has none, 0 where no word is."""
+    rows = np.zeros((len(lists), width), np.int32)
+    for row, one in zip(rows, lists, strict=True):
+        row[: len(one)] = [numbers.get(word, 1) for word in one]
+    return rows
+
+
+def build(size: int, dim: int) -> keras.Model:
+    """Return a model from a description and candidates for its name, the first one right, to their scores.
+
+    A tower adds the mean of the words' rows of a table that both have to what it makes of those of its own table: it
+    begins with the words that both sides have in common, and learns the others.
+    """
+    layers, ops = keras.layers, keras.ops
+    both = layers.Embedding(size, dim, keras.initializers.RandomNormal(stddev=dim**-0.5), name="both_table")
+
+    def tower(numbers: keras.KerasTensor, name: str) -> keras.KerasTensor:
+        real = ops.cast(numbers > 0, "float32")[..., None]
+        share = real / ops.maximum(ops.sum(real, axis=-2, keepdims=True), 1.0)
+        common, own = (
+            ops.sum(table(numbers) * share, axis=-2)
+            for table in (both, layers.Embedding(size, dim, name=f"{name}_table"))
+        )
+        learnt = layers.Dense(dim, kernel_initializer="zeros", name=f"{name}_dense")(own)
+        return layers.UnitNormalization()(common + learnt)
+
+    description = keras.Input((WORDS,), dtype="int32", name="description")
+    names = keras.Input((None, PARTS), dtype="int32", name="names")
+    scores = layers.Dot(axes=(2, 1))([tower(names, "name"), tower(description, "description")])
+    return keras.Model([description, names], 12.0 * scores)
+
+
+def by_overlap(pairs: list[tuple[list[bytes], list[bytes]]], k: int) -> float:
+    """Return how often the right name is among the k that share most of their parts with the description."""
+    rng, right = np.random.default_rng(SEED), 0.0
+    for text, name in pairs:
+        others = [pairs[index][1] for index in rng.integers(len(pairs), size=CANDIDATES - 1)]
+        own, *rest = (len({*text} & {*one}) / max(1, len(one)) for one in [name, *others])
+        better, equal = (sum(holds) for holds in ((one > own for one in rest), (one == own for one in rest)))
+        right += min(1.0, max(0.0, (k - better) / (1 + equal)))
+    return right / len(pairs)
+
+
+def main() -> None:
+    options = parse()
+    strategy = tfdist.strategies.from_environment(layout_map=LAYOUTS)
+    keras.utils.set_random_seed(SEED)
+    pairs = functions(options.packages)
+    cut = len(pairs) * 9 // 10
+    texts, names = ([pair[side] for pair in pairs] for side in (0, 1))
+    numbers = vocabulary(texts[:cut] + names[:cut])
+    description, name = numbered(texts, numbers, WORDS), numbered(names, numbers, PARTS)
+    folder = options.output / f"data-{zlib.crc32(description):08x}"  # others if packages are
+
+    def batches(part: str, rows: slice, negatives: int, size: int) -> tfdist.data.Reading:
+        table = tf.constant(name[rows])
+
+        def drawn(example: dict[str, tf.Tensor], seed: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            others = tf.random.stateless_uniform([negatives], seed, maxval=len(table), dtype=tf.int32)
+            candidates = tf.concat([example["name"][tf.newaxis], tf.gather(table, others)], axis=0)
+            return {"description": example["description"], "names": candidates}, tf.constant(0)
+
+        tfdist.data.write({"description": description[rows], "name": name[rows]}, folder / part, exists="keep")
+        order = "full" if part == "train" else "none"
+        return tfdist.data.read(
+            folder / part, global_batch_size=size, seed=SEED, order=order, tail="keep", augment=drawn
+        )
+
+    train = batches("train", slice(cut), options.negatives, options.batch_size)
+    test = batches("test", slice(cut, None), CANDIDATES - 1, options.batch_size)
+    with strategy.scope():
+        model = build(-(-(len(numbers) + 2) // 64) * 64, options.dim)  # a mesh may divide it
+        found = [keras.metrics.SparseTopKCategoricalAccuracy(k, name=f"top_{k}") for k in (1, 10)]
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adagrad(options.learning_rate), loss, metrics=found)
+    history = model.fit(train, shuffle=False, epochs=options.epochs, verbose=2).history
+    tested = model.evaluate(test, verbose=0, return_dict=True)
+    if tfdist.cluster.from_environment().is_chief:
+        print(f"training             {cut:,} functions, {len(numbers):,} words")
+        print("losses              ", *(f"{loss:.5f}" for loss in history["loss"]))
+        print(f"right name of {CANDIDATES}    first {tested['top_1']:.4f}, of ten {tested['top_10']:.4f}")
+        overlap = [by_overlap(pairs[cut:], k) for k in (1, 10)]
+        print(f"by common words      first {overlap[0]:.4f}, of ten {overlap[1]:.4f}", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = ["keras", "numpy", "scipy", "sklearn"]
+    parser.add_argument("--packages", nargs="+", default=defaults, help="whose code is read; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=128, help="global; default: %(default)s")
+    parser.add_argument("--negatives", type=int, default=30, help="names that are drawn; default: %(default)s")
+    parser.add_argument("--dim", type=int, default=64, help="of vectors; default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=0.03, help="of Adagrad; default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs", Path(__file__).parent.name), help="folder; default: %(default)s"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
