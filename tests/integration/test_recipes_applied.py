@@ -94,7 +94,7 @@ def test_a_recipe_has_the_losses_of_one_device(name: str, drawing: Forks, tmp_pa
 
 
 def test_least_squares_on_two_workers_are_those_of_a_loop(drawing: Forks, tmp_path: Path) -> None:
-    recipe = runpy.run_path(str(RECIPES / "least_squares" / "train.py"))
+    recipe = runpy.run_path(str(RECIPES / "least_squares" / "word_counts.py"))
     packages, size, sweeps, penalty = ["logging"], 5, 3, 1.0
     options = ["--packages", *packages, "--least", "2", "--factors", str(size), "--sweeps", str(sweeps)]
     options += ["--dtype", "float64", "--output", str(tmp_path)]

@@ -1,0 +1,86 @@
+"""Which words stand in which functions of installed packages: a matrix, what is held out of it, and a judge."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist.testing.installed_texts import python_files
+
+RANKED = 20  # words, of a piece
+ENTRIES = 1 << 14  # of the matrix, that are solved at a time: their factors fit into a processor's cache
+
+
+class Counts(NamedTuple):
+    """Entries of a matrix. Rows and columns are numbered by their number of entries, the fullest first."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    times: np.ndarray
+    words: list[str]  # of the columns
+
+
+def pieces(packages: list[str]) -> Iterator[Counter[bytes]]:
+    """Count the words of each function and class of the packages; a part of a name is a word."""
+    for package in packages:
+        for path in python_files(package):
+            for text in re.split(rb"\n(?= *(?:def|class) )", path.read_bytes().lower()):
+                yield Counter(re.findall(rb"[a-z]{3,}", text))
+
+
+def count(packages: list[str], least: int) -> Counts:
+    """Return how often the words that stand in at least this many pieces stand in each."""
+    found = [piece for piece in pieces(packages) if len(piece) >= 5]
+    spread = Counter(word for piece in found for word in piece)
+    words = [word for word, times in spread.most_common() if times >= least]
+    if len(words) <= RANKED:
+        sys.exit(f"{len(words)} words stand in {least} pieces or more, and {RANKED} are ranked: pass a smaller --least")
+    number = {word: index for index, word in enumerate(words)}
+    kept = [[(number[word], times) for word, times in piece.items() if word in number] for piece in found]
+    kept.sort(key=len, reverse=True)
+    entries = [(row, *entry) for row, piece in enumerate(kept) for entry in piece]
+    rows, columns, times = np.array(entries, np.int32).T
+    return Counts(rows, columns, times, [word.decode() for word in words])
+
+
+def learnt_from(table: Counts, alpha: float, dtype: str, rng: np.random.Generator) -> tuple[Any, ...]:
+    """Return rows, columns and weights of what is learnt from, which entries are held out, and the matrix's shape."""
+    held = rng.random(len(table.rows)) < 0.1
+    weights = alpha * table.times[~held].astype(dtype)
+    return table.rows[~held], table.columns[~held], weights, held, (int(table.rows.max()) + 1, len(table.words))
+
+
+Batch = tuple[np.ndarray, np.ndarray]  # columns and weights of rows, padded
+
+
+def batches(
+    rows: np.ndarray, columns: np.ndarray, weights: np.ndarray, height: int, worker: int, workers: int
+) -> list[Batch]:
+    """Return every Nth row, padded in batches of rows of near lengths; all workers have equally many, some empty."""
+    order = np.argsort(rows, kind="stable")
+    lengths = np.bincount(rows, minlength=-(-height // workers) * workers)
+    begins, mine, found = np.cumsum(lengths) - lengths, np.arange(worker, len(lengths), workers), []
+    while len(mine):
+        longest = max(1, lengths[mine].max())
+        some, mine = np.split(mine, [max(1, ENTRIES // longest)])
+        real = np.arange(longest) < lengths[some, np.newaxis]
+        at = order[np.where(real, begins[some, np.newaxis] + np.arange(longest), 0)]
+        found.append((columns[at], np.where(real, weights[at], weights.dtype.type(0))))
+    return found
+
+
+def recall(table: Counts, held: np.ndarray, scores: Callable[[np.ndarray], np.ndarray], k: int = RANKED) -> float:
+    """Return which part of the held entries is among the k best words that a piece is not known to have."""
+    every = np.unique(table.rows[held])
+    some = every[:: max(1, len(every) // 2000)]
+    place = np.full(int(table.rows.max()) + 1, -1)
+    place[some] = np.arange(len(some))
+    entries, guessed = np.stack([place[table.rows], table.columns]), scores(some)
+    known, wanted = np.zeros((2, *guessed.shape), bool)
+    for mark, which in ((known, ~held), (wanted, held)):
+        mark[tuple(entries[:, which & (entries[0] >= 0)])] = True
+    best = np.argpartition(np.where(known, np.inf, -guessed), k, axis=1)[:, :k]
+    return float(np.take_along_axis(wanted, best, axis=1).sum() / wanted.sum())
