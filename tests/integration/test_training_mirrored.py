@@ -460,3 +460,16 @@ def test_a_distribution_that_cannot_be_followed_is_refused(pool: WorkerPool) -> 
         "fit one": ("UnsupportedError", setter, "DataParallel over cpu:0"),
     }.items():
         assert refusal_fields.are(reports[name], *expected), (name, reports[name])
+
+
+def test_a_graph_that_takes_its_batches_computes_what_python_gives_it(pool: WorkerPool) -> None:
+    seen = call(pool, "both_ways", cases="lone_replica_cases")
+    for name, found in seen["graph"].items():
+        assert found.pop("in_a_graph"), name
+        assert not seen["python"][name].pop("in_a_graph"), name
+        assert found == seen["python"][name], name
+        assert found["steps"] == 10, name
+
+
+def test_an_input_that_fails_does_not_end_an_epoch(pool: WorkerPool) -> None:
+    assert call(pool, "error_of_input", cases="lone_replica_cases") == "InvalidArgumentError"

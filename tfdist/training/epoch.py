@@ -169,6 +169,8 @@ class Epoch:
 
     def give(self, graph: Callable[[Any], int]) -> int:
         """Let a graph take batches; return how many it took."""
+        if self.has_ended:
+            return 0
         self._begin_once()
         with tf_data.raising(self._failure):
             count = graph(self._elements)

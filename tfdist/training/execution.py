@@ -1,8 +1,8 @@
-"""Several steps in one graph, which takes its batches from the input: `steps_per_execution`.
+"""Steps in a graph that takes its batches from the input: several at once by `steps_per_execution`, or a single one.
 
-The graph is a loop around the function of a single step, traced once and called unchanged, so the numbers are those of
-single steps. Python is not called until such a graph ends, so the graph counts in a variable, which a thread reads to
-report progress.
+The graph of several is a loop around the function of a single step, traced once and called unchanged, so the numbers
+are those of single steps. Python is not called until such a graph ends, so the graph counts in a variable, which a
+thread reads to report progress.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compat.tensorflow.steps.traced_call import TracedCall
 from tfdist.monitor.phases import Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.training.epoch import Epoch
@@ -137,6 +138,54 @@ class Rows:
 
     def value(self, returned: Any) -> Any:
         return tf.nest.pack_sequence_as(self._structure, returned)
+
+
+class OneStep:
+    """The graph of a single step that takes its batch itself, so that no batch passes through Python."""
+
+    def __init__(self, step: Any, *, on_trace: Callable[[], None]) -> None:
+        self._step = step
+        self._on_trace = on_trace
+        self._call: TracedCall | None = None
+
+    @staticmethod
+    def can_run(step: Any) -> bool:
+        """True for a step whose logs have known shapes."""
+        leaves = tf.nest.flatten(step.structured_outputs)
+        return all(isinstance(leaf, tf.Tensor) and leaf.shape.is_fully_defined() for leaf in leaves)
+
+    def run(self, batches: Epoch) -> tuple[Any, int]:
+        """Run the step on the next batch; return its logs, and 1, or 0 where the input has ended."""
+        logs: Any = None
+
+        def take(iterator: Any) -> int:
+            nonlocal logs
+            if self._call is None:
+                signature = [tf.type_spec_from_value(iterator)]
+                self._call = TracedCall(tf.function(_untraced(self._next), input_signature=signature))
+            was_there, logs = self._call(iterator)
+            return int(was_there)
+
+        taken = batches.give(take)
+        return logs, taken
+
+    def _next(self, iterator: Any) -> tuple[tf.Tensor, Any]:
+        """Whether there was a batch, and the logs of its step.
+
+        Without a batch none of the step may run. What needs no batch would: it counts the step, and decays weights.
+        """
+        self._on_trace()
+        batch = iterator.get_next_as_optional()
+
+        def step() -> Any:
+            _, examples, *tensors = batch.get_value()
+            return self._step(examples, *tensors)
+
+        def nothing() -> Any:
+            return tf.nest.map_structure(lambda leaf: tf.zeros(leaf.shape, leaf.dtype), self._step.structured_outputs)
+
+        is_there = batch.has_value()
+        return is_there, tf.cond(is_there, step, nothing)
 
 
 class Execution:

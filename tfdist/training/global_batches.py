@@ -382,7 +382,8 @@ def _slices(
     at_once = tf.data.AUTOTUNE if edges is None else _CUT_AT_ONCE
     options = {"num_parallel_calls": at_once, "deterministic": True}
     if workers.count == 1 and edges is None:
-        return _mapped(dataset, alone, **options)
+        # where nothing is cut, threads of its own would take longer than the function
+        return _mapped(dataset, alone) if len(share.shares.weights) == 1 else _mapped(dataset, alone, **options)
     return _mapped(dataset.enumerate(), shared, **options)
 
 

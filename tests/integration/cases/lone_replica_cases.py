@@ -1,0 +1,67 @@
+"""Training on a single replica, whose graph takes batches by itself, beside the same with batches in Python."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import mirrored_cases
+import numpy as np
+import tensorflow as tf
+
+import tfdist.strategies
+from tfdist.monitor.process_clock import step_clock
+from tfdist.monitor.step_clock import StepObserver
+
+STRATEGY = tfdist.strategies.MirroredStrategy(["CPU:0"])
+X, Y = mirrored_cases.X, mirrored_cases.Y
+
+
+def _pieces() -> Iterator[tuple[Any, Any]]:
+    """Batches of a number that nobody knows before, the last of them smaller."""
+    for first in range(0, len(X), 8):
+        yield X[first : first + 8], Y[first : first + 8]
+
+
+def _trained(data: dict[str, Any], **compile_options: Any) -> dict[str, Any]:
+    with STRATEGY.scope():
+        network = mirrored_cases.model(optimizer=keras.optimizers.Adam(0.1), metrics=["mae"], **compile_options)
+    history = network.fit(**data, epochs=2, shuffle=False, verbose=0, validation_data=(X[:9], Y[:9])).history
+    return {
+        "weights": np.concatenate([w.ravel() for w in network.get_weights()]).tolist(),
+        "history": history,
+        "steps": int(network.optimizer.iterations.numpy()),
+        "in_a_graph": bool(network.train_function.source.run._single),
+    }
+
+
+def both_ways() -> dict[str, Any]:
+    """The results of fits, with batches that the graph takes, and with an observer, for which Python takes them."""
+    pieces = tf.data.Dataset.from_generator(
+        _pieces, output_signature=(tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    )
+    inputs = {"arrays": {"x": X, "y": Y, "batch_size": 8}, "pieces": {"x": pieces}}
+    seen: dict[str, Any] = {"graph": {name: _trained(data) for name, data in inputs.items()}}
+    observer = StepObserver()
+    step_clock().attach(observer)
+    try:
+        seen["python"] = {name: _trained(data) for name, data in inputs.items()}
+    finally:
+        step_clock().detach(observer)
+    return seen
+
+
+def error_of_input() -> str:
+    """The kind of error that `fit` raises where the input fails in its middle."""
+
+    def failing() -> Iterator[tuple[Any, Any]]:
+        yield next(_pieces())
+        raise ValueError("the third disk is gone")
+
+    with STRATEGY.scope():
+        network = mirrored_cases.model()
+    signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    try:
+        network.fit(tf.data.Dataset.from_generator(failing, output_signature=signature), verbose=0)
+    except (tf.errors.OpError, ValueError) as found:
+        return type(found).__name__
+    return "none"
