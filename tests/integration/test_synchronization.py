@@ -215,6 +215,18 @@ def test_weights_that_a_callback_sets_hold(pools: dict[int, WorkerPool]) -> None
         assert not any(trained)
 
 
+def test_workers_that_would_meet_at_other_steps_are_named_at_once(pools: dict[int, WorkerPool]) -> None:
+    steps = len(range(0, 82, 12))
+    for rank, seen in enumerate(call(pools[2], "other_meetings")):
+        texts = [
+            [f"local-sgd:every={every},average_moments=True,inside=1 after {begun} steps" for every, begun in workers]
+            for workers in (((31, 0), (32, 0)), ((33, steps + 2), (33, steps + 1)))
+        ]
+        for (name, received, workers, message), named in zip(seen, texts, strict=True):
+            assert (name, received, workers) == ("synchronization", named[rank], [0, 1])
+            assert all(f"worker {worker}: {text}" in message for worker, text in enumerate(named))
+
+
 def test_what_cannot_meet_seldom_is_refused(pools: dict[int, WorkerPool]) -> None:
     for seen in call(pools[2], "refusals"):
         assert seen == {

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.checkpoint.state_resizing import ShardedState
 from tfdist.collectives.collective import Collective
 from tfdist.collectives.traced import TracedCollective
+from tfdist.collectives.workers.agreement import require_alike_text
 from tfdist.collectives.workers.worker_processes import Workers, as_float, as_integer
 from tfdist.compat import planted
 from tfdist.compat.keras import epochs as keras_epochs
@@ -254,6 +255,7 @@ class LocalSteps:
                 name="run_eagerly",
                 received=True,
             )
+        self._require_alike()
         if self._workers.is_chief and "local steps" not in planted.of_model(self._model).said:
             planted.of_model(self._model).said.add("local steps")
             step_clock().warn(self._told())
@@ -266,12 +268,24 @@ class LocalSteps:
             "device. Batch logs are this worker's; epoch logs, evaluation and saving show the mean over workers."
         )
 
+    def _require_alike(self) -> None:
+        """Raise where workers would be at different meetings, which would be mixed up, or wait for each other."""
+        if self._workers.count > 1:
+            require_alike_text(
+                self._workers,
+                f"{self._asked.terms} after {self._step} steps",
+                name="synchronization",
+                what="workers do not meet at the same steps",
+                remedy="Give every worker the same synchronization, and let all of them resume from the same backup.",
+            )
+
     def restored(self) -> None:
         """Note that a backup has given the variables other values."""
         self._own, self._made_equal_at, self._last = None, None, None
         self._epoch_is_apart = self._step > 0
         if self._interval is not None:
             self._schedule = self._interval.schedule_from(self._step)
+        self._require_alike()
 
     def ends(self) -> None:
         """Let the mean over workers be the weights of all, at the end of a `fit`."""

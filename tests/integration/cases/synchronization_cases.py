@@ -18,6 +18,7 @@ import tfdist.strategies
 from tfdist import errors
 from tfdist.callbacks import BackupAndRestore
 from tfdist.cluster.shares import Shares
+from tfdist.compat import planted
 from tfdist.compression import ErrorFeedback, TopK
 from tfdist.gradients.outer import meeting_schedules
 from tfdist.training import local_steps
@@ -365,6 +366,25 @@ def weights_of_a_callback() -> list[list[float]]:
     looks = keras.callbacks.LambdaCallback(on_epoch_end=set_zero, on_train_batch_end=note)
     model.fit(X, 0 * Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[looks])
     return seen
+
+
+def other_meetings() -> list[Any]:
+    """Return what errors name where a worker has another schedule, or has taken a step more than the others."""
+
+    def fit(text: str, *, ahead: int = 0) -> None:
+        with strategy(text).scope():
+            model = network("sgd")
+        for _ in range(2 if ahead else 1):
+            model.fit(X, Y, batch_size=BATCH, verbose=0)
+            planted.of_model(model).local_steps._count.assign_add(ahead)
+
+    found = []
+    for ask in (lambda: fit(f"local-sgd:every={31 + RANK}"), lambda: fit("local-sgd:every=33", ahead=RANK or 2)):
+        try:
+            ask()
+        except errors.DisagreementError as error:
+            found.append([error.name, error.received, error.workers, str(error)])
+    return found
 
 
 def refusals() -> dict[str, list[str]]:

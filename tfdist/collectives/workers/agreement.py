@@ -1,5 +1,6 @@
-"""Before a function runs for the first time, workers compare what it will reduce: other models never meet."""
+"""Workers compare what has to be alike: what a function will reduce, before it runs for the first time, and texts."""
 
+import hashlib
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -55,7 +56,7 @@ class Signatures:
             if (digests == digests[0]).all():
                 self._alike.add(mine.digest)
                 return
-            lists = self._exchange(mine.entries)
+            lists = [text.split("\n") for text in _texts(self._workers, "\n".join(mine.entries))]
         other = next(worker for worker in range(self._workers.count) if digests[worker] != digests[0])
         position, first, second = traced.first_difference(lists[0], lists[other])
         raise DisagreementError(
@@ -67,8 +68,21 @@ class Signatures:
             workers=(0, other),
         )
 
-    def _exchange(self, entries: list[str]) -> list[list[str]]:
-        text = "\n".join(entries).encode()
-        lengths = self._workers.gather([len(text)])[:, 0]
-        table = self._workers.gather(list(text.ljust(int(lengths.max()), b"\0")))
-        return [bytes(row[:length].tolist()).decode().split("\n") for row, length in zip(table, lengths, strict=True)]
+
+def require_alike_text(workers: Workers, text: str, *, name: str, what: str, remedy: str) -> None:
+    """Raise on all workers, with the text of each, unless all have the same one; every worker must call it."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    digests = workers.gather([int.from_bytes(digest, "little", signed=True)])[:, 0]
+    others = [worker for worker, one in enumerate(digests) if one != digests[0]]
+    if others:
+        texts = _texts(workers, text)
+        who = "; ".join(f"worker {worker}: {texts[worker]}" for worker in (0, *others))
+        raise DisagreementError(f"{what} ({who}). {remedy}", name=name, received=text, workers=(0, *others))
+
+
+def _texts(workers: Workers, mine: str) -> list[str]:
+    """The texts of all workers."""
+    text = mine.encode()
+    lengths = workers.gather([len(text)])[:, 0]
+    table = workers.gather(list(text.ljust(int(lengths.max()), b"\0")))
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(table, lengths, strict=True)]

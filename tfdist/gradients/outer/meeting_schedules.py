@@ -56,6 +56,17 @@ class Synchronization:
             )
         return self.every
 
+    @property
+    def terms(self) -> str:
+        """What workers have to agree on: all but the outer optimizer, of which there may be a function alone.
+
+        Example:
+            >>> Gossip(topology="exponential").terms
+            'gossip:every=1,topology=exponential,push_sum=False'
+        """
+        names = [one.name for one in fields(self) if one.name != "outer"]
+        return f"{self.name}:{','.join(f'{name}={getattr(self, name)}' for name in names)}"
+
     def reduces(self, step: int) -> bool:
         """Whether the step after so many reduces gradients over all workers, as data parallelism does."""
         return False
