@@ -116,7 +116,7 @@ def context_of(
     *,
     step: int | tf.Tensor = 0,
     seed: int = 0,
-    place: int = 0,
+    place: int | tf.Tensor = 0,
     slower: tf.Tensor | None = None,
 ) -> Context:
     """Return the context of one tensor in one step; its seeds depend on step, tensor and member, and on nothing else.
@@ -129,7 +129,7 @@ def context_of(
         False
     """
     at = tf.cast(step, tf.int32)
-    shared = _folded(tf.constant([seed, place]), at)
+    shared = _folded(tf.stack([seed, place]), at)
     return Context(size, rank, at, _folded(shared, tf.cast(rank, tf.int32) + 1), shared, slower)
 
 

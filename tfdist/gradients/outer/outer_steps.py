@@ -58,17 +58,23 @@ def optimizer_of(outer: Any) -> keras.optimizers.Optimizer:
     return type(made).from_config(made.get_config())
 
 
+def _numbers(value: tf.Tensor, piece: fragments.Piece) -> tf.Tensor:
+    """The numbers of a piece of a variable with this value; most pieces are whole variables, which are not cut."""
+    flat = tf.reshape(tf.cast(value, tf.float32), [-1])
+    return flat if flat.shape[0] == piece.end - piece.begin else flat[piece.begin : piece.end]
+
+
 class _Fragment:
     """A part of the weights: what all workers agreed on last, the outer optimizer, and what the codec remembers."""
 
     def __init__(self, number: int, pieces: list[fragments.Piece], values: tf.Tensor, schedule: DiLoCo) -> None:
         self.number = number
         self.pieces = pieces
-        self.codec = codec_of(schedule.wire)
         self.agreed = keras.Variable(values, name=f"agreed_{number}", dtype="float32", trainable=True)
         self.optimizer = optimizer_of(schedule.outer)
         self.optimizer.build([self.agreed])
-        states = [] if self.codec is None else self.codec.init(tf.TensorSpec(values.shape, tf.float32))
+        codec = codec_of(schedule.wire)
+        states = [] if codec is None else codec.init(tf.TensorSpec(values.shape, tf.float32))
         self.rules = [state.rule for state in states]
         self.memory = [
             keras.Variable(one.initial, name=f"memory_{number}_{i}", dtype=one.initial.dtype.name, trainable=False)
@@ -88,6 +94,7 @@ class OuterSteps(Meeting):
     def __init__(self, schedule: DiLoCo, group: Group, model: keras.Model) -> None:
         super().__init__(schedule, group, model)
         self._schedule = schedule
+        self._codec = codec_of(schedule.wire)
         self._fragments: list[_Fragment] = []
         self._flight: tuple[int, Outside[list[tf.Tensor]]] | None = None
         self._awaited: keras.Variable | None = None  # 1 plus the number of the fragment that was sent, or 0
@@ -146,9 +153,7 @@ class OuterSteps(Meeting):
             return
         delta = one.agreed - self._values(one.pieces)
         states = worker_weights.read(worker_weights.states_of(self._model)) if self._is_last(one) else []
-        exchange = functools.partial(
-            self._traced, f"exchange {one.number}", functools.partial(self._exchange, one), delta, *states
-        )
+        exchange = functools.partial(self._sent, one, delta, states)
         if event.kind == "meet":
             self._apply(one, exchange())
             return
@@ -179,11 +184,11 @@ class OuterSteps(Meeting):
         """Return what the last fragment costs: no other is larger, and states travel with it."""
         one, workers = self._fragments[-1], self._group.traced.size
         states = self._all_reduced_bytes(worker_weights.states_of(self._model))
-        if one.codec is None:
+        if self._codec is None:
             return Load(self._all_reduced_bytes([one.agreed]) + states)
         numbers = int(tf.TensorShape(one.agreed.shape).num_elements())
-        (cost,) = agreed_costs(self._group.traced.collective, [one.codec])
-        sent = one.codec.wire_bytes(tf.TensorSpec([numbers], tf.float32), workers)
+        (cost,) = agreed_costs(self._group.traced.collective, [self._codec])
+        sent = self._codec.wire_bytes(tf.TensorSpec([numbers], tf.float32), workers)
         return Load(sent + states, cost.seconds + cost.seconds_per_element * numbers)
 
     def _is_last(self, one: _Fragment) -> bool:
@@ -193,39 +198,47 @@ class OuterSteps(Meeting):
         """The present numbers of a fragment."""
         weights = worker_weights.weights_of(self._model)
         values = worker_weights.read([weights[piece.variable] for piece in pieces])
-        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
-        return tf.concat([one[piece.begin : piece.end] for one, piece in zip(flat, pieces, strict=True)], axis=0)
+        return tf.concat([_numbers(value, piece) for value, piece in zip(values, pieces, strict=True)], axis=0)
 
     def _apart(self, one: _Fragment, values: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(values, [piece.end - piece.begin for piece in one.pieces])
 
-    def _exchange(self, one: _Fragment, delta: tf.Tensor, *states: tf.Tensor) -> list[tf.Tensor]:
-        traced, label = self._group.traced, f"fragment {one.number}"
-        mine = delta * self._group.share
-        means = self._group.mean(states, [f"{label}, state {number}" for number in range(len(states))])
-        if one.codec is None or traced.size == 1:
-            return [*traced.all_reduce([mine], [label]), *means]
-        context = messages.context_of(
-            traced.rank, traced.size, step=tf.cast(one.optimizer.iterations.value, tf.int32), place=one.number
-        )
-        exchange = one.codec.exchange(mine, tuple(tf.convert_to_tensor(state.value) for state in one.memory), context)
-        (done,) = carried([exchange], [label], traced)
-        for variable, value in zip(one.memory, done.state, strict=True):
+    def _sent(self, one: _Fragment, delta: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Exchange a fragment, in a graph that all fragments of this size have, and remember what the codec does."""
+        step = tf.cast(one.optimizer.iterations.value, tf.int32)
+        memory = [tf.convert_to_tensor(variable.value) for variable in one.memory]
+        name = f"exchange {delta.shape[0]} numbers and {len(states)} states"
+        arrived, kept = self._traced(name, self._exchange, delta, states, memory, step, tf.constant(one.number))
+        for variable, value in zip(one.memory, kept, strict=True):
             variable.assign(value)
-        return [done.total, *means]
+        return list(arrived)
+
+    def _exchange(
+        self, delta: tf.Tensor, states: list[tf.Tensor], memory: list[tf.Tensor], step: tf.Tensor, number: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        traced, label = self._group.traced, "fragment"
+        mine = delta * self._group.share
+        means = self._group.mean(states, [f"{label}, state {place}" for place in range(len(states))])
+        if self._codec is None or traced.size == 1:
+            return [*traced.all_reduce([mine], [label]), *means], memory
+        context = messages.context_of(traced.rank, traced.size, step=step, place=number)
+        (done,) = carried([self._codec.exchange(mine, tuple(memory), context)], [label], traced)
+        return [done.total, *means], list(done.state)
 
     def _apply(self, one: _Fragment, arrived: list[tf.Tensor]) -> None:
-        self._traced(f"apply {one.number}", functools.partial(self._step, one), *arrived)
-
-    def _step(self, one: _Fragment, delta: tf.Tensor, *states: tf.Tensor) -> None:
+        """Make the outer step, eagerly: to trace a graph for each fragment takes longer than hundreds of calls."""
+        delta, *states = arrived
         one.optimizer.apply([delta], [one.agreed])
         weights = worker_weights.weights_of(self._model)
         kept = self._schedule.keep
         for piece, new in zip(one.pieces, self._apart(one, tf.convert_to_tensor(one.agreed.value)), strict=True):
             variable = weights[piece.variable]
-            flat = tf.reshape(tf.cast(worker_weights.read([variable])[0], tf.float32), [-1])
-            mixed = new if not kept else kept * flat[piece.begin : piece.end] + (1 - kept) * new
-            whole = tf.concat([flat[: piece.begin], mixed, flat[piece.end :]], axis=0)
-            worker_weights.write([variable], [tf.reshape(whole, variable.shape)])
+            if kept:
+                new = kept * _numbers(worker_weights.read([variable])[0], piece) + (1 - kept) * new
+            if piece.end - piece.begin < (size := int(tf.TensorShape(variable.shape).num_elements())):
+                flat = tf.reshape(tf.cast(worker_weights.read([variable])[0], tf.float32), [-1])
+                before, _, behind = tf.split(flat, [piece.begin, piece.end - piece.begin, size - piece.end])
+                new = tf.concat([before, new, behind], axis=0)
+            worker_weights.write([variable], [tf.reshape(new, variable.shape)])
         if states:
             worker_weights.write(worker_weights.states_of(self._model), states)
