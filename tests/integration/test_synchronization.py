@@ -189,11 +189,16 @@ def test_workers_of_a_group_reduce_in_every_step(forking: Forks) -> None:
     """Two groups of two, which the simulation has as two models; also while a fragment travels between all."""
     with start(forking, 4) as pool:
         found = call(pool, "local_sgd", every=4, optimizer="adam", normalizes=True, inside=2)
-        outer = call(pool, "trained", synchronization="diloco:every=6,fragments=2,delay=2,inside=2", optimizer="adam")
+        outer = call(pool, "sent_by_heads", synchronization="diloco:every=6,fragments=2,delay=2,inside=2")
     for seen in found:
         same(seen["weights"], found[0]["simulated"])
         assert seen["history"] == found[0]["history"]
-    for seen in outer:
+    weights = 4 * (4 * 5 + 5 + 5 + 1)
+    for rank, seen in enumerate(outer):
+        told = seen.pop("bytes")
+        assert told["heads"] == (0 if rank % 2 else told["near"]), "one worker of a group sends for all"
+        assert told["near"] >= weights
+        assert told["all"] == 0
         assert seen == outer[0]
 
 

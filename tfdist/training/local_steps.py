@@ -47,6 +47,7 @@ class Apart:
 
     schedule: Synchronization
     services: ReplicaServices
+    island: meetings.Island | None = None
 
 
 def require(value: Any, shard_optimizer: int | None = None) -> Synchronization | None:
@@ -95,7 +96,18 @@ def apart(
     traced = [
         TracedCollective(one, bucket_bytes=services.bucket_bytes, replica=replica) for replica, one in enumerate(near)
     ]
-    return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True))
+    meeting = _island(schedule, workers, len(devices))  # another one than of steps, which go on meanwhile
+    found = None if meeting is None else _by_heads(workers, meeting, services.bucket_bytes)
+    return Apart(schedule, replace(services, collectives=near, traced=traced, is_apart=True), found)
+
+
+def _by_heads(workers: Workers, near: Collective, bucket_bytes: int) -> meetings.Island:
+    heads = workers.collective.among(range(0, workers.count, near.size))
+    return meetings.Island(
+        near=TracedCollective(near, bucket_bytes=bucket_bytes, replica=1),  # keys do not follow from what heads reduce
+        heads=None if heads is None else TracedCollective(heads, bucket_bytes=bucket_bytes),
+        count=workers.count // near.size,
+    )
 
 
 def _island(schedule: Synchronization, workers: Workers, replicas: int) -> Collective | None:
@@ -176,7 +188,9 @@ class LocalSteps:
         shares = strategy.share
         share = (shares.edges[-1] - shares.edges[0]) / shares.shares.edges[-1]
         group = meetings.Group(
-            TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes), share
+            TracedCollective(workers.collective, bucket_bytes=strategy.apart.services.bucket_bytes),
+            share,
+            strategy.apart.island,
         )
         self._meeting = meeting_kinds.meeting_of(self._asked, group, model)
         if self._asked.every == "auto":

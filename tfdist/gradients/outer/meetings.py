@@ -15,15 +15,55 @@ from tfdist.gradients.outer.meeting_schedules import Event, Synchronization
 
 
 @dataclass(frozen=True)
+class Island:
+    """Workers that have the same weights, because they reduce in every step: the first of them speaks for all.
+
+    Attributes:
+        near: the workers of this one's island.
+        heads: the first workers of all islands; None on the others.
+        count: of islands.
+    """
+
+    near: TracedCollective
+    heads: TracedCollective | None
+    count: int
+
+    def told(self, results: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
+        """Return what the first worker has; other ones give values of the same shapes, which do not count."""
+        own = results if self.heads is not None else [tf.zeros_like(one) for one in results]
+        return self.near.all_reduce(own, labels)
+
+
+@dataclass(frozen=True)
 class Group:
-    """The workers that meet: what carries tensors between them, and this one's share of a batch, of 1."""
+    """The workers that meet: what carries tensors between them, this one's share of a batch, of 1, and its island."""
 
     traced: TracedCollective
     share: float
+    island: Island | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of those that have weights of their own."""
+        return self.traced.size if self.island is None else self.island.count
+
+    def exchanged(
+        self,
+        values: Sequence[tf.Tensor],
+        labels: Sequence[str],
+        exchange: Callable[[TracedCollective, list[tf.Tensor]], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        """Return on all workers what an exchange makes of their values, times their shares: as many, as large ones."""
+        island = self.island
+        share = self.share if island is None else 1 / island.count
+        mine = [value * tf.cast(share, value.dtype) for value in values]
+        if island is None:
+            return exchange(self.traced, mine)
+        return island.told(mine if island.heads is None else exchange(island.heads, mine), labels)
 
     def mean(self, values: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
         """Return the means over workers, weighted by their shares."""
-        return self.traced.all_reduce([value * tf.cast(self.share, value.dtype) for value in values], labels)
+        return self.exchanged(values, labels, lambda carrier, mine: carrier.all_reduce(mine, labels))
 
 
 class Load(NamedTuple):
@@ -94,7 +134,7 @@ class Meeting:
         return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
 
     def _all_reduced_bytes(self, variables: Sequence[keras.Variable]) -> float:
-        workers = self._group.traced.size
+        workers = self._group.size
         return 2 * (workers - 1) / workers * worker_weights.bytes_of(variables)
 
     def _mean_of(self, variables: Sequence[keras.Variable], slots: Sequence[keras.Variable] = ()) -> list[tf.Tensor]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import validation
 from tfdist.checkpoint.state_resizing import ShardedState
+from tfdist.collectives.traced import TracedCollective
 from tfdist.compression import messages, registry
 from tfdist.compression.codec import Codec
 from tfdist.compression.codec_exchange import carried
@@ -182,7 +183,7 @@ class OuterSteps(Meeting):
 
     def load(self) -> Load:
         """Return what the last fragment costs: no other is larger, and states travel with it."""
-        one, workers = self._fragments[-1], self._group.traced.size
+        one, workers = self._fragments[-1], self._group.size
         states = self._all_reduced_bytes(worker_weights.states_of(self._model))
         if self._codec is None:
             return Load(self._all_reduced_bytes([one.agreed]) + states)
@@ -216,14 +217,19 @@ class OuterSteps(Meeting):
     def _exchange(
         self, delta: tf.Tensor, states: list[tf.Tensor], memory: list[tf.Tensor], step: tf.Tensor, number: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        traced, label = self._group.traced, "fragment"
-        mine = delta * self._group.share
-        means = self._group.mean(states, [f"{label}, state {place}" for place in range(len(states))])
-        if self._codec is None or traced.size == 1:
-            return [*traced.all_reduce([mine], [label]), *means], memory
-        context = messages.context_of(traced.rank, traced.size, step=step, place=number)
-        (done,) = carried([self._codec.exchange(mine, tuple(memory), context)], [label], traced)
-        return [done.total, *means], list(done.state)
+        means = self._group.mean(states, [f"fragment, state {place}" for place in range(len(states))])
+        kept = memory
+
+        def exchange(carrier: TracedCollective, mine: list[tf.Tensor]) -> list[tf.Tensor]:
+            nonlocal kept
+            if self._codec is None or carrier.size == 1:
+                return carrier.all_reduce(mine, ["fragment"])
+            context = messages.context_of(carrier.rank, carrier.size, step=step, place=number)
+            (done,) = carried([self._codec.exchange(mine[0], tuple(memory), context)], ["fragment"], carrier)
+            kept = list(done.state)
+            return [done.total]
+
+        return [*self._group.exchanged([delta], ["fragment"], exchange), *means], kept
 
     def _apply(self, one: _Fragment, arrived: list[tf.Tensor]) -> None:
         """Make the outer step, eagerly: to trace a graph for each fragment takes longer than hundreds of calls."""
