@@ -287,7 +287,7 @@ class LocalSteps:
         if self._workers.count > 1:
             require_alike_text(
                 self._workers,
-                f"{self._asked.terms} after {self._step} steps",
+                f"{meeting_schedules.terms_of(self._asked)} after {self._step} steps",
                 name="synchronization",
                 what="workers do not meet at the same steps",
                 remedy="Give every worker the same synchronization, and let all of them resume from the same backup.",

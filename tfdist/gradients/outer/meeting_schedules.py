@@ -56,17 +56,6 @@ class Synchronization:
             )
         return self.every
 
-    @property
-    def terms(self) -> str:
-        """What workers have to agree on: all but the outer optimizer, of which there may be a function alone.
-
-        Example:
-            >>> Gossip(topology="exponential").terms
-            'gossip:every=1,topology=exponential,push_sum=False'
-        """
-        names = [one.name for one in fields(self) if one.name != "outer"]
-        return f"{self.name}:{','.join(f'{name}={getattr(self, name)}' for name in names)}"
-
     def reduces(self, step: int) -> bool:
         """Whether the step after so many reduces gradients over all workers, as data parallelism does."""
         return False
@@ -366,6 +355,17 @@ def rounds(schedule: Gossip, workers: int) -> int:
 SCHEDULES: dict[str, type[Synchronization]] = {
     one.name: one for one in (LocalSGD, PostLocalSGD, DiLoCo, ElasticAveraging, Gossip)
 }
+
+
+def terms_of(schedule: Synchronization) -> str:
+    """Return what workers have to agree on: all but the outer optimizer, of which there may be a function alone.
+
+    Example:
+        >>> terms_of(Gossip(topology="exponential"))
+        'gossip:every=1,topology=exponential,push_sum=False'
+    """
+    names = [one.name for one in fields(schedule) if one.name != "outer"]
+    return f"{schedule.name}:{','.join(f'{name}={getattr(schedule, name)}' for name in names)}"
 
 
 def inside(schedule: Synchronization) -> int:
