@@ -179,7 +179,7 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
     "tensorflow/ring_extended.py": {
         **each(EXTENDED, lambda: MirroredExtended),
         "_replica_id": lambda: tf.distribute.ReplicaContext,
-        **each("_collective _from_first_replica _input_context _local_sums", OURS),
+        **each("_collective _from_first_replica _input_context _local_sums _task_id", OURS),
         **each("_rows_apart _rows_of_first _sum_of_local _sums_of_several _waiting", OURS),
     },
     "tensorflow/sparse_rows.py": {**each("_create_op_internal _get_function", lambda: tf.Graph), "_mask": OURS},

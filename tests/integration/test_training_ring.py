@@ -57,6 +57,10 @@ def three(pools: dict[tuple[int, int], WorkerPool]) -> WorkerPool:
     return pools[3, 1]
 
 
+def test_processes_have_the_numbers_that_names_of_their_files_are_made_of(three: WorkerPool) -> None:
+    assert call(three, "task_id") == [0, 1, 2]
+
+
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "eager"])
 def test_sums_are_exact_in_every_dtype(pool: WorkerPool, traced: bool) -> None:
     for exact in call(pool, "sums_of_dtypes", traced=traced):

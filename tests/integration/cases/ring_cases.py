@@ -17,6 +17,10 @@ REPLICAS = STRATEGY.num_replicas_in_sync
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
+def task_id() -> int:
+    return int(STRATEGY.extended._task_id)
+
+
 def replica() -> Any:
     """Return the number of the replica that is being traced or run, an int32 scalar."""
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)

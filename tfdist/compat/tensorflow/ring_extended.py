@@ -66,6 +66,11 @@ class RingReplicas(ReduceInReplicas, MirroredExtended):
         return self._collective.size > 1
 
     @property
+    def _task_id(self) -> int:
+        """The number of this process, by which others name files that only it writes, as TensorFlow's guide does."""
+        return int(self._collective.rank)
+
+    @property
     def experimental_between_graph(self) -> bool:
         """Whether every process traces for itself."""
         return True
