@@ -29,12 +29,8 @@ def test_private_clients_are_compared(capsys: pytest.CaptureFixture[str]) -> Non
     recipe = runpy.run_path(str(RECIPES / "private_clients" / "train.py"))
     recipe["compare"](recipe["tumours"](40), rounds=2, budgets=[50])
     rows = capsys.readouterr().out.splitlines()
-    assert [row.rsplit("  ", 1)[0].strip() for row in rows[1:]] == [
-        "all data in one place",
-        "federated",
-        "with the median",
-        "with epsilon 50",
-    ]
+    kinds = ("one place", "federated", "median", "epsilon 50")
+    assert [kind in row for row, kind in zip(rows[1:], kinds, strict=True)] == [True] * 4
 
 
 def test_the_command_runs_the_recipe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_every_extra_is_named() -> None:
     (given,) = (one.value for one in ast.walk(extras) if isinstance(one, ast.keyword) and one.arg == "extras_require")
     assert isinstance(given, ast.Dict)
     assert {key.value for key in given.keys if isinstance(key, ast.Constant)} == set(
-        re.findall(r"`([a-z\d]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:] if line))
+        re.findall(r"`([a-z\d-]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:] if line))
     )
 
 

@@ -11,7 +11,7 @@ from tfdist import data
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
 from tfdist.cli.data.data_options import follow_option, storage_option
-from tfdist.data.foreign.foreign_kinds import CONTENTS, EXAMPLES
+from tfdist.data.foreign.foreign_files import CONTENTS, EXAMPLES
 from tfdist.data.looking.contact_sheet import MOST, Drawn, write_sheet
 from tfdist.data.looking.shown_values import described, is_picture, label_text, sentence
 from tfdist.errors import ConfigError, CorruptDataError

@@ -23,6 +23,9 @@ from tfdist.data.format.schema import Schema
 from tfdist.errors import ConfigError, CorruptDataError, DataChangedError
 from tfdist.storage.local_storage import LocalStorage
 
+EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
+#: what `tfdist.data.open` takes as `records`
+CONTENTS = (EXAMPLES, RAW, SEQUENCES)
 _LOOK_SECONDS = 1.0
 _Ids = NDArray[np.int64]
 

@@ -5,12 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tfdist.data.foreign.foreign_files import Files, Foreign, files_of
+from tfdist.data.foreign.foreign_files import EXAMPLES, Files, Foreign, files_of
 from tfdist.errors import ConfigError
 
-EXAMPLES, RAW, SEQUENCES = "examples", "raw", "sequences"
-#: what `tfdist.data.open` takes as `records`
-CONTENTS = (EXAMPLES, RAW, SEQUENCES)
 RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord files
 
 

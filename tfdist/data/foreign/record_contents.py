@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.examples.computed_examples import Columns
-from tfdist.data.foreign.foreign_files import Files, Foreign
-from tfdist.data.foreign.foreign_kinds import EXAMPLES, RAW
+from tfdist.data.foreign.foreign_files import EXAMPLES, RAW, Files, Foreign
 from tfdist.data.foreign.kept_index import Arrays, kept
 from tfdist.data.format import example
 from tfdist.data.format.data_manifest import Shard

@@ -10,7 +10,7 @@ import numpy as np
 from tfdist import native, validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.feature_values import label_columns
-from tfdist.data.foreign.foreign_kinds import EXAMPLES
+from tfdist.data.foreign.foreign_files import EXAMPLES
 from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, class_lists, class_shares, epoch_orders, mixtures
 from tfdist.data.order.class_priors import Prior, prior_of

@@ -15,7 +15,8 @@ from tfdist.data.examples.computed_examples import Computed, ComputedFetcher
 from tfdist.data.examples.fetch import Fetcher, source_of
 from tfdist.data.examples.joined_columns import ColumnFetcher, JoinedFetcher
 from tfdist.data.examples.joined_examples import Joined, joined
-from tfdist.data.foreign.foreign_kinds import CONTENTS, EXAMPLES, open_foreign
+from tfdist.data.foreign.foreign_files import CONTENTS, EXAMPLES
+from tfdist.data.foreign.foreign_kinds import open_foreign
 from tfdist.data.format import data_manifest as manifests
 from tfdist.data.format.data_manifest import Manifest, read_manifest
 from tfdist.data.order.epoch_orders import Order
