@@ -62,10 +62,12 @@ def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_re
     assert seen["set"][:3] == ["ConfigError", "shares", "(1, 2, 3)"]
 
 
-def test_federated_clients_train_under_the_strategy(pool: WorkerPool) -> None:
-    found = call(pool, "clients_of_two_replicas", cases="federated_cases")
-    assert found.keys() == {"FedProx", "Scaffold"}
-    assert max(found.values()) < 1e-5
+@pytest.mark.parametrize("name", ["FedProx", "Scaffold"])
+def test_a_federated_client_with_two_devices_has_the_weights_of_one(pool: WorkerPool, name: str) -> None:
+    found = call(pool, "distance_to_one_device", cases="federated_cases", name=name)
+    assert found["replicas"] == 2
+    assert found["weights"] < 1e-5
+    assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-5)
 
 
 def test_a_step_is_written_for_one_device(pool: WorkerPool) -> None:

@@ -163,7 +163,7 @@ class OneStep:
             if self._call is None:
                 signature = [tf.type_spec_from_value(iterator)]
                 self._call = TracedCall(tf.function(_untraced(self._next), input_signature=signature))
-            was_there, logs = self._call(iterator)
+            was_there, logs = self._call.of_flat()(tf.nest.flatten([iterator], expand_composites=True))
             return int(was_there)
 
         taken = batches.give(take)

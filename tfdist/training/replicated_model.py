@@ -298,7 +298,10 @@ class _Replicated:
         with self.workers.waiting("a step"), xla_step.named_errors():
             if not isinstance(element, Batch):
                 return self._traced_free(self._whole(element) if whole else keras_loop.tensors(element), whole)
-            return self._of(element.layout)(element.rows, *element.tensors)
+            step, given = self._of(element.layout), (element.rows, *element.tensors)
+            if self._model.run_eagerly or tf.config.functions_run_eagerly():
+                return step(*given)
+            return step.of_flat()(tf.nest.flatten(given, expand_composites=True))
 
     def _whole(self, element: Any) -> Any:
         """A whole batch as tensors; each replica will compute its part."""
@@ -313,7 +316,8 @@ class _Replicated:
 
     def is_unobserved(self, layout: Layout) -> bool:
         """True if nothing has to see a batch before its step: there is one replica, and no observer of its phases."""
-        if self.workers.count > 1 or step_clock().observers or tf_strategies.replica_count(self._strategy) > 1:
+        is_alone = self.workers.count == 1 and tf_strategies.replica_count(self._strategy) == 1
+        if not is_alone or step_clock().observers or tf.config.functions_run_eagerly():
             return False
         return layout.key in self._single or OneStep.can_run(self._of(layout).get_concrete_function())
 

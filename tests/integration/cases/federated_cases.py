@@ -6,36 +6,33 @@ import keras
 import numpy as np
 
 import tfdist
-from tfdist.federated import App, FedProx, simulate
+from tfdist.federated import App, FedProx, Scaffold, simulate
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(50, 6)).astype(np.float32)
 DATA = [(X[:20], X[:20, 0]), (X[20:], X[20:, 1])]
 
 
-def two_devices() -> None:
-    """Split the CPU, before TensorFlow starts."""
-    tfdist.strategies.use_logical_cpus(2)
-
-
-def _model() -> keras.Model:
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
-    return model
-
-
-def distance_to_one_device() -> dict[str, Any]:
+def distance_to_one_device(*, name: str) -> dict[str, Any]:
     """Train the same application on one device, and on two replicas; the last batch of a client does not divide."""
     strategy = tfdist.strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+    algorithm = {
+        "FedProx": FedProx(mu=0.1, epochs=2, batch_size=7),
+        "Scaffold": Scaffold(epochs=2, batch_size=7),  # takes plain SGD alone
+    }[name]
+
+    def alone() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9 * (name == "FedProx")), "mse", metrics=["mae"])
+        return model
 
     def mirrored() -> keras.Model:
         with strategy.scope():
-            return _model()
+            return alone()
 
     one, two = (
-        simulate(App(make_model, DATA, FedProx(mu=0.1, epochs=2, batch_size=7), test_data=(X, X[:, 0])), rounds=2)
-        for make_model in (_model, mirrored)
+        simulate(App(make_model, DATA, algorithm, test_data=(X, X[:, 0])), rounds=2) for make_model in (alone, mirrored)
     )
     apart = [np.abs(a - b).max() for a, b in zip(one.model.get_weights(), two.model.get_weights(), strict=True)]
     losses = [run.rounds[-1].evaluation["loss"] for run in (one, two)]

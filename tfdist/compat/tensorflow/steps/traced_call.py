@@ -6,6 +6,8 @@ of a layout always match.
 Private names, read in TensorFlow 2.21.0: `ConcreteFunction._call_flat`, the call behind this matching.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,8 +26,11 @@ class TracedCall:
             self._concrete = self._function.get_concrete_function()
         return self._concrete
 
-    def __call__(self, *tensors: Any) -> Any:
-        if tf.config.functions_run_eagerly():
-            return self._function(*tensors)
+    def of_flat(self) -> Callable[[list[tf.Tensor]], Any]:
+        """Return a function of all tensors in one list, those within composite tensors as well, for the next call."""
         concrete = self.get_concrete_function()
-        return concrete._call_flat(tf.nest.flatten(tensors, expand_composites=True), concrete.captured_inputs)
+        return functools.partial(concrete._call_flat, captured_inputs=concrete.captured_inputs)
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Call it as any `tf.function`."""
+        return self._function(*tensors)
