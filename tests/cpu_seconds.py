@@ -84,4 +84,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count in every process."""
-    config.pluginmanager.register(Meter(config.rootpath, config.getoption("--cpu-seconds")), "tfdist-cpu-seconds")
+    config.pluginmanager.register(
+        Meter(Path(__file__).parents[1], config.getoption("--cpu-seconds")), "tfdist-cpu-seconds"
+    )
