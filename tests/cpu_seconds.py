@@ -5,6 +5,7 @@ Wall time says little where several processes share the processors, or the machi
 """
 
 import csv
+import os
 import resource
 from collections import Counter
 from collections.abc import Generator
@@ -48,7 +49,7 @@ class Meter:
         finally:
             if self._file is not None or nextitem is None or nextitem.path != item.path:
                 now = spent()
-                self.seconds[str(item.path.relative_to(self._root))] += now - self._began
+                self.seconds[os.path.relpath(item.path, self._root)] += now - self._began
                 if self._file is not None:
                     self.tests[item.nodeid] = now - self._began
                 self._began = now

@@ -204,6 +204,10 @@ NAMES: dict[str, dict[str, Callable[[], Any] | None]] = {
         **each("_replica_id _replica_id_in_sync_group", lambda: tf.distribute.ReplicaContext),
         **each("_packed_sums _replicas_per_worker _rows_apart", OURS),
     },
+    "tensorflow/steps/traced_call.py": {
+        "_call_flat": lambda: tf.function(tf.add).get_concrete_function(1.0, 1.0),
+        **each("_concrete _function", OURS),
+    },
     "tensorflow/steps/gradient_uses.py": {"_get_function": lambda: tf.Graph},
     "tensorflow/steps/replica_contexts.py": {
         **each("_get_default_replica_context _get_default_strategy", lambda: distribute_lib),
