@@ -13,6 +13,7 @@ COMMANDS = {
     "checkpoint": ("jobs.checkpoint_race", "How long training stops for a backup, beside Keras'."),
     "recovery": ("jobs.recovery_race", "How long a job takes to recover from a killed worker."),
     "monitor": ("jobs.recording_cost", "What recording steps adds to them, part by part."),
+    "lone-replica": ("steps.lone_replica_race", "One replica in a strategy's scope, beside plain Keras."),
     "parameter-server": ("servers.parameter_server_race", "Parameter servers: a slow worker, and a large table."),
     "sharded": ("parallel.sharding_race", "Sharded data parallelism: memory, bytes and step time."),
     "model-parallel": ("parallel.model_parallel_race", "A transformer over two processes, beside one and DTensor."),

@@ -1,0 +1,1 @@
+"""Steps of `fit` with one replica, beside plain Keras."""
