@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.training.balance.share_decisions import DEAD_BAND, LOOK_BACK, Window, apportioned, decide, rows_of
+from tfdist.training.balance.share_decisions import DEAD_BAND, LOOK_BACK, Window, apportioned, decide, interval, rows_of
 
 SPEEDS = st.lists(st.floats(1.0, 12.0), min_size=2, max_size=6).map(tuple)
 
@@ -121,3 +121,10 @@ def test_a_large_batch_is_counted_in_units() -> None:
     assert rows_of((3, 1), 100_000) == (3072, 1024)
     assert rows_of((3, 1), 100_000, (50_000, 100_000)) == (2048, 2048)
     assert rows_of((9, 1), 4) == (3, 1)
+
+
+def test_shares_that_rest_are_compared_less_often_and_never_given_up() -> None:
+    found = [interval(20, unchanged) for unchanged in range(40)]
+    assert found[:LOOK_BACK] == [20] * LOOK_BACK, "as many windows as count together"
+    assert found == sorted(found)
+    assert found[-1] == 8 * 20

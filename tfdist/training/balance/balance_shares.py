@@ -17,7 +17,7 @@ from tfdist.monitor.phases import Kind, Phase
 from tfdist.monitor.process_clock import step_clock
 from tfdist.monitor.recording.rows import STAMPS, Column
 from tfdist.training import step_timestamps
-from tfdist.training.balance.share_decisions import LOOK_BACK, MOST_ROWS, Window, decide, rows_of
+from tfdist.training.balance.share_decisions import LOOK_BACK, MOST_ROWS, Window, decide, interval, rows_of
 from tfdist.training.global_batches import Input
 
 __all__ = ["BalanceShares"]
@@ -30,8 +30,8 @@ class BalanceShares(keras.callbacks.Callback):
 
     Every ``every`` batches, workers compare how long they have computed: from the begin of a step to the last gradient
     of their own, without waiting for each other. Rows then move from slow workers to fast ones, until the longest
-    computing time would fall by less than 5 %. All workers decide alike. The batch size stays, a step is not traced
-    again, and each example comes once per epoch.
+    computing time would fall by less than 5 %. While nothing moves they compare less often, up to eight times. All
+    workers decide alike. The batch size stays, a step is not traced again, and each example comes once per epoch.
 
     Guaranteed: the numbers of one device, up to the rounding of sums, whatever the shares. A worker that waits for its
     input keeps its rows, and a warning names it. Where computing cannot be told from waiting, one warning says why,
@@ -39,7 +39,7 @@ class BalanceShares(keras.callbacks.Callback):
     the replicas of a single process. On one worker it does nothing.
 
     Args:
-        every: batches between two comparisons; more calm the measurement.
+        every: batches between two comparisons, eight times as many at most; more calm the measurement.
         max_change: the largest part of the batch that moves in one change, above 0 and at most 1.
         memory: the most rows of a batch that fit into a worker's memory: one number for all, or one for each worker.
             None: any.
@@ -75,6 +75,7 @@ class BalanceShares(keras.callbacks.Callback):
             validation.integer("memory", rows, minimum=1)
         self.changes: list[tuple[int, tuple[int, ...]]] = []
         self._batches = 0
+        self._unchanged = 0  # comparisons in turn that left shares alone
         self._windows: list[Window] = []
         self._rows: tuple[int, ...] | None = None
         self._former: tuple[int, ...] | None = None  # rows, until those that were decided on hold
@@ -87,7 +88,7 @@ class BalanceShares(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the strategy, and begin to measure."""
         step_clock().detach(self._waits)  # of a `fit` that was interrupted
-        self._rows, self._former, self._windows, self._since = None, None, [], 0
+        self._rows, self._former, self._windows, self._since, self._unchanged = None, None, [], 0, 0
         strategy = self.model.distribute_strategy
         workers = getattr(strategy, "workers", None)
         if workers is None or workers.count == 1:
@@ -119,7 +120,7 @@ class BalanceShares(keras.callbacks.Callback):
             if self._input is not None:
                 self._input.note_trained()
             self._note_change(self._former)
-        elif self._rows is not None and self._since >= self.every:
+        elif self._rows is not None and self._since >= interval(self.every, self._unchanged):
             self._since = 0
             self._compare(self._rows)
 
@@ -134,6 +135,7 @@ class BalanceShares(keras.callbacks.Callback):
         """The shares and the windows that they follow from, which `BackupAndRestore` keeps."""
         windows = [[list(one.rows), list(one.computing), list(one.input)] for one in self._windows]
         found: dict[str, Any] = {"batches": self._batches, "rows": list(self._rows or ()), "windows": windows}
+        found["unchanged"] = self._unchanged
         if self._former is not None and self._changes_at is not None:
             found |= {"former": list(self._former), "changes_at": self._changes_at}
         return found
@@ -144,6 +146,7 @@ class BalanceShares(keras.callbacks.Callback):
         if self._rows is None or len(self._rows) != len(state["rows"]):
             return
         self._windows = [Window(*(tuple(part) for part in one)) for one in state["windows"]]
+        self._unchanged = int(state.get("unchanged", 0))  # none in backups of version 0.1
         rows = rows_of(state["rows"], self._batch, self._most)  # the batch may be another
         self._move(rows)
         if "former" in state and self._input is not None:
@@ -168,7 +171,9 @@ class BalanceShares(keras.callbacks.Callback):
                 f"worker {found.slow_input} waits for its input, which fewer rows would not make faster; look at its "
                 "input and its disk"
             )
+        self._unchanged += 1
         if found.rows != rows:
+            self._unchanged = 0
             self._former = rows
             self._move(found.rows)
             self._note_change(rows)

@@ -73,6 +73,18 @@ def decide(
     return Decision(_limited(rows, wanted, max_change))
 
 
+def interval(every: int, unchanged: int) -> int:
+    """Steps until the next comparison, after so many in turn that left shares alone: up to eight times as many.
+
+    A comparison waits for all workers once, which short steps of equal workers would feel.
+
+    Example:
+        >>> [interval(20, unchanged) for unchanged in (0, 2, 3, 6, 9, 100)]
+        [20, 20, 40, 80, 160, 160]
+    """
+    return every << min(unchanged // LOOK_BACK, 3)
+
+
 def apportioned(total: int, weights: Sequence[float], most: Sequence[int]) -> tuple[int, ...]:
     """Whole numbers in proportion to weights, each at least 1 and at most as given, which add up to the total.
 
