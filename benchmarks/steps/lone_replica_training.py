@@ -55,4 +55,5 @@ def _train(arm: str, model: str, steps: int, epochs: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_train(*sys.argv[1:3], *map(int, sys.argv[3:5]))))
+    of_arm, of_model, count, repeats = sys.argv[1:]
+    sys.stdout.write(json.dumps(_train(of_arm, of_model, int(count), int(repeats))))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tfdist.cluster.cluster_values import Cluster, split_address
+from tfdist.collectives import gpu_cards
 from tfdist.collectives.backends import horovod_job, native_collective, replica_collectives
 from tfdist.collectives.backends.replica_collectives import TwoLevelCollective
 from tfdist.collectives.byte_exchange import Exchange, exchange_over_notes
@@ -23,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 def between_workers(
     tensorflows: Collective, asked: str, devices: Sequence[str], cluster: Cluster, *, timeout_seconds: float
-) -> Collective:
-    """Return the collective of a cluster's workers; every worker calls it at the same time."""
+) -> tuple[Collective, list[str]]:
+    """Return the collective of a cluster's workers, and the cards of all replicas; all call it at the same time."""
     exchange = exchange_over_notes(
         coordination_service,
         name=f"tfdist/engine/{tf_strategies.new_group_key(within_worker=False)}",
@@ -32,9 +33,11 @@ def between_workers(
         size=cluster.num_workers,
         timeout_seconds=timeout_seconds,
     )
-    mine = Offer(asked=asked, devices=tuple(devices), missing=_missing(asked))
+    cards = tuple(gpu_cards.of_devices(devices))
+    mine = Offer(asked=asked, devices=tuple(devices), missing=_missing(asked), cards=cards)
     told = [json.loads(one) for one in exchange(json.dumps(asdict(mine)).encode())]
-    choice = chosen([Offer(**{**one, "devices": tuple(one["devices"])}) for one in told])
+    offers = [Offer(**one | {"devices": tuple(one["devices"]), "cards": tuple(one["cards"])}) for one in told]
+    choice = chosen(offers)
     found = tensorflows
     if choice.engine == "native":
         try:
@@ -52,7 +55,7 @@ def between_workers(
     # A lack that can be mended is worth a warning, one for all workers.
     level = logging.WARNING if choice.is_second_best and cluster.is_chief else logging.INFO
     _log.log(level, "Tensors travel by %s collectives: %s.", choice.engine, choice.why)
-    return found
+    return found, [card for offer in offers for card in offer.cards]
 
 
 def of_replicas(workers: Collective, devices: Sequence[str]) -> list[Collective]:

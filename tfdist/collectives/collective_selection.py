@@ -15,11 +15,13 @@ class Offer:
         asked: the name of the requested backend, or "auto".
         devices: of its replicas.
         missing: why it cannot take part in the requested backend, or in native ones under "auto"; empty: it can.
+        cards: of its devices, equal for those that share one, and "" for a CPU.
     """
 
     asked: str
     devices: tuple[str, ...]
     missing: str = ""
+    cards: tuple[str, ...] = ()
 
 
 class Choice(NamedTuple):

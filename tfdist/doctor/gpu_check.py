@@ -67,7 +67,8 @@ def judge_nccl(framework: Framework, packages: Mapping[str, str]) -> list[Findin
         number = framework.nccl  # 22703 is 2.27.3, and 2708 is 2.7.8: the scheme changed with 2.9
         thousands = 10_000 if number >= 10_000 else 1_000
         version = f"{number // thousands}.{number % thousands // 100}.{number % 100}"
-        return [ok("nccl", version + (f" (wheel {wheel})" if wheel else ""))]
+        seen = version + (f" (wheel {wheel})" if wheel else "")
+        return [ok("nccl", f"{seen}; {len(framework.gpus)} GPUs reduce by it" if len(framework.gpus) > 1 else seen)]
     seen = f"{wheel} does not load" if wheel else "not installed"
     if len(framework.gpus) > 1:
         why = "GPUs exchange gradients through it; without it they go through host memory"

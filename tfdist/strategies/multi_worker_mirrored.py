@@ -150,10 +150,11 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
         tf.distribute.Strategy.__init__(self, extended)
         several = cluster.num_workers > 1
         workers: Collective = LocalCollective()
+        cards: list[str] | None = None
         if several:
             tensorflows = of_workers(cluster, range(cluster.num_workers))
             assert tensorflows is not None  # this worker is one of all
-            workers = collective_backends.between_workers(
+            workers, cards = collective_backends.between_workers(
                 tensorflows, backend, extended.worker_devices, cluster, timeout_seconds=timeout_seconds
             )
         self._workers = Workers(
@@ -165,7 +166,7 @@ class MultiWorkerMirroredStrategy(KerasTraining, tf.distribute.MultiWorkerMirror
             own = [] if workers is tensorflows else collective_backends.of_replicas(workers, extended.worker_devices)
         else:
             own = local_replicas.native_collectives(backend, extended.worker_devices)
-        reached = own or of_replicas(extended.worker_devices, cluster if several else None)
+        reached = own or of_replicas(extended.worker_devices, cluster if several else None, cards)
         with self._workers.waiting("the measurement of bucket_bytes"):
             chosen = buckets.chosen_bytes(bucket_bytes, workers)
         reduces = bool(own) or (several and _is_one_cpu(extended.worker_devices))

@@ -1,5 +1,6 @@
 """GPUs, NCCL and what TensorFlow says in its child process."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -46,6 +47,7 @@ def test_gpus(asked: Framework, driver: Driver, environ: dict[str, str], level: 
         (TWO, {"nvidia-nccl-cu12": "2.27.7"}, Level.PROBLEM, "nvidia-nccl-cu12 2.27.7 does not load"),
         (Framework(nccl=22707), {"nvidia-nccl-cu12": "2.27.7"}, Level.OK, "2.27.7 (wheel nvidia-nccl-cu12 2.27.7)"),
         (Framework(nccl=2708), {}, Level.OK, "2.7.8"),
+        (dataclasses.replace(TWO, nccl=22707), {}, Level.OK, "2.27.7; 2 GPUs reduce by it"),
     ],
 )
 def test_nccl(asked: Framework, packages: dict[str, str], level: Level, seen: str) -> None:

@@ -1,9 +1,10 @@
-"""TensorFlow's collectives, by the public raw operations: a ring over gRPC between CPUs, NCCL between GPUs.
+"""TensorFlow's collectives, by the public raw operations: a ring over gRPC between CPUs, NCCL between whole GPUs.
 
 TensorFlow knows an operation by the numbers of a group and an instance, and binds an instance to a kind, dtype and
 shape for the life of the process. So an instance's number is made of the key and, at run time, the shape. Operations of
 a group wait for a token, so that all members begin them in traced order; else members on one device would block each
-other for ever. (Broadcasts need no token.)
+other for ever. Where they ask for NCCL (`gpu_cards`), all groups of a device wait for one token: communicators that
+share a card must begin their operations in one order too. (Broadcasts need no token, and never ask for NCCL.)
 
 Costs, of S bytes on n members: `all_reduce` 2 S (n - 1) / n for each member; `all_gather` asks for the numbers of rows
 first, and moves n - 1 times the rows of the member that has most; `all_to_all` and `reduce_scatter` S (n - 1) / n, from
@@ -12,17 +13,21 @@ TensorFlow's own all-to-all silently mixes up parts from twelve members on ("1" 
 and its reduce-scatter is NCCL's alone, so neither is used.
 """
 
+import functools
 import hashlib
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster.cluster_values import Cluster, split_address
-from tfdist.collectives import collective, fallbacks, in_flight, wire_dtypes
+from tfdist.collectives import collective, fallbacks, gpu_cards, in_flight, wire_dtypes
 from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 from tfdist.errors import ConfigError, cause_of
+from tfdist.monitor.process_clock import step_clock
 
+_log = logging.getLogger(__name__)
 _REDUCED = (tf.float32, tf.float64, tf.int32, tf.int64)
 _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
 _MIX = 1_000_003
@@ -37,7 +42,15 @@ class TensorFlowCollective:
     keeps_program_order = True  # the operations of a graph run in the order in which they were traced
 
     def __init__(
-        self, *, group_key: int, size: int, rank: int, device: str, hosts: Sequence[int], abort: Callable[[str], None]
+        self,
+        *,
+        group_key: int,
+        size: int,
+        rank: int,
+        device: str,
+        hosts: Sequence[int],
+        abort: Callable[[str], None],
+        hint: str = gpu_cards.BETWEEN_CPUS,
     ) -> None:
         self.size = size
         self.rank = collective.require_rank("rank", rank, size)
@@ -45,15 +58,13 @@ class TensorFlowCollective:
         self._group_key = group_key
         self._device = device
         self._abort = abort
+        self._hint = hint
         self._side_effect = fallbacks.SideEffect(f"tfdist_took_part_{group_key}_{rank}", device)
         self._under_way = in_flight.of_process()
         self._functions: dict[Hashable, Any] = {}
         self._keys: dict[int, str] = {}
-        with tf.init_scope(), tf.device(device):
-            # nothing is ever kept there
-            self._token = tf.raw_ops.VarHandleOp(
-                dtype=tf.float32, shape=[], shared_name=f"tfdist_order_{group_key}_{rank}"
-            )
+        is_nccl = hint == gpu_cards.NCCL
+        self._token = _order_on_card(device) if is_nccl else _token(device, f"tfdist_order_{group_key}_{rank}")
 
     def among(self, members: Sequence[int], group_key: int | None = None) -> "TensorFlowCollective | None":
         """Return the collective of some of the members, which all draw the same numbers; see `Collective.among`."""
@@ -67,6 +78,7 @@ class TensorFlowCollective:
             device=self._device,
             hosts=collective.hosts_of([self.hosts[rank] for rank in members]),
             abort=self._abort,
+            hint=self._hint,
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], *, key: str, op: str = "sum") -> list[tf.Tensor]:
@@ -255,6 +267,7 @@ class TensorFlowCollective:
             "group_key": self._group_key,
             "instance_key": self._instance(name, collective.count_of(tensor)),
             "ordering_token": [self._token],
+            "communication_hint": self._hint,
         }
 
     def _instance(self, name: str, count: Any) -> tf.Tensor:
@@ -295,13 +308,20 @@ def of_workers(cluster: Cluster, members: Sequence[int]) -> TensorFlowCollective
     )
 
 
-def of_replicas(devices: Sequence[str], cluster: Cluster | None = None) -> list[TensorFlowCollective]:
-    """Return the collectives of this process's replicas, in their order."""
+def of_replicas(
+    devices: Sequence[str], cluster: Cluster | None = None, cards: Sequence[str] | None = None
+) -> list[TensorFlowCollective]:
+    """Return the collectives of this process's replicas, in their order; ``cards`` are of all workers' replicas."""
     workers = 1 if cluster is None else cluster.num_workers
     first = 0 if cluster is None else cluster.worker_index * len(devices)
     addresses = () if cluster is None else cluster.addresses
     hosts = collective.hosts_of([split_address("address", address)[0] for address in addresses] or range(workers))
     group_key = tf_strategies.new_group_key(within_worker=cluster is None)
+    reduces = gpu_cards.communication(gpu_cards.of_devices(devices) if cards is None else cards)
+    if reduces.hint == gpu_cards.NCCL:
+        _log.info("%d GPU replicas reduce by NCCL: %s.", workers * len(devices), reduces.why)
+    elif reduces.hint == gpu_cards.RING and first == 0:
+        step_clock().warn(f"GPU replicas reduce through host memory, not by NCCL: {reduces.why}.")
     return [
         TensorFlowCollective(
             group_key=group_key,
@@ -310,9 +330,21 @@ def of_replicas(devices: Sequence[str], cluster: Cluster | None = None) -> list[
             device=device,
             hosts=[host for host in hosts for _ in devices],
             abort=tf_strategies.abort_collectives,
+            hint=reduces.hint,
         )
         for index, device in enumerate(devices)
     ]
+
+
+def _token(device: str, name: str) -> tf.Tensor:
+    """A resource that orders what is given it in a graph; nothing is ever kept there."""
+    with tf.init_scope(), tf.device(device):
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=name)
+
+
+@functools.cache  # a graph orders operations by the tensor of a resource, not by its name
+def _order_on_card(device: str) -> tf.Tensor:
+    return _token(device, "tfdist_order_nccl")
 
 
 def _described(how: tuple[Hashable, ...], given: _Tensors) -> str:
