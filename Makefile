@@ -3,6 +3,7 @@
 #   make test       ruff, mypy and every test, and some tests of data once more beside tensorflow-io
 #   make test-fast  ruff, mypy, the unit tests and the quick integration tests
 #   make test-unpatched  all integration tests without the speed-ups that patch TensorFlow and Keras, before a release
+#   make gpu-checks  on a host with NVIDIA GPUs: installs CUDA's libraries in .venv, and checks tfdist on the GPUs
 #   make verify     the equivalence matrix on this machine
 #   make test-io    what reads data by TensorFlow, and a part of verify, with tensorflow-io and TensorFlow 2.16 in .venv-io
 #   make peers KERAS=PATH TENSORFLOW=PATH  the tests of Keras and TensorFlow, from checkouts, in a scope of tfdist
@@ -52,7 +53,7 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --
   --python-platform x86_64-manylinux_2_28
 LOCK_IMAGE := $(LOCK) setup.py docker/horovod.in $(IMAGE_EXTRAS:%=--extra %)
 
-.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast test-unpatched verify horovod peers compat ecosystem lint goldens docs package docker-lock docker-test clean
+.PHONY: help demo ops sanitize check-aarch64 test test-io test-fast test-unpatched gpu-checks verify horovod peers compat ecosystem lint goldens docs package docker-lock docker-test clean
 .DELETE_ON_ERROR:
 
 help:
@@ -104,6 +105,12 @@ test-fast: lint horovod ops
 # test_cheap_traces.py is left out: it tests the speed-ups themselves.
 test-unpatched: horovod ops
 	TESTS_UNPATCHED=1 $(BIN)/python -m pytest tests/integration --ignore tests/integration/test_cheap_traces.py $(SHARED)
+
+# One card is split in two, several are taken whole. What it prints can be pasted into an issue.
+gpu-checks: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[cuda]'
+	-$(BIN)/tfdist doctor
+	$(BIN)/python -m pytest tests/gpu/device_checks.py -v -p no:cacheprovider -p no:xdist
 
 verify: horovod ops
 	@$(BIN)/tfdist verify

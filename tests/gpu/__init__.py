@@ -1,0 +1,1 @@
+"""Checks of tfdist on GPUs, which run on processors too."""
