@@ -8,6 +8,7 @@ is not its leak; it is looked at when the session ends.
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -174,9 +175,17 @@ def _session_leaves_nothing() -> Iterator[None]:
     _fail_on(_put_back(before), who="the session (a fixture of a wide scope)")
 
 
+@pytest.fixture(scope="session")
+def _empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths for working directories; to number them pytest would go through all that it has made, for each test."""
+    parent = tmp_path_factory.mktemp("cwd")
+    return (parent / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    home, empty = os.getcwd(), tmp_path_factory.mktemp("cwd")
+def _leaves_nothing(_empty: Iterator[Path]) -> Iterator[None]:
+    home, empty = os.getcwd(), next(_empty)
+    empty.mkdir()
     os.chdir(empty)
     before = Snapshot.take()
     yield
@@ -184,6 +193,7 @@ def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     leaks += [f"file in the working directory: {path.name}" for path in sorted(empty.iterdir())]
     os.chdir(home)
     _fail_on(leaks, who="this test")
+    empty.rmdir()
 
 
 def _fail_on(leaks: list[str], *, who: str) -> None:
