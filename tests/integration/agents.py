@@ -161,7 +161,7 @@ def another_host(folder: Path) -> Path:
         "#!/bin/sh\n"
         'echo "Welcome to $1"\n'
         '[ -e "$SHARED/$1 is gone" ] && exit 255\n'
-        f"cd / && exec env -i PYTHONPATH='{ROOT}' "
+        f"cd / && exec env -i PYTHONPATH='{light.python_path(ROOT)}' "
         'HOME="$HOME" PATH="$PATH" SHARED="$SHARED" TMPDIR="${TMPDIR:-/tmp}" LANG=C.UTF-8 sh -c "$2"\n'
     )
     path.chmod(0o755)
