@@ -40,10 +40,9 @@ def wait_told(name):
 
 def environment(shared: Path, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "NO_COLOR")) and k != "TF_CONFIG"}
-    path = os.pathsep.join([light.STARTING, str(ROOT)])
     return {
         **kept,
-        "PYTHONPATH": path,
+        "PYTHONPATH": light.python_path(ROOT),
         "SHARED": str(shared),
         "TMPDIR": str(shared.parent / "tmp"),
         TRIALS.name: "again",
