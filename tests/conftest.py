@@ -8,6 +8,7 @@ is not its leak; it is looked at when the session ends.
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -60,14 +61,12 @@ LONGEST = (
     "test_backup_and_restore.py",
     "test_backup_cases.py",
     "test_compression.py",
-    "test_run_kubernetes.py",
     "test_unfinished_inputs.py",
     "test_native_collectives.py",
     "test_data_pictures.py",
     "test_parsing.py",
     "test_parallel_partition.py",
     "test_data_reader.py",
-    "test_docker_compose.py",
     "test_kept_verdicts.py",
     "test_verify_script.py",
     "test_run_lingering.py",
@@ -174,9 +173,17 @@ def _session_leaves_nothing() -> Iterator[None]:
     _fail_on(_put_back(before), who="the session (a fixture of a wide scope)")
 
 
+@pytest.fixture(scope="session")
+def _empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths for working directories; to number them pytest would go through all that it has made, for each test."""
+    parent = tmp_path_factory.mktemp("cwd")
+    return (parent / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    home, empty = os.getcwd(), tmp_path_factory.mktemp("cwd")
+def _leaves_nothing(_empty: Iterator[Path]) -> Iterator[None]:
+    home, empty = os.getcwd(), next(_empty)
+    empty.mkdir()
     os.chdir(empty)
     before = Snapshot.take()
     yield
@@ -184,6 +191,7 @@ def _leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     leaks += [f"file in the working directory: {path.name}" for path in sorted(empty.iterdir())]
     os.chdir(home)
     _fail_on(leaks, who="this test")
+    empty.rmdir()
 
 
 def _fail_on(leaks: list[str], *, who: str) -> None:

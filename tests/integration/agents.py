@@ -40,10 +40,9 @@ def wait_told(name):
 
 def environment(shared: Path, **more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TFDIST_", "NO_COLOR")) and k != "TF_CONFIG"}
-    path = os.pathsep.join([light.STARTING, str(ROOT)])
     return {
         **kept,
-        "PYTHONPATH": path,
+        "PYTHONPATH": light.python_path(ROOT),
         "SHARED": str(shared),
         "TMPDIR": str(shared.parent / "tmp"),
         TRIALS.name: "again",
@@ -161,7 +160,7 @@ def another_host(folder: Path) -> Path:
         "#!/bin/sh\n"
         'echo "Welcome to $1"\n'
         '[ -e "$SHARED/$1 is gone" ] && exit 255\n'
-        f"cd / && exec env -i PYTHONPATH='{ROOT}' "
+        f"cd / && exec env -i PYTHONPATH='{light.python_path(ROOT)}' "
         'HOME="$HOME" PATH="$PATH" SHARED="$SHARED" TMPDIR="${TMPDIR:-/tmp}" LANG=C.UTF-8 sh -c "$2"\n'
     )
     path.chmod(0o755)

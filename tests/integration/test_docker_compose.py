@@ -1,11 +1,13 @@
-"""The commands of docker/compose.yaml, run as compose would: each worker in a network of its own, found by its name."""
+"""The commands of docker/compose.yaml, run as compose would: each worker in a network of its own, found by its name.
+
+The workers are forks that have TensorFlow already, and enter their networks as `ip netns exec` does.
+"""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,14 +16,33 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration import light
 from tests.integration.agents import wait_until
+from tests.integration.forks import Forks
 from tests.namespaces import ETC, ip
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 EPOCHS = 4
 DEADLINE_SECONDS = 800
+# python inside.py NAMESPACE SCRIPT ...
+INSIDE = """
+import ctypes, os, runpy, sys
+
+space, *sys.argv = sys.argv[1:]
+system = ctypes.CDLL(None, use_errno=True)
+NEW_NETWORK, NEW_MOUNTS, BIND, SLAVE_ALL = 0x40000000, 0x20000, 0x1000, 0x84000
+
+def done(code):
+    if code:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+with open(f"/run/netns/{space}") as network:
+    done(system.setns(network.fileno(), NEW_NETWORK))
+done(system.unshare(NEW_MOUNTS))
+done(system.mount(b"", b"/", b"none", SLAVE_ALL, None))
+done(system.mount(f"/etc/netns/{space}/hosts".encode(), b"/etc/hosts", b"none", BIND, None))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @contextmanager
@@ -63,54 +84,49 @@ def sent_bytes(space: str) -> int:
 
 
 def command(service: dict[str, Any], volume: Path) -> list[str]:
-    """The service's command with this Python, a folder for the volume, and fewer epochs."""
+    """The service's script and options, with a folder for the volume, and fewer epochs."""
     program, script, *options = service["command"]
     assert program == "python"
     (place,) = (mount.partition(":")[2] for mount in service["volumes"])
     options = [option.replace(place, str(volume), 1) for option in options]
-    return [sys.executable, str(ROOT / script), *options, "--epochs", str(EPOCHS)]
+    return [str(ROOT / script), *options, "--epochs", str(EPOCHS)]
 
 
 class Up:
-    """All services, each in its network; what they print goes to files."""
+    """All services, each in its network."""
 
-    def __init__(self, services: dict[str, Any], spaces: dict[str, str], folder: Path, stack: ExitStack) -> None:
-        self.logs = {name: folder / f"{name}.log" for name in services}
+    def __init__(
+        self, drawing: Forks, services: dict[str, Any], spaces: dict[str, str], folder: Path, stack: ExitStack
+    ) -> None:
+        (folder / "inside.py").write_text(INSIDE)
         self.processes = {}
-        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
         for name, service in services.items():
-            environ = {**os.environ, **threads, **service["environment"], "CUDA_VISIBLE_DEVICES": ""}
-            environ |= {"PYTHONPATH": f"{light.STARTING}:{ROOT}", "PYTHONUNBUFFERED": "1"}
-            inside = ["ip", "netns", "exec", spaces[name], *command(service, folder / "backup")]
-            with self.logs[name].open("wb") as log:
-                self.processes[name] = subprocess.Popen(
-                    inside, env=environ, cwd=folder, stdout=log, stderr=subprocess.STDOUT
-                )
-            stack.callback(self.processes[name].wait)
-            stack.callback(self.processes[name].kill)
+            inside = [str(folder / "inside.py"), spaces[name], *command(service, folder / "backup")]
+            started = drawing.start(*inside, cwd=folder, PYTHONUNBUFFERED="1", **service["environment"])
+            self.processes[name] = stack.enter_context(started)
 
     def said(self, name: str) -> str:
-        return self.logs[name].read_text(errors="replace")
+        return self.processes[name].written
 
     def ended(self, code: int) -> None:
         for name, process in self.processes.items():
-            assert process.wait(timeout=DEADLINE_SECONDS) == code, f"{name}: {self.said(name)[-3000:]}"
+            assert process.wait(DEADLINE_SECONDS) == code, f"{name}: {self.said(name)[-3000:]}"
 
 
-def test_two_workers_with_addresses_of_their_own_stop_and_go_on(tmp_path: Path) -> None:
+def test_two_workers_with_addresses_of_their_own_stop_and_go_on(drawing: Forks, tmp_path: Path) -> None:
     reason = why_not()
     if reason:
         pytest.skip(reason)
     services = yaml.safe_load(COMPOSE.read_text())["services"]
     chief, *_ = services
     with hosts(list(services)) as spaces, ExitStack() as stack:
-        up = Up(services, spaces, tmp_path, stack)
+        up = Up(drawing, services, spaces, tmp_path, stack)
         wait_until(lambda: f"Epoch 2/{EPOCHS}" in up.said(chief), "it does not train", seconds=DEADLINE_SECONDS)
         for process in up.processes.values():  # `docker compose stop`
             process.send_signal(signal.SIGTERM)
         up.ended(128 + signal.SIGTERM)
         assert "test accuracy" not in up.said(chief)
-        again = Up(services, spaces, tmp_path, stack)
+        again = Up(drawing, services, spaces, tmp_path, stack)
         again.ended(0)
         sent = [sent_bytes(space) for space in spaces.values()]
     said = again.said(chief)

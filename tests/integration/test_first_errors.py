@@ -1,11 +1,9 @@
 """Errors as a new user meets them: each says what was received, what is required, and what to do."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.integration.agents import environment
+from tests.integration.forks import Forks
 
 CASES = Path(__file__).with_name("cases") / "first_errors.py"
 
@@ -30,14 +28,12 @@ TABLE = {
 }
 
 
-def test_errors_say_what_was_received_what_is_required_and_what_to_do(shared: Path) -> None:
+def test_errors_say_what_was_received_what_is_required_and_what_to_do(forking: Forks, shared: Path) -> None:
     (shared / "data").mkdir()
-    done = subprocess.run(
-        [sys.executable, CASES, shared / "data"],
-        env=environment(shared), cwd=shared, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    with forking.start(str(CASES), str(shared / "data"), cwd=shared) as process:
+        out, _ = process.communicate()
+    assert process.returncode == 0, process.written
+    told = json.loads(out.splitlines()[-1])
     assert told.keys() == TABLE.keys()
     assert all(ours for ours, *_ in told.values()), told
     wrong = [

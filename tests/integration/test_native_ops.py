@@ -6,13 +6,13 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.integration.forks import Forks
 from tests.integration.test_records import Shard, ops, payloads
 from tfdist.data.format.record_framing import masked_crc
 from tfdist.errors import ConfigError
@@ -109,7 +109,7 @@ def test_checksums_are_those_of_the_reference(ops: Records, tmp_path: Path) -> N
 
 FIRST_USE = """
 import logging, sys, tempfile
-logging.basicConfig(format="said: %(message)s", stream=sys.stdout)
+logging.basicConfig(format="said: %(message)s", stream=sys.stdout, force=True)
 from tfdist.native import records
 ops = records()
 assert ops is not None and records() is ops
@@ -121,17 +121,17 @@ with tempfile.NamedTemporaryFile() as file:
 
 
 @pytest.mark.parametrize("damage", ["", "for another machine"])
-def test_the_first_use_compiles_and_says_so_once(tmp_path: Path, damage: str) -> None:
+def test_the_first_use_compiles_and_says_so_once(forking: Forks, tmp_path: Path, damage: str) -> None:
     environ = {**os.environ, "TFDIST_CACHE_DIR": str(tmp_path / "cache")}
     if damage:
         place = library.place(library.RECORDS, build_target.observe(), environ)
         place.parent.mkdir(parents=True)
         place.write_bytes(library.sealed(damage.encode()))
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_USE], env=environ, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    said, read = done.stdout.splitlines()
+    (tmp_path / "first_use.py").write_text(FIRST_USE)
+    with forking.start(str(tmp_path / "first_use.py"), TFDIST_CACHE_DIR=environ["TFDIST_CACHE_DIR"]) as process:
+        out, err = (text.decode() for text in process.communicate())
+    assert process.returncode == 0, err
+    said, read = out.splitlines()
     assert said.startswith("said: Compiling tfdist's ops")
     assert read == r"read [b'\x00\x00\x00']"
     assert [path.suffix for path in (tmp_path / "cache" / "ops").iterdir()] == [".so"]

@@ -184,6 +184,8 @@ def test_ctrl_c_again_kills_the_pods(with_pods: FakeCluster, script: Any, shared
         assert not with_pods.objects
 
 
+# above, the same with scripts that count steps; test_run_recovers.py and test_run_hosts_training.py have trainings
+@pytest.mark.release
 @needs_pods
 def test_a_training_in_pods_goes_on_where_one_was_killed_and_equals_that_on_one_host(
     with_pods: FakeCluster, forking: Forks, tmp_path: Path, shared: Path

@@ -114,7 +114,8 @@ def test_a_job_with_parameter_servers_goes_on_where_its_chief_was_killed(forking
     "tfdist run --strategy ring -n 2 --max-restarts 3 --min-workers 1 --max-workers 3 train.py",
     "tfdist resize JOB 3",
 )
-@pytest.mark.parametrize("strategy", ["multi-worker", "ring"])
+# an accumulation goes on with other numbers of workers in test_sharded.py, too
+@pytest.mark.parametrize("strategy", [pytest.param("multi-worker", marks=pytest.mark.release), "ring"])
 def test_every_example_counts_once_per_epoch_while_one_worker_becomes_three_and_then_two(
     strategy: str, forking: Forks, tmp_path: Path
 ) -> None:

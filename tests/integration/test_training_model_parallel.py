@@ -122,7 +122,8 @@ def test_an_axis_of_one_cuts_nothing(two: WorkerPool, equal: Equal) -> None:
 
 
 # a layer's rows that have a constraint and a regularizer: where weights are cut along two axes
-@pytest.mark.parametrize("collectives", ["tensorflow", "native"])
+# over those of TensorFlow: in two processes of two devices
+@pytest.mark.parametrize("collectives", [pytest.param("tensorflow", marks=pytest.mark.release), "native"])
 def test_rows_may_be_cut(two: WorkerPool, equal: Equal, collectives: str) -> None:
     equal(two, "batch=1,model=2", "embedding", cut=3, layouts="rows", collectives=collectives)
 
@@ -185,6 +186,7 @@ def test_parts_of_a_batch_may_have_other_sizes(devices: WorkerPool, four: Worker
         require_near(call(pool, "uneven", mesh="batch=2,model=2"))
 
 
+@pytest.mark.release  # as a table does above, in two processes of two devices
 def test_devices_reduce_by_collectives_of_tensorflow_too(devices: WorkerPool, equal: Equal) -> None:
     equal(devices, "batch=2,model=2", "mlp", cut=CUT["mlp"], collectives="tensorflow")
 
@@ -211,16 +213,17 @@ def test_a_model_in_one_process_is_saved_as_one_ordinary_file(devices: WorkerPoo
     assert found["files"] == ["last.keras", "own.weights.h5"]
 
 
+# to one device of a process: `test_a_training_goes_on_with_another_mesh`
+@pytest.mark.parametrize("back", [False, pytest.param(True, marks=pytest.mark.release)])
 def test_a_training_goes_on_from_devices_with_processes_and_back(
-    devices: WorkerPool, two: WorkerPool, tmp_path: Path
+    devices: WorkerPool, two: WorkerPool, tmp_path: Path, back: bool
 ) -> None:
-    for first, then in ((devices, two), (two, devices)):
-        folder = str(tmp_path / ("to processes" if then is two else "to devices"))
-        for found in call(first, "resumed", folder=folder, meshes=["batch=2,model=2"], ends=False):
-            assert found["steps"] == 3
-        answers = call(then, "resumed", folder=folder, meshes=["batch=1,model=2"])
-        require_near(answers)
-        assert {found["steps"] for found in answers} == {12}
+    first, then = (two, devices) if back else (devices, two)
+    for found in call(first, "resumed", folder=str(tmp_path), meshes=["batch=2,model=2"], ends=False):
+        assert found["steps"] == 3
+    answers = call(then, "resumed", folder=str(tmp_path), meshes=["batch=1,model=2"])
+    require_near(answers)
+    assert {found["steps"] for found in answers} == {12}
 
 
 @pytest.mark.parametrize(
@@ -239,6 +242,7 @@ def test_what_devices_cannot_do_is_refused(devices: WorkerPool, kind: str, expec
     assert refusal_fields.are(report, *expected), report
 
 
+@pytest.mark.release  # on the same mesh above, in two processes of two devices
 def test_a_weight_may_be_cut_along_two_axes(four: WorkerPool, equal: Equal) -> None:
     equal(four, "batch=1,model=2,row=2", "mlp", layouts="both", cut=6)
 

@@ -109,7 +109,7 @@ def test_a_gradient_keeps_its_size_while_the_loss_scale_changes(
     assert (seen["updates"], seen["weight"], seen["skipped"]) == (updates, updates, 0)
 
 
-@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wire_dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.release)])
 def test_gradients_leave_a_worker_in_the_dtype_of_the_wire(pool: WorkerPool, wire_dtype: str) -> None:
     assert call(pool, "what_travels", wire_dtype=wire_dtype) == {"dtypes": [wire_dtype], "weight": 2}
 
@@ -213,7 +213,7 @@ def test_batches_of_a_group_that_dies_are_computed_by_others(pool: WorkerPool) -
     [
         ("sgd", True, False),
         ("adam", True, True),
-        ("adagrad", False, False),
+        pytest.param("adagrad", False, False, marks=pytest.mark.release),
         ("positions", False, True),
         ("ema", True, False),
         ("accumulated", False, False),

@@ -22,7 +22,7 @@ FEW = ("fit", "predict", "a raising step")
 # strategy -> how many write their last line, what `tfdist run` is told, the calls; none: all
 JOBS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "mirrored": (1, ("--replicas-per-worker", "2"), ()),
-    "multi-worker": (3, ("-n", "3"), ()),
+    "multi-worker": (2, ("-n", "2"), ()),
     "ring": (2, ("-n", "2"), FEW),
     "sharded-data-parallel": (2, ("-n", "2"), FEW),
     "parameter-server": (1, ("-n", "2", "--parameter-servers", "1"), FEW),
