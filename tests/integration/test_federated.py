@@ -25,6 +25,7 @@ from tfdist.federated import (
     Liars,
     Mean,
     Median,
+    NormClipping,
     Participation,
     RoundRecord,
     Scaffold,
@@ -38,6 +39,7 @@ from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
+from tfdist.federated.round_history import shown
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
 
 RANDOM = np.random.default_rng(5)
@@ -280,6 +282,9 @@ def test_a_drill_shows_which_rule_survives_liars() -> None:
         return distance(weights_of(found), weights_of(classifier()))
 
     lies = Liars(0.25, "sign-flip", 1e6)
+    found = run(FedAvg(), rounds=1, aggregator=NormClipping(liars=1, limit=100.0), liars=lies)
+    assert found.rounds[0].clipped_updates == 1
+    assert "; updates clipped: 1;" in shown(found.rounds[0])
     assert moved(Mean(), lies) > 1000
     assert moved(Median(liars=1), lies) < 3 * moved(Mean(), None)
 

@@ -285,7 +285,8 @@ class FederationServer:
         action, self._aggregate = self._aggregate, None
         trained = self._session.machine.state()["trained"]
         weight = sum(self._app.algorithm.weight(trained[client]) for client in action.clients)
-        self._take(self._session.complete(action, self._secure.mean(action.clients, weight)))
+        mean = self._secure.mean(action.clients, weight)
+        self._take(self._session.complete(action, mean, clipped_values=self._secure.clipped_values))
 
 
 def _examples_of(message: Mapping[str, Any]) -> int:
