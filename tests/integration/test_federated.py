@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from tfdist.federated import (
     Median,
     NormClipping,
     Participation,
-    RoundRecord,
     Scaffold,
     WholeRule,
     simulate,
@@ -289,10 +288,6 @@ def test_a_drill_shows_which_rule_survives_liars() -> None:
     assert moved(Median(liars=1), lies) < 3 * moved(Mean(), None)
 
 
-class KilledError(Exception):
-    """The process is gone."""
-
-
 @pytest.mark.parametrize("algorithm", [FedProx(mu=1.0), Scaffold(batch_size=8)], ids=["FedProx", "Scaffold"])
 def test_a_loss_of_evaluation_has_no_term_of_the_algorithm(algorithm: Any) -> None:
     result = run(algorithm, rounds=2, test_data=(X, Y))
@@ -329,23 +324,32 @@ def test_what_cannot_travel_to_processes_is_refused() -> None:
         run(FedAvg(), data=data, processes=2)
 
 
+class KilledAfter(Mean):
+    """The simulation is killed when it has taken so many updates."""
+
+    def __init__(self, updates: int) -> None:
+        self._before = iter(range(updates))
+
+    def start(self) -> Any:
+        begun: Any = super().start()
+        add = begun.add
+        begun.add = lambda *update: (next(self._before), add(*update))
+        return begun
+
+
 def test_a_simulation_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """In processes, where it is killed in the middle of a round, in this one, and in processes again."""
     app = App(classifier, parts(), Scaffold(batch_size=8), participation=Participation(fraction=0.5), test_data=(X, Y))
-
-    def kill(record: RoundRecord) -> None:
-        if record.round == 1:
-            raise KilledError
-
     whole = simulate(app, rounds=4, seed=9)
-    with pytest.raises(KilledError):
-        simulate(app, rounds=4, seed=9, folder=tmp_path, on_round=kill)
+    with pytest.raises(StopIteration):
+        simulate(replace(app, aggregator=KilledAfter(5)), rounds=4, seed=9, folder=tmp_path, processes=2)
     with refused(ConfigError, path=tmp_path):
         simulate(app, rounds=4, seed=9, folder=tmp_path)
     with refused(ConfigError, name="seed", received=8):
         simulate(app, rounds=4, seed=8, folder=tmp_path, resume=True)
     first = simulate(app, rounds=3, seed=9, folder=tmp_path, resume=True)
     assert len(first.rounds) == 3
-    found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True)  # and may be given more rounds
+    found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True, processes=2)  # and may be given more rounds
     assert distance(weights_of(found.model), weights_of(whole.model)) == 0
     assert [one.evaluation for one in found.rounds] == [one.evaluation for one in whole.rounds]
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 4
