@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.refusals import absent
+from tests.refusals import absent, refused
+from tfdist.cli.federated import command as federated_command
 from tfdist.cli.main import main
 from tfdist.cluster import ports
+from tfdist.errors import ConfigError
 from tfdist.federated import simulate
 from tfdist.federated.app_file import load_app
 
@@ -103,6 +105,14 @@ def test_keys_are_made_where_they_are_used(tmp_path: Path) -> None:
     listed = run.invoke(main, ["federated", "keys", str(tmp_path), "--add", add, "--client", "paris"])
     assert absent(listed.output, "2 clients") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["federation.json", "mine", "paris.key", "server.key"]
+
+
+def test_a_client_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TFDIST_WORKERS", "a:1,b:1"), ("TFDIST_WORKER_INDEX", "1")):
+        monkeypatch.setenv(name, value)
+    arguments = ["client", "--server", "127.0.0.1:1", "--key", "paris.key", "app.py"]
+    with refused(ConfigError, name="workers", received=2):
+        CliRunner().invoke(federated_command, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
