@@ -92,7 +92,7 @@ class FederationServer:
         match event:
             case Came(client):
                 self._came(client)
-            case Gone(client, reason):
+            case Gone(client, reason) if client in self._here:
                 self._here.discard(client)
                 self._told(f"{client} is gone: {reason}")
                 self._masked_without(client)
