@@ -1,8 +1,10 @@
 """Connections of a federation, over real sockets: only known clients come in, and no connection harms another."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,25 @@ def test_a_peer_that_stops_in_the_middle_is_dropped_and_holds_nobody_up() -> Non
             found = [made.event(), made.event()]
         assert Said("berlin", {"x": 1}) in found
         assert [event.client for event in found if isinstance(event, Gone)] == ["paris"]
+
+
+def test_a_client_that_sends_faster_than_the_server_works_has_to_wait(server: Server) -> None:
+    """It sends much more than the server and the sockets keep."""
+
+    async def is_full() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not server.hub._events.full():
+                await asyncio.sleep(0)
+
+    with link(server) as client, ThreadPoolExecutor(1) as threads:
+        assert server.event() == Came("berlin")
+        numbers = range(64)
+        sent = threads.submit(lambda: [client.send({"number": one, "x": np.zeros(1 << 18)}) for one in numbers])
+        server.hub._loop.call(is_full())
+        assert not sent.done()
+        taken = [server.event() for _ in numbers]
+        assert [isinstance(one, Said) and one.message["number"] for one in taken] == list(numbers)
+        assert all(sent.result())
 
 
 def test_keys_are_made_kept_and_added(tmp_path: Path) -> None:
