@@ -121,7 +121,8 @@ def _look_at_mlflow(folder: Path, job_id: str) -> None:
 
 def _round(number: int) -> RoundRecord:
     curves = {"train": {"loss": 1.0 / (number + 1)}, "evaluation": {"loss": 2.0 / (number + 1)}}
-    return RoundRecord(round=number, attempt=0, selected=5, used=4, examples=40, seconds=0.5, **curves)
+    counts = {"selected": 5, "used": 4, "examples": 40, "clipped_updates": 2}
+    return RoundRecord(round=number, attempt=0, seconds=0.5, **counts, **curves)  # type: ignore[arg-type]
 
 
 def test_rounds_are_exported_and_go_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +139,7 @@ def test_rounds_are_exported_and_go_on_in_the_same_place(tmp_path: Path, monkeyp
             put(_round(0))
             wait_until(lambda: metrics(port).get(("tfdist_federated_rounds_total", "", "")) == 1, "no metrics")
             assert metrics(port)["tfdist_federated_clients_lost", "", ""] == 1
+            assert metrics(port)["tfdist_federated_clipped_updates", "", ""] == 2
             raise ConfigError("the disk is full.", name="disk")
 
     with refused(ConfigError, name="disk"):

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from tfdist.federated import (
     Liars,
     Mean,
     Median,
+    NormClipping,
     Participation,
-    RoundRecord,
     Scaffold,
     WholeRule,
     simulate,
@@ -38,6 +38,7 @@ from tfdist.federated.clients.client_data import local_data
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import TrainTask
 from tfdist.federated.federated_session import FederatedSession
+from tfdist.federated.round_history import shown
 from tfdist.federated.rounds import Configure, Configured, Evaluate, Evaluated, Joined, Train, Trained
 
 RANDOM = np.random.default_rng(5)
@@ -280,12 +281,11 @@ def test_a_drill_shows_which_rule_survives_liars() -> None:
         return distance(weights_of(found), weights_of(classifier()))
 
     lies = Liars(0.25, "sign-flip", 1e6)
+    found = run(FedAvg(), rounds=1, aggregator=NormClipping(liars=1, limit=100.0), liars=lies)
+    assert found.rounds[0].clipped_updates == 1
+    assert "; updates clipped: 1;" in shown(found.rounds[0])
     assert moved(Mean(), lies) > 1000
     assert moved(Median(liars=1), lies) < 3 * moved(Mean(), None)
-
-
-class KilledError(Exception):
-    """The process is gone."""
 
 
 @pytest.mark.parametrize("algorithm", [FedProx(mu=1.0), Scaffold(batch_size=8)], ids=["FedProx", "Scaffold"])
@@ -324,23 +324,32 @@ def test_what_cannot_travel_to_processes_is_refused() -> None:
         run(FedAvg(), data=data, processes=2)
 
 
+class KilledAfter(Mean):
+    """The simulation is killed when it has taken so many updates."""
+
+    def __init__(self, updates: int) -> None:
+        self._before = iter(range(updates))
+
+    def start(self) -> Any:
+        begun: Any = super().start()
+        add = begun.add
+        begun.add = lambda *update: (next(self._before), add(*update))
+        return begun
+
+
 def test_a_simulation_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """In processes, where it is killed in the middle of a round, in this one, and in processes again."""
     app = App(classifier, parts(), Scaffold(batch_size=8), participation=Participation(fraction=0.5), test_data=(X, Y))
-
-    def kill(record: RoundRecord) -> None:
-        if record.round == 1:
-            raise KilledError
-
     whole = simulate(app, rounds=4, seed=9)
-    with pytest.raises(KilledError):
-        simulate(app, rounds=4, seed=9, folder=tmp_path, on_round=kill)
+    with pytest.raises(StopIteration):
+        simulate(replace(app, aggregator=KilledAfter(5)), rounds=4, seed=9, folder=tmp_path, processes=2)
     with refused(ConfigError, path=tmp_path):
         simulate(app, rounds=4, seed=9, folder=tmp_path)
     with refused(ConfigError, name="seed", received=8):
         simulate(app, rounds=4, seed=8, folder=tmp_path, resume=True)
     first = simulate(app, rounds=3, seed=9, folder=tmp_path, resume=True)
     assert len(first.rounds) == 3
-    found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True)  # and may be given more rounds
+    found = simulate(app, rounds=4, seed=9, folder=tmp_path, resume=True, processes=2)  # and may be given more rounds
     assert distance(weights_of(found.model), weights_of(whole.model)) == 0
     assert [one.evaluation for one in found.rounds] == [one.evaluation for one in whole.rounds]
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 4

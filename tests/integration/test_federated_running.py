@@ -189,17 +189,20 @@ def test_the_bytes_of_masked_updates_are_counted(tmp_path: Path) -> None:
         one = Federate(tmp_path / str(bits), sums=SecureSums(clip=0.5, value_bits=20, bits=bits), rounds=1)  # type: ignore[arg-type]
         one.change = change
         one.run()
-        assert [record.bytes for record in one.session.records] == [sum(arrived)] == [4 * 22 * bits // 8]
+        assert [record.bytes for record in one.session.records] == [sum(arrived)] == [4 * (22 + 1) * bits // 8]
         arrived.clear()
 
 
 def test_a_secure_run_that_is_killed_at_any_event_is_the_same(tmp_path: Path) -> None:
     """Sums are exact, so the attempt in which a round succeeds changes nothing."""
-    whole = Federate(tmp_path / "whole", sums=SUMS, rounds=1)
-    expected = whole.run()
+    options = {"sums": SecureSums(clip=0.02, value_bits=20), "participation": Participation(evaluate_on="clients")}
+    whole = Federate(tmp_path / "whole", rounds=1, **options)  # type: ignore[arg-type]
+    expected, clipped = whole.run(), whole.session.records[0].clipped_values
+    assert clipped
     for event in range(1, whole.taken + 1):
-        found = Federate(tmp_path / str(event), sums=SUMS, rounds=1).run_killed_at(event)
-        assert distance(found, expected) == 0, f"killed at event {event}"
+        killed = Federate(tmp_path / str(event), rounds=1, **options)  # type: ignore[arg-type]
+        assert distance(killed.run_killed_at(event), expected) == 0, f"killed at event {event}"
+        assert killed.session.records[0].clipped_values == clipped, f"killed at event {event}"
 
 
 @pytest.mark.parametrize("what", ["keys", "shares", "train", "confirm", "reveal"])
@@ -308,13 +311,13 @@ def test_a_private_run_is_the_simulation_through_a_kill(tmp_path: Path) -> None:
     expected = simulated(ALIKE, **options)
     whole = Federate(tmp_path / "whole", ALIKE, **options)
     assert distance(whole.run(), expected) == 0
-    spent = [record.epsilon for record in whole.session.records]
-    assert None not in spent
-    assert 0 < spent[0] < spent[1] <= 20  # type: ignore[operator]
+    spent = [(record.epsilon, record.clipped_updates) for record in whole.session.records]
+    assert 0 < spent[0][0] < spent[1][0] <= 20  # type: ignore[operator]
+    assert sum(count for _, count in spent) > 0  # type: ignore[misc]
     for event in range(5, whole.taken + 1, 3):
         killed = Federate(tmp_path / str(event), ALIKE, **options)
         assert distance(killed.run_killed_at(event), expected) == 0, f"killed at event {event}"
-        assert [record.epsilon for record in killed.session.records] == spent
+        assert [(record.epsilon, record.clipped_updates) for record in killed.session.records] == spent
 
 
 def test_a_private_run_has_its_own_secret_which_is_gone_at_its_end(tmp_path: Path) -> None:
@@ -343,6 +346,7 @@ def test_clients_add_the_noise_of_a_secure_sum_and_keep_to_the_budget(tmp_path: 
     assert 0.5 * deviation < np.std(apart[0] - apart[1]) / np.sqrt(2) < 1.5 * deviation
     epsilon = runs[0].session.records[0].epsilon
     assert epsilon is not None
+    assert runs[0].session.records[0].clipped_values is None, "an exact count beside the noise"
     privacy = ClientPrivacy(epsilon=epsilon + 0.1, delta=1e-2, noise_multiplier=0.5)
     with refused(PrivacyBudgetError, name="epsilon"):
         Federate(tmp_path / "server", ALIKE, sums, rounds=2, privacy=privacy).run()

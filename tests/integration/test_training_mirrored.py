@@ -64,10 +64,11 @@ def test_uneven_shares_are_taken_by_loops_of_ones_own_too_and_refused_where_a_re
 
 @pytest.mark.parametrize("name", ["FedProx", "Scaffold"])
 def test_a_federated_client_with_two_devices_has_the_weights_of_one(pool: WorkerPool, name: str) -> None:
-    found = call(pool, "distance_to_one_device", cases="federated_cases", name=name)
-    assert found["replicas"] == 2
-    assert found["weights"] < 1e-5
-    assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-5)
+    kinds = call(pool, "distance_to_one_device", cases="federated_cases", name=name)
+    assert [kinds[kind]["replicas"] for kind in ("mirrored", "model-parallel")] == [2, 1]
+    for kind, found in kinds.items():
+        assert found["weights"] < 1e-5, kind
+        assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-5), kind
 
 
 def test_a_step_is_written_for_one_device(pool: WorkerPool) -> None:

@@ -318,6 +318,7 @@ def test_an_error_of_the_users_is_raised_and_no_worker_is_blamed(pool: WorkerPoo
         ("second axis", ("ConfigError", "variable_partitioner", "[1, 2]")),
         ("norms of parts", ("UnsupportedError", "Lamb", ..., "cut/kernel")),
         ("norms of parts, wrapped", ("UnsupportedError", "LARS", ...)),
+        ("federated client", ("UnsupportedError", "make_model", "ParameterServerStrategy")),
     ],
 )
 def test_wrong_use_is_refused(pool: WorkerPool, wrong: str, expected: tuple[Any, ...]) -> None:

@@ -110,7 +110,7 @@ def test_a_rounded_vector_stays_within_the_norm() -> None:
     code = FixedPoint(clip=1.0, value_bits=12, clients=4, bits=32)
     noise = NoisyWords(code=code, noise_multiplier=1.0, clients=4, honest=2, length=5000)
     for seed in range(5):
-        vector = clipped({W: 100 * np.random.default_rng(seed).normal(size=5000)}, noise.clip)[W]
+        vector = clipped({W: 100 * np.random.default_rng(seed).normal(size=5000)}, noise.clip)[0][W]
         rounded = code.decode(code.encode(vector, 1)[0])
         assert 0.9 < np.linalg.norm(rounded) <= 1.0
 
@@ -136,7 +136,8 @@ def test_noise_that_a_word_cannot_have_is_refused(options: Any, name: str) -> No
     [([3.0, 4.0], 2.0), ([0.3, 0.4], 0.5), ([1e300, 1e300], 2.0), ([0.0, 0.0], 0.0), ([1e-300, 0], 1e-300), ([], 0.0)],
 )
 def test_updates_are_clipped_to_a_norm(array: Any, norm: float) -> None:
-    found = clipped({W: np.array(array), "statistics/s": np.array([1e9])}, 2.0)
+    found, is_clipped = clipped({W: np.array(array), "statistics/s": np.array([1e9])}, 2.0)
+    assert is_clipped == (norm == 2.0)
     assert np.linalg.norm(found[W]) == pytest.approx(norm, rel=1e-12)
     assert not found["statistics/s"].any()
 
@@ -147,6 +148,7 @@ def test_the_sum_of_no_clients_is_zero_and_each_counts_the_same() -> None:
     for weight in (1.0, 900.0):
         aggregation.add(Update({W: np.array([5.0, 0.0])}, 3), weight)
     assert aggregation.result()[W].tolist() == [2.0, 0.0]
+    assert aggregation.clipped == 2
     with refused(ConfigError, name=W):
         aggregation.add(Update({W: np.zeros(3)}, 3), 1.0)
 

@@ -1,12 +1,11 @@
 """Connections of a federation, over real sockets: only known clients come in, and no connection harms another."""
 
+import asyncio
 import json
-import os
 import socket
-import ssl
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tests.federation_strangers import STRANGERS, Target, broken, ends, introduced, raw
 from tests.refusals import refused
 from tfdist.errors import ConfigError, DeadlineError, MissingFileError
 from tfdist.federated.transport import federation_keys
-from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
-from tfdist.federated.transport.authenticated_streams import client_context, proof_statement
+from tfdist.federated.transport.array_frames import pack
 from tfdist.federated.transport.client_hub import Came, ClientHub, Event, Gone, Said
 from tfdist.federated.transport.federation_keys import ClientKey, Federation, ServerKey
 from tfdist.federated.transport.server_link import ServerLink
@@ -44,6 +43,7 @@ class Server:
             refused=lambda _, reason: self.reasons.append(reason),
             **options,
         )
+        self.target = Target(port=self.hub.port, federation=LIST, keys=KEYS, largest=LARGEST)
 
     def event(self) -> Event:
         found = self.hub.take(DEADLINE_SECONDS)
@@ -63,52 +63,13 @@ def link(server: Server, name: str = "berlin", key: ClientKey | None = None, **o
     return closing(made)
 
 
-@contextmanager
-def raw(server: Server) -> Iterator[ssl.SSLSocket]:
-    """A TLS connection that has not said anything."""
-    plain = socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS)
-    with plain, client_context().wrap_socket(plain) as connection:
-        yield connection
-
-
-def receive(connection: ssl.SSLSocket) -> dict[str, Any]:
-    lengths = read_head(_exactly(connection, HEAD.size), largest=LARGEST)
-    return unpack(_exactly(connection, lengths.header), _exactly(connection, lengths.body))
-
-
-def _exactly(connection: ssl.SSLSocket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        assert part, "the server has closed the connection"
-        data += part
-    return data
-
-
-def ends(connection: ssl.SSLSocket) -> bool:
-    """Whether the server closes the connection."""
-    try:
-        while connection.recv(1 << 16):
-            pass
-    except (ConnectionError, ssl.SSLError):
-        pass
-    return True
-
-
-def introduced(connection: ssl.SSLSocket, name: str = "berlin", key: ClientKey | None = None) -> dict[str, Any]:
-    nonce = receive(connection)["nonce"]
-    signature = (key or KEYS[name]).private.sign(proof_statement(LIST.fingerprint, nonce, name))
-    connection.sendall(b"".join(pack({"name": name, "signature": signature})))
-    return receive(connection)
-
-
 def test_messages_go_both_ways_while_strangers_are_turned_away(server: Server) -> None:
     """What is done to other connections leaves a conversation as it was."""
     weights = np.arange(1 << 20, dtype=np.float32)
     with link(server) as client:
         assert server.event() == Came("berlin")
-        for number, stranger in enumerate(STRANGERS.values()):
-            stranger(server)
+        for number, stranger in enumerate(STRANGERS):
+            stranger(server.target)
             server.hub.send("berlin", {"round": number, "weights": weights})
             found = client.take(DEADLINE_SECONDS)
             assert found is not None
@@ -120,112 +81,11 @@ def test_messages_go_both_ways_while_strangers_are_turned_away(server: Server) -
     assert isinstance(server.event(), Gone)
 
 
-def _plain_text(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        try:
-            while connection.recv(1 << 16):
-                pass
-        except ConnectionError:
-            pass
-
-
-def _leaves(server: Server) -> None:
-    socket.create_connection(("127.0.0.1", server.hub.port)).close()
-
-
-def _old_tls(server: Server) -> None:
-    context = client_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    plain = socket.create_connection(("127.0.0.1", server.hub.port), timeout=DEADLINE_SECONDS)
-    with plain, pytest.raises((ssl.SSLError, ConnectionError)):
-        context.wrap_socket(plain)
-
-
-def _garbage(server: Server) -> None:
-    with raw(server) as connection:
-        connection.sendall(os.urandom(1000))
-        assert ends(connection)
-
-
-def _says_nothing_right(server: Server) -> None:
-    for message in ({}, {"name": "berlin"}, {"name": 3, "signature": b""}, {"name": "berlin", "signature": "x"}):
-        with raw(server) as connection:
-            receive(connection)
-            connection.sendall(b"".join(pack(message)))
-            assert "refused" in receive(connection)
-            assert ends(connection)
-
-
-def _wrong_key(server: Server) -> None:
-    with raw(server) as connection:
-        assert "refused" in introduced(connection, key=KEYS["paris"])
-        assert ends(connection)
-
-
-def _unknown_name(server: Server) -> None:
-    with raw(server) as connection:
-        assert "refused" in introduced(connection, "rome", KEYS["paris"])
-        assert ends(connection)
-
-
-def _replayed_proof(server: Server) -> None:
-    """A proof that paris made for one connection is worth nothing in the next."""
-    with raw(server) as first, raw(server) as second:
-        proof = KEYS["paris"].private.sign(proof_statement(LIST.fingerprint, receive(first)["nonce"], "paris"))
-        receive(second)
-        second.sendall(b"".join(pack({"name": "paris", "signature": proof})))
-        assert "refused" in receive(second)
-        assert ends(second)
-
-
-def _proof_for_another_server(server: Server) -> None:
-    with raw(server) as connection:
-        said = proof_statement("00" * 32, receive(connection)["nonce"], "paris")
-        connection.sendall(b"".join(pack({"name": "paris", "signature": KEYS["paris"].private.sign(said)})))
-        assert "refused" in receive(connection)
-
-
-def _too_much_at_once(server: Server) -> None:
-    """A stranger has some kilobytes to prove itself, whatever its frame announces."""
-    with raw(server) as connection:
-        receive(connection)
-        connection.sendall(HEAD.pack(b"tff1", 100, LARGEST))
-        assert ends(connection)
-
-
-STRANGERS: dict[str, Callable[[Server], None]] = {
-    found.__name__: found
-    for found in (
-        _plain_text,
-        _leaves,
-        _old_tls,
-        _garbage,
-        _says_nothing_right,
-        _wrong_key,
-        _unknown_name,
-        _replayed_proof,
-        _proof_for_another_server,
-        _too_much_at_once,
-    )
-}
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        struct.pack("<4sIQ", b"tff1", 10, LARGEST + 1),
-        struct.pack("<4sIQ", b"tff1", 10, 0) + b"0123456789",
-        b"".join(pack({"x": np.zeros(1000)}))[:-1] + b"",
-        os.urandom(64),
-    ],
-    ids=["too large", "no header", "cut", "noise"],
-)
+@pytest.mark.parametrize("sent", broken(LARGEST).values(), ids=broken(LARGEST))
 def test_a_client_that_breaks_a_rule_loses_its_own_connection(server: Server, sent: bytes) -> None:
-    with link(server) as good, raw(server) as connection:
+    with link(server) as good, raw(server.target) as connection:
         assert server.event() == Came("berlin")
-        assert introduced(connection, "paris") == {"admitted": "paris"}
+        assert introduced(server.target, connection, "paris") == {"admitted": "paris"}
         assert server.event() == Came("paris")
         server.hub.send("berlin", {})
         assert good.take(DEADLINE_SECONDS) == {}
@@ -275,8 +135,8 @@ def test_a_server_that_stays_away_is_an_error() -> None:
 
 
 def test_a_new_connection_takes_the_place_of_the_old(server: Server) -> None:
-    with raw(server) as old:
-        introduced(old)
+    with raw(server.target) as old:
+        introduced(server.target, old)
         assert server.event() == Came("berlin")
         with link(server) as client:
             assert server.event() == Came("berlin")
@@ -290,8 +150,8 @@ def test_a_new_connection_takes_the_place_of_the_old(server: Server) -> None:
 def test_a_peer_that_stops_in_the_middle_is_dropped_and_holds_nobody_up() -> None:
     """One client has sent half a frame, and takes nothing of what the server sends; another is served meanwhile."""
     made = Server(silence_seconds=5.0)
-    with closing(made.hub), raw(made) as slow:
-        introduced(slow, "paris")
+    with closing(made.hub), raw(made.target) as slow:
+        introduced(made.target, slow, "paris")
         assert made.event() == Came("paris")
         slow.sendall(b"".join(pack({"x": np.zeros(1000)}))[:3000])
         for _ in range(20):
@@ -304,6 +164,25 @@ def test_a_peer_that_stops_in_the_middle_is_dropped_and_holds_nobody_up() -> Non
             found = [made.event(), made.event()]
         assert Said("berlin", {"x": 1}) in found
         assert [event.client for event in found if isinstance(event, Gone)] == ["paris"]
+
+
+def test_a_client_that_sends_faster_than_the_server_works_has_to_wait(server: Server) -> None:
+    """It sends much more than the server and the sockets keep."""
+
+    async def is_full() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not server.hub._events.full():
+                await asyncio.sleep(0)
+
+    with link(server) as client, ThreadPoolExecutor(1) as threads:
+        assert server.event() == Came("berlin")
+        numbers = range(64)
+        sent = threads.submit(lambda: [client.send({"number": one, "x": np.zeros(1 << 18)}) for one in numbers])
+        server.hub._loop.call(is_full())
+        assert not sent.done()
+        taken = [server.event() for _ in numbers]
+        assert [isinstance(one, Said) and one.message["number"] for one in taken] == list(numbers)
+        assert all(sent.result())
 
 
 def test_keys_are_made_kept_and_added(tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ def test_an_aggregator_gives_arrays_their_shapes_and_ignores_claimed_examples():
     assert found["kernel"].tolist() == [[2.5] * 3] * 2  # of 1, 2, 3 and 1e30; the other is left out
     assert found["bias"].shape == ()
     assert found["bias"] == 2.5
+    assert NormClipping(liars=2).clipped(updates) == 2  # 3 and 1e30, down to the median of four
+    assert Median(liars=2).clipped(updates) is None
 
 
 @pytest.mark.parametrize("updates", [np.ones(3), np.ones((2, 2, 2)), np.ones((3, 2), int), [["a"]]])

@@ -59,6 +59,15 @@ class WholeRule(ABC):
             An array for each name of the updates, of the same shape.
         """
 
+    def clipped(self, updates: Sequence[Update]) -> int | None:
+        """Return how many of these updates the rule scales down to a norm; None where it has no norm.
+
+        Args:
+            updates: as for `aggregate`.
+        """
+        del updates
+        return None
+
     def start(self) -> Aggregation:
         """Begin a round."""
         return _Collected(self)
@@ -78,6 +87,16 @@ class _Collected:
 
     def result(self) -> Arrays:
         return self._rule.aggregate(self._updates, self._weights)
+
+    @property
+    def clipped(self) -> int | None:
+        return self._rule.clipped(self._updates)
+
+
+def clipped_by(aggregation: Aggregation) -> int | None:
+    """How many of its updates an aggregation has scaled down to a norm; None if it does not say."""
+    found: int | None = getattr(aggregation, "clipped", None)
+    return found
 
 
 class Mean:

@@ -271,23 +271,26 @@ class ClippedSum:
         self._clip = clip
         self._like = like
         self._sums: dict[str, NDArray[Any]] = {name: np.zeros(array.shape) for name, array in like.items()}
+        self.clipped = 0
 
     def add(self, update: Update, weight: float) -> None:
         del weight  # all count alike
         require_alike(update, self._like)
-        for name, array in clipped(update.arrays, self._clip).items():
+        arrays, is_clipped = clipped(update.arrays, self._clip)
+        self.clipped += is_clipped
+        for name, array in arrays.items():
             self._sums[name] += array
 
     def result(self) -> Arrays:
         return self._sums
 
 
-def clipped(arrays: Arrays, clip: float) -> dict[str, NDArray[np.float64]]:
-    """The trained weights of an update, scaled down to the norm; the others are zero."""
+def clipped(arrays: Arrays, clip: float) -> tuple[dict[str, NDArray[np.float64]], bool]:
+    """The trained weights of an update, and whether they had to be scaled down to the norm; the others are zero."""
     wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
     trained = {name: one for name, one in wide.items() if name.startswith(WEIGHTS)}
     largest = max((float(np.abs(one).max(initial=0.0)) for one in trained.values()), default=0.0)
     unit = largest or 1.0  # squares of large numbers would be infinite
     norm = unit * math.sqrt(sum(float(np.square(one / unit).sum()) for one in trained.values()))
     factor = min(1.0, clip / norm) if norm else 1.0
-    return {name: one * factor if name in trained else np.zeros_like(one) for name, one in wide.items()}
+    return {name: one * factor if name in trained else np.zeros_like(one) for name, one in wide.items()}, factor < 1.0

@@ -7,14 +7,14 @@ event is written to a journal before it has an effect, so that a killed server g
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfdist.checkpoint import Checkpoint
 from tfdist.errors import ConfigError
-from tfdist.federated.aggregation import Aggregation, Mean
+from tfdist.federated.aggregation import Aggregation, Mean, clipped_by
 from tfdist.federated.algorithms.algorithm import WEIGHTS
 from tfdist.federated.app import App, training_seed
 from tfdist.federated.client_privacy import ClippedSum, PrivateRounds
@@ -30,6 +30,7 @@ from tfdist.federated.session_files import SessionFiles
 
 _log = logging.getLogger(__name__)
 Evaluation = Callable[[Arrays], dict[str, float]]
+_CLIPPED = "clipped_values"
 
 
 class FederatedSession:
@@ -153,7 +154,7 @@ class FederatedSession:
             update = None
             if isinstance(event, messages.Trained) and arrays is not None:
                 update = Update(arrays, event.examples, metrics)
-            self._apply(event, update, arrays)
+            self._apply(event, update, arrays, metrics)
 
     # --- for the driver -----------------------------------------------------------------------------------------------
     def start(self) -> list[Action]:
@@ -173,13 +174,16 @@ class FederatedSession:
             event, update = messages.ClientFailed(event.round, event.attempt, event.client, reason), None
         return self._taken(event, update, None if update is None else update.arrays)
 
-    def _taken(self, event: Event, update: Update | None, arrays: Arrays | None) -> list[Action]:
+    def _taken(
+        self, event: Event, update: Update | None, arrays: Arrays | None, counts: Mapping[str, float] | None = None
+    ) -> list[Action]:
+        metrics = update.metrics if update is not None else counts or {}
         if not self.machine.refusal(event):
             if update is not None:
                 require_alike(update, self._alike())
             if self._files is not None:
-                self._files.write(event, arrays, {} if update is None else update.metrics)
-        return self._apply(event, update, arrays)
+                self._files.write(event, arrays, metrics)
+        return self._apply(event, update, arrays, metrics)
 
     def task(self, action: messages.Train) -> TrainTask:
         """What is sent to a client that is to train."""
@@ -191,16 +195,20 @@ class FederatedSession:
         """Round and attempt of the client's last update that was used."""
         return self._counted.get(client)
 
-    def complete(self, action: messages.Aggregate, aggregate: Arrays) -> list[Action]:
+    def complete(self, action: messages.Aggregate, aggregate: Arrays, *, clipped_values: int) -> list[Action]:
         """Take the aggregate that the driver has made for an action `Aggregate`."""
-        return self._taken(messages.Aggregated(action.round, action.attempt), None, aggregate)
+        counts = {} if self._private is not None else {_CLIPPED: clipped_values}  # clients with noise do not count
+        return self._taken(messages.Aggregated(action.round, action.attempt), None, aggregate, counts)
 
     # --- events and actions -------------------------------------------------------------------------------------------
-    def _apply(self, event: Event, update: Update | None, arrays: Arrays | None) -> list[Action]:
+    def _apply(
+        self, event: Event, update: Update | None, arrays: Arrays | None, metrics: Mapping[str, float]
+    ) -> list[Action]:
         if not self.machine.refusal(event):
             if isinstance(event, messages.Trained) and update is not None:
                 self._add(event.client, update)
             if isinstance(event, messages.Aggregated) and arrays is not None and self._asked is not None:
+                self._clipped = {name: int(metrics[name]) for name in (_CLIPPED,) if name in metrics}
                 self._take(self._asked, arrays)
         return self._done(self.machine.handle(event))
 
@@ -235,6 +243,8 @@ class FederatedSession:
         except ConfigError as error:
             failed = messages.AggregationFailed(action.round, action.attempt, str(error))
             return self._done(self.machine.handle(failed))
+        if (count := clipped_by(self._aggregation)) is not None:
+            self._clipped = {"clipped_updates": count}
         if self._private is not None:
             if self._files is not None:
                 self._files.sync()  # a loss of power must not undo whose updates are in the sum
@@ -269,6 +279,7 @@ class FederatedSession:
         self._order = list[str]()
         self._trained = list[tuple[int, dict[str, float]]]()
         self._aggregation: Aggregation = self._around(self._begun())
+        self._clipped = dict[str, int]()
 
     def _begun(self) -> Aggregation:
         if self.app.privacy is None:
@@ -288,6 +299,7 @@ class FederatedSession:
             seconds=now - self._began,
             bytes=len(ended.trained) * (self._masked_bytes or self.codec.sent_bytes),
             epsilon=None if self._private is None else self._private.count(),
+            **self._clipped,
         )
         self._began = now
         self.records.append(record)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_WAITING = 10_000  # rounds, for a slow server
 _LONGEST_PARAMETER = 500
+_OPTIONAL = ("bytes", "epsilon", "clipped_updates", "clipped_values")
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,7 @@ def values_of(record: RoundRecord) -> dict[str, float]:
         "rounds/examples": record.examples,
         "rounds/attempts": record.attempt + 1,
         "rounds/seconds": record.seconds,
-        **({} if record.bytes is None else {"rounds/bytes": record.bytes}),
-        **({} if record.epsilon is None else {"rounds/epsilon": record.epsilon}),
+        **{f"rounds/{name}": value for name in _OPTIONAL if (value := getattr(record, name)) is not None},
     }
 
 

@@ -27,6 +27,8 @@ class RoundRecord:
         seconds: from the end of the round before.
         bytes: of the updates that were used, under masks or not, without headers.
         epsilon: what was spent of a budget of privacy until its end; None without one.
+        clipped_updates: how many of those that were used were scaled down to a norm; None where the server has no norm.
+        clipped_values: of all updates of a secure sum, as clients say; None without one, and where clients add noise.
     """
 
     round: int
@@ -39,6 +41,8 @@ class RoundRecord:
     seconds: float
     bytes: int | None = None
     epsilon: float | None = None
+    clipped_updates: int | None = None
+    clipped_values: int | None = None
 
     def to_json(self) -> str:
         """Return the record as a line of JSON, without its end."""
@@ -79,5 +83,7 @@ def shown(record: RoundRecord) -> str:
     metrics: dict[str, Any] = {**record.train, **{f"test {name}": value for name, value in record.evaluation.items()}}
     told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     spent = "" if record.epsilon is None else f"epsilon {record.epsilon:.4g}"
-    parts = (f"{record.used} clients, {record.examples:,} examples", told, spent, f"{record.seconds:.2f} s")
+    counts = (("updates", record.clipped_updates), ("values", record.clipped_values))
+    clipped = [f"{what} clipped: {count:,}" for what, count in counts if count]
+    parts = (f"{record.used} clients, {record.examples:,} examples", told, *clipped, spent, f"{record.seconds:.2f} s")
     return f"round {record.round + 1}: {'; '.join(filter(None, parts))}"

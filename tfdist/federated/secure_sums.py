@@ -25,7 +25,7 @@ class SecureSums:
     """The server learns the sum of a round's updates, and no single one.
 
     Args:
-        clip: the largest magnitude of a change; values beyond are clipped, and counted in the log of the client.
+        clip: the largest magnitude of a change; values beyond are clipped, and counted: `clipped_values` of a round.
         value_bits: of a value. With a weight of w bits and n clients, value_bits + w + log2(n) fit into `bits`.
         bits: of the words that are added: 32, or 64 for finer values and larger weights.
         threshold: more than this part of a round's clients must stay to its end, at least half; else there is no sum.
@@ -117,6 +117,11 @@ class VectorLayout:
     def length(self) -> int:
         """Of the vector."""
         return sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
+
+    @property
+    def words(self) -> int:
+        """Of the masked vector, which ends with how many values were clipped."""
+        return self.length + 1
 
     def joined(self, arrays: Arrays) -> NDArray[Any]:
         """The vector; float64 as soon as one array is."""

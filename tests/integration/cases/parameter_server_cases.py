@@ -18,6 +18,7 @@ import refusal_fields
 import tensorflow as tf
 
 from tfdist import errors
+from tfdist.federated import App, FedAvg
 from tfdist.optimizers import LARS, DistributedOptimizer
 from tfdist.strategies import ParameterServerStrategy
 from tfdist.testing.digits import load_digits
@@ -443,6 +444,8 @@ def refusals() -> dict[str, list[Any]]:
             model.compile(optimizer(), "mse")
         fit = functools.partial(model.fit, np.ones((4, 2)), np.ones((4, 3)), verbose=0)
         reports[name] = refusal_fields.met(fit, errors.TfdistError)
+    client = App(lambda: model, {"berlin": (np.ones((4, 2)), np.ones((4, 3)))}, FedAvg())
+    reports["federated client"] = refusal_fields.met(client.trainer, errors.TfdistError)
     return reports
 
 

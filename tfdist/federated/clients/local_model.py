@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdist import validation
-from tfdist.errors import ConfigError, ConfigTypeError
+from tfdist.errors import ConfigError, ConfigTypeError, UnsupportedError
 from tfdist.federated.algorithms.algorithm import STATISTICS, WEIGHTS, Algorithm
 from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients.local_terms import LocalTerms
@@ -131,6 +131,15 @@ def _made(make_model: Callable[[], keras.Model]) -> keras.Model:
             "Begin it with keras.Input(shape), or call model.build(shape) in make_model.",
             name="make_model",
             received=model.name,
+        )
+    strategy = type(model.distribute_strategy)
+    if any("ParameterServer" in one.__name__ for one in strategy.__mro__):
+        raise UnsupportedError(
+            f"make_model created the model {model.name!r} under {strategy.__name__}, whose updates come in an order of "
+            "their own; those of a federated client must follow from what the server sent. Use a strategy over the "
+            "devices of one process, such as MirroredStrategy.",
+            name="make_model",
+            received=strategy.__name__,
         )
     return model
 

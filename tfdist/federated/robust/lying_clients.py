@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tfdist import validation
 from tfdist.errors import ConfigError
-from tfdist.federated.aggregation import Aggregation
+from tfdist.federated.aggregation import Aggregation, clipped_by
 from tfdist.federated.client_update import Arrays, Update
 from tfdist.federated.clients.client_data import Local, LocalArrays
 from tfdist.federated.rounds.round_machine import chosen
@@ -147,6 +147,10 @@ class Deceived:
             sent = Update(next(told), update.examples) if isinstance(update, Lie) else update
             self._aggregation.add(sent, weight)
         return self._aggregation.result()
+
+    @property
+    def clipped(self) -> int | None:
+        return clipped_by(self._aggregation)
 
 
 def _of_all(updates: Sequence[Arrays], made: Callable[[NDArray[Any]], NDArray[Any]]) -> Arrays:

@@ -93,11 +93,16 @@ class RobustRule(WholeRule):
             weights: not used: the number of examples is what a client says, so a weight by it would be a lever.
         """
         shapes = {name: array.shape for name, array in updates[0].arrays.items()}
-        dtype = np.result_type(*(array.dtype for one in updates for array in one.arrays.values()))
-        rows = [np.concatenate([np.ravel(one.arrays[name]).astype(dtype) for name in shapes]) for one in updates]
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
-        parts = np.split(self.combine(np.stack(rows)), ends)
+        parts = np.split(self.combine(_rows_of(updates)), ends)
         return {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+
+def _rows_of(updates: Sequence[Update]) -> Rows:
+    dtype = np.result_type(*(array.dtype for one in updates for array in one.arrays.values()))
+    return np.stack(
+        [np.concatenate([np.ravel(one.arrays[name]).astype(dtype) for name in updates[0].arrays]) for one in updates]
+    )
 
 
 def _are_finite(rows: Rows) -> NDArray[np.bool_]:
@@ -338,7 +343,17 @@ class NormClipping(_Told):
     def _limit(self, clients: int) -> int:
         return _minority(clients)
 
-    def _combined(self, rows: Rows, liars: int) -> Float:
+    def clipped(self, updates: Sequence[Update]) -> int:
+        """Return how many updates are scaled down; one that is not finite is left out instead.
+
+        Args:
+            updates: of the clients.
+        """
+        rows = _rows_of(updates)
+        return int(np.count_nonzero(self._factors(rows[_are_finite(rows)]) < 1))
+
+    def _factors(self, rows: Rows) -> Float:
+        """What each row is multiplied by."""
         largest = np.zeros(len(rows))
         for _, values in update_distances.blocks(rows):
             np.maximum(largest, np.abs(values).max(axis=1), out=largest)
@@ -348,7 +363,10 @@ class NormClipping(_Told):
             squares += np.square(values / units[:, None]).sum(axis=1)
         norms = units * np.sqrt(squares)
         limit = float(np.median(norms)) if self.limit is None else self.limit
-        factors = np.where(norms > limit, limit / np.where(norms > 0, norms, 1.0), 1.0)
+        return np.where(norms > limit, limit / np.where(norms > 0, norms, 1.0), 1.0)
+
+    def _combined(self, rows: Rows, liars: int) -> Float:
+        factors = self._factors(rows)
         result = np.empty(rows.shape[1])
         for columns, values in update_distances.blocks(rows):
             result[columns] = (factors[:, None] * values).mean(axis=0)

@@ -115,8 +115,8 @@ class FederationClient:
             return {**found, "arrays": sent, "metrics": dict(update.metrics)}
         weight = self._app.algorithm.weight(update.examples)
         words = self._secure.masked(given, update.arrays, weight)
-        clipped = f", {self._secure.clipped:,} of {len(words):,} values clipped" if self._secure.clipped else ""
-        self._told(f"round {turn[0] + 1}: trained on {update.examples:,} examples{clipped}; {_shown(update.metrics)}")
+        told = f"{update.examples:,} examples{self._secure.clipping}; {_shown(update.metrics)}"
+        self._told(f"round {turn[0] + 1}: trained on {told}")
         return {**found, "session": given["session"] if isinstance(given, Mapping) else None, "answer": words}
 
     def _weights(self, message: Mapping[str, Any]) -> Arrays:

@@ -53,7 +53,7 @@ class Common:
     @property
     def masked_bytes(self) -> int | None:
         """Of an update under masks; None without secure aggregation."""
-        return None if self.sums is None else self.layout.length * self.sums.bits // 8
+        return None if self.sums is None else self.layout.words * self.sums.bits // 8
 
 
 def common(
@@ -79,7 +79,7 @@ def common(
         if app.privacy is not None:
             sums = replace(sums, clip=app.privacy.clip)
         code = code_of(sums, largest_weight=weight, clients=most)
-        plan = plan_of(sums, clients[:most], session=b"", length=layout.length)
+        plan = plan_of(sums, clients[:most], session=b"", length=layout.words)
         if app.privacy is not None:
             noise = functools.partial(_noise, app.privacy, sums, code)
             noise(plan)

@@ -92,7 +92,7 @@ class FederationServer:
         match event:
             case Came(client):
                 self._came(client)
-            case Gone(client, reason):
+            case Gone(client, reason) if client in self._here:
                 self._here.discard(client)
                 self._told(f"{client} is gone: {reason}")
                 self._masked_without(client)
@@ -285,7 +285,8 @@ class FederationServer:
         action, self._aggregate = self._aggregate, None
         trained = self._session.machine.state()["trained"]
         weight = sum(self._app.algorithm.weight(trained[client]) for client in action.clients)
-        self._take(self._session.complete(action, self._secure.mean(action.clients, weight)))
+        mean = self._secure.mean(action.clients, weight)
+        self._take(self._session.complete(action, mean, clipped_values=self._secure.clipped_values))
 
 
 def _examples_of(message: Mapping[str, Any]) -> int:

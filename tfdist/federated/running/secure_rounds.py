@@ -56,7 +56,7 @@ class SecureRounds:
 
     def begin(self, turn: tuple[int, int], clients: Iterable[str]) -> Asks:
         """Begin the sum of an attempt."""
-        plan = plan_of(self._sums, clients, session=secrets.token_bytes(32), length=self._layout.length)
+        plan = plan_of(self._sums, clients, session=secrets.token_bytes(32), length=self._layout.words)
         self._masking, self.turn = MaskingServer(plan, self._roster), turn
         return self._asked({client: {"clients": list(plan.clients)} for client in plan.clients})
 
@@ -109,6 +109,12 @@ class SecureRounds:
             raise AbortedError("the sum has other clients than the round; it is not used.")
         return self._layout.parts(self._code.decode(self._masking.result()) / weight)
 
+    @property
+    def clipped_values(self) -> int:
+        """How many values the clients of the complete sum have clipped, as they say."""
+        assert self._masking is not None
+        return int(self._masking.result()[-1])
+
     def forget(self) -> None:
         """End the sum; nothing of it is revealed any more."""
         self._masking = None
@@ -127,7 +133,7 @@ class SecureRounds:
             return {}
         if tuple(kept["turn"]) != turn:
             return {}
-        plan = plan_of(self._sums, kept["clients"], session=kept["session"], length=self._layout.length)
+        plan = plan_of(self._sums, kept["clients"], session=kept["session"], length=self._layout.words)
         self._masking = MaskingServer.restore(plan, self._roster, kept["masking"])
         self.turn = turn
         return self._asked({c: ask for c, ask in self._masking.sent.items() if c in self._masking.awaited})
@@ -178,7 +184,7 @@ class SecureMember:
         self._place = storage(folder)
         self._client: MaskingClient | None = None
         self._run, self._round = "", -1
-        self.clipped = 0
+        self.clipping = ""
 
     def answer(self, message: Mapping[str, Any]) -> Any:
         """The answer to a question of the server."""
@@ -197,16 +203,21 @@ class SecureMember:
         raise ProtocolError(f"the server asks {question!r}, which no secure sum has.", name=self._name)
 
     def masked(self, given: object, arrays: Mapping[str, NDArray[Any]], weight: float) -> Any:
-        """An update under masks; `clipped` says how many of its values were clipped."""
+        """An update under masks; `clipping` says how much of it was clipped."""
         if not isinstance(given, Mapping):
             raise ProtocolError("the server asks for an update without masks.", name=self._name)
         client = self._of(given.get("session"))
-        noise = None if self._noise is None else self._noise(client.plan)
+        noise, is_clipped = None if self._noise is None else self._noise(client.plan), False
         if noise is not None:
-            arrays = clipped(arrays, noise.clip)
-        words, self.clipped = self._code.encode(self._layout.joined(arrays), int(weight))
+            arrays, is_clipped = clipped(arrays, noise.clip)
+        words, count = self._code.encode(self._layout.joined(arrays), int(weight))
+        self.clipping = f", {count:,} of {len(words):,} values clipped" if count else ""
         if noise is not None:
+            self.clipping = f", clipped to the norm {noise.clip:.3g}" if is_clipped else ""
             words = noise.added(words, np.random.Generator(np.random.Philox(key=secrets.randbits(128))))
+            count = 0  # noise hides no exact count
+        most = ((1 << self._code.bits) - 1) // self._code.clients
+        words = np.append(words, words.dtype.type(min(count, most)))
         return client.upload(given.get("sharers"), given.get("boxes"), words)
 
     def _begin(self, message: Mapping[str, Any], session: object) -> bytes:
@@ -232,7 +243,7 @@ class SecureMember:
                 f"the server begins a sum of {len(clients)} clients; its words have room for {self._code.clients}.",
                 name=self._name,
             )
-        plan = plan_of(self._sums, clients, session=session, length=self._layout.length)
+        plan = plan_of(self._sums, clients, session=session, length=self._layout.words)
         self._client = MaskingClient(plan, self._name, self._identity, self._roster)
         self._run, self._round = run, turn
         return self._client.advertise()
