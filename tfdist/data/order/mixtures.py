@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.order.class_shares import laid_out, levels_of, met_of, spread
-from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, permuted, round_keys
+from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, Sequential, permuted, round_keys
+from tfdist.errors import ConfigError
 
 STOPS = ("first", "all", "never")
 _WINDOW = 1 << 14  # positions that are laid out at a time
@@ -28,6 +29,7 @@ class Schedule:
 
     def __init__(self, phases: Sequence[tuple[int, Sequence[float]]], end: int = _MOST) -> None:
         self.sources = len(phases[0][1])
+        self.changes = len(phases) > 1
         self._starts = np.array([start for start, _ in phases], np.int64)
         self._ends = [*self._starts[1:].tolist(), end]
         self._levels = [levels_of(np.asarray(shares, np.float64) / max(shares)) for _, shares in phases]
@@ -116,6 +118,24 @@ class Mixed:
         self._runs_on = stop == "never"
         met = schedule.met(examples)
         self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
+
+    def frequencies(self) -> NDArray[np.float64]:
+        """How often each example of the sources comes in the long run, 1 in all."""
+        if self._schedule.changes:
+            raise ConfigError(
+                "weights of the mixture change, so what a model has seen depends on when training ends. Ask for the "
+                "prior of a mixture with the weights of one stretch.",
+                name="weights",
+            )
+        end = _MOST if self._runs_on else self.examples
+        found = []
+        for turns, order in zip((self._schedule.met(end) / end).tolist(), self._orders, strict=True):
+            often = np.full(order.examples, turns / max(1, order.examples))
+            if isinstance(order, Sequential) and not self._runs_on:  # each epoch begins with the first ones
+                laps, rest = divmod(round(turns * end), order.examples)
+                often = (laps + (np.arange(order.examples) < rest)) / end
+            found.append(often)
+        return np.concatenate(found)
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         positions = np.asarray(positions, np.int64)
