@@ -143,9 +143,9 @@ def open_directory(
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
         if revision is not None:
             raise ConfigError("revision is for one directory; open each, and pass them to mix.", name="revision")
-        found = [open_directory(one, records=records, **options) for one in matching]
-        _require_each_once(matching, found)
-        return joined(dict(zip(map(str, matching), found, strict=True)))
+        several = [open_directory(one, records=records, **options) for one in matching]
+        _require_each_once(matching, several)
+        return joined(dict(zip(map(str, matching), several, strict=True)))
     one: Any = matching[0] if matching else directory
     if revision is not None:
         revision = validation.integer("revision", revision, minimum=1)
