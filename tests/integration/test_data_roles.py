@@ -152,8 +152,12 @@ def test_classes_of_texts_and_lists_are_balanced_and_their_prior_is_known(tmp_pa
         both.prior()
     half = data.select(tmp_path, numbers=range(1, 40, 2))
     assert data.read(half, label="kind", order="balanced", **how).prior().true.tolist() == [1.0]
-    mixture = data.mix({"a": half, "b": tmp_path})
-    with refused(ConfigError, name="label", mentions=["mixture"]):
-        data.read(mixture, label="kind", **how).prior()
+    sources = {"all": tmp_path, "half": half}
+    prior = data.read(data.mix(sources, weights={"all": 1, "half": 1}, stop="never"), label="kind", **how).prior()
+    assert prior.true == pytest.approx([56 / 60, 4 / 60])
+    assert prior.seen == pytest.approx([0.95, 0.05])
+    moving = data.mix(sources, weights=[(0, {"all": 1, "half": 1}), (9, {"all": 1, "half": 0})], stop="never")
+    with refused(ConfigError, name="weights"):
+        data.read(moving, label="kind", **how).prior()
     with refused(ConfigError, name="label", received="nothing"):
         train.prior("nothing")

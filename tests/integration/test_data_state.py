@@ -133,6 +133,7 @@ def test_a_state_goes_on_with_the_examples_that_it_is_of(order: str, tmp_path: P
     sought = read()
     assert len(set(rest(sought)) | set(range(50))) > 50
     sought.seek(state)
+    assert sought.population == 50
     assert rest(sought) == epochs[0][24:]
     with refused(ConfigError, name="resume", received="newest"):
         read(state=state, resume="newest")
@@ -153,7 +154,8 @@ def test_a_state_of_chosen_examples_goes_on_with_them(tmp_path: Path) -> None:
     data.write({"x": np.arange(60)}, tmp_path)
 
     def read(**options: Any) -> data.Reading:
-        chosen = data.select(tmp_path, parts={"a": 0.5, "b": 0.5}, part="a", key="x")
+        numbers = np.arange(len(data.open(tmp_path)))[::-1]  # the appended ones come first
+        chosen = data.select(tmp_path, numbers=numbers, parts={"a": 0.5, "b": 0.5}, part="a", key="x")
         return data.read(chosen, global_batch_size=4, **options)
 
     first = read()
@@ -161,4 +163,6 @@ def test_a_state_of_chosen_examples_goes_on_with_them(tmp_path: Path) -> None:
     data.write({"x": np.arange(60, 100)}, tmp_path, exists="append")
     resumed = read(state={**first.state(batches=0), "epoch": 0})
     assert [int(x) for batch in resumed for x in batch] == before
+    assert resumed.population == first.population == len(before)
+    assert {int(x) for batch in data.poisson(resumed, seed=3) for x in batch} <= set(before)
     assert len(read().examples) == 100

@@ -139,7 +139,8 @@ def test_damage_and_changes_are_told_with_their_directory(tmp_path: Path) -> Non
         list(data.read(whole, global_batch_size=8, label="id"))
     found = ids_of(data.read(whole, global_batch_size=8, label="id", on_corrupt="skip"))
     assert sorted(found) == sorted([*range(20), *range(19)])
-    reading = data.read([tmp_path / "a", tmp_path / "a"], global_batch_size=8, label="id")
+    data.write(columns(20, 0), tmp_path / "c", label="id")
+    reading = data.read([tmp_path / "a", tmp_path / "c"], global_batch_size=8, label="id")
     data.write(columns(25, 0), tmp_path / "a", label="id", exists="overwrite")
     with refused(DataChangedError):
         list(reading)
@@ -193,3 +194,6 @@ def test_what_cannot_be_mixed_or_chosen_is_refused(folders: dict[str, list[str]]
         data.select(a, numbers=[0.5])
     with refused(ConfigError, name="directory"):
         data.open([])
+    for twice in ([a, f"{a}/"], [b, f"{a[:-1]}*"], [f"{a}/data-00000.tfrecord"] * 2):
+        with refused(ConfigError, name="directory", mentions=("data-00000.tfrecord",)):
+            data.open(twice)

@@ -70,6 +70,22 @@ def test_a_source_without_a_share_never_comes_and_stops_nothing() -> None:
         assert occurrences(mixed(stop, (1, 0, 1)))[1].sum() == 0
 
 
+@pytest.mark.parametrize("inner", ["full", "none"])
+@pytest.mark.parametrize("stop", ["first", "all", "never"])
+def test_how_often_examples_come_in_the_long_run(stop: str, inner: str) -> None:
+    phases = [(0, SHARES)]
+    count = 40 if stop == "never" else epoch_of(Schedule(phases), SIZES, stop)
+    orders = [Full(size) if inner == "full" else Sequential(size) for size in SIZES]
+    order = Mixed(Schedule(phases) if stop == "never" else Schedule(phases, count), orders, stop, count, stop)
+    counts = np.concatenate(occurrences(order, epochs=400))
+    often = order.frequencies()
+    assert often.sum() == pytest.approx(1)
+    deviation = 0 if inner == "none" and stop != "never" else 5 * np.sqrt(counts.sum() * often.max())
+    assert counts == pytest.approx(often * counts.sum(), abs=1e-6 + deviation)
+    for source, known in zip(np.split(often, np.cumsum(SIZES)[:-1]), SHARES, strict=True):
+        assert source.sum() == pytest.approx(known, abs=1e-9 if stop == "never" else 0.02)
+
+
 def test_shares_change_at_their_positions() -> None:
     schedule = Schedule([(0, (1, 0)), (5000, (0, 1)), (5010, (1, 3))])
     kinds, turns = schedule.at(3, 0, np.arange(9010))

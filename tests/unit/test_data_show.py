@@ -75,6 +75,8 @@ def test_files_of_other_libraries(tmp_path: Path) -> None:
         assert row["features"].keys() == data.open(source).schema.keys()
     (row,) = shown(tmp_path / "ours" / "data-00000.tfrecord", 0, 1, "--records", "raw")
     assert row["features"]["record"]["bytes"] > 0
+    arguments = ["data", "stats", str(tmp_path / "ours" / "data-00000.tfrecord"), "--records", "raw", "--json"]
+    assert json.loads(CliRunner().invoke(main, arguments).stdout)["features"]["record"]["distinct"] == 3
 
 
 def test_a_sheet_has_each_picture_in_its_place(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tfdist import data
 from tfdist.cli.common.progress import Watch
+from tfdist.data.foreign.foreign_files import CONTENTS, EXAMPLES
 from tfdist.errors import ConfigError
 from tfdist.validation import as_bytes
 
@@ -55,6 +56,11 @@ follow_option = click.option(
     "--follow-symlinks",
     is_flag=True,
     help="Read files of DIRECTORY that are symbolic links to files elsewhere, as in the caches of DVC and of hubs.",
+)
+
+
+records_option = click.option(
+    "--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="What they are; raw: of any bytes."
 )
 
 

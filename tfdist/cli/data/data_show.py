@@ -10,8 +10,7 @@ import click
 from tfdist import data
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
-from tfdist.cli.data.data_options import follow_option, storage_option
-from tfdist.data.foreign.foreign_files import CONTENTS, EXAMPLES
+from tfdist.cli.data.data_options import follow_option, records_option, storage_option
 from tfdist.data.looking.contact_sheet import MOST, Drawn, write_sheet
 from tfdist.data.looking.shown_values import described, is_picture, label_text, sentence
 from tfdist.errors import ConfigError, CorruptDataError
@@ -35,7 +34,7 @@ from tfdist.errors import ConfigError, CorruptDataError
 @click.option("--out", metavar="FILE", help="Draw the pictures into FILE, each with its label (needs Pillow).")
 @click.option("--picture", metavar="NAME", help="Which feature is drawn; by default the first that is a picture.")
 @click.option("--label", metavar="NAME", help="What is written below a picture; the label of DIRECTORY by default.")
-@click.option("--records", type=click.Choice(CONTENTS), default=EXAMPLES, help="What they are; raw: of any bytes.")
+@records_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with whole texts.")
 @storage_option
 @follow_option

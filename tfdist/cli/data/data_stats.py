@@ -11,7 +11,7 @@ from rich.table import Table
 from tfdist import data
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import Watch, screen, unwinding
-from tfdist.cli.data.data_options import follow_option, storage_option
+from tfdist.cli.data.data_options import follow_option, records_option, storage_option
 
 _MOST_CLASSES = 20
 _MOST_SHARDS = 5
@@ -33,6 +33,7 @@ _MOST_PAIRS = 5
 @click.option("--against", metavar="OTHER", help="Count the examples of OTHER that occur in DIRECTORY.")
 @click.option("--label", metavar="NAME", help="The feature whose classes are counted; the label by default.")
 @click.option("--content", multiple=True, metavar="NAME", help="In which examples are equal; all but the label.")
+@records_option
 @click.option("--out", metavar="FILE", help="Draw histograms: .png, .svg, .pdf or .html (needs Matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
 @storage_option

@@ -1,6 +1,5 @@
 """Shards that begin with the number of their samples and their offsets, as those of MDS and LitData do."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,7 @@ class OffsetShards(Foreign):
     def __init__(self, files: Files, counts: Sequence[int], sizes: Mapping[str, int | None]) -> None:
         self.files = files
         self._sizes = sizes
-        self._head = struct.Struct(f"<{sum(size is None for size in sizes.values())}I")
-        self._fixed = sum(size or 0 for size in sizes.values())
+        self._head = 4 * sum(size is None for size in sizes.values())
         offsets = [_offsets(files, number, count) for number, count in enumerate(counts)]
         self._places = Places(counts, np.concatenate(offsets))
         self.begins = self._places.begins
@@ -33,21 +31,28 @@ class OffsetShards(Foreign):
     def samples(self, ids: _Ids) -> list[bytes]:
         return self.bytes_at(ids, *self._places(ids))
 
+    def extents(self, ids: _Ids) -> dict[str, tuple[_Ids, _Ids]]:
+        """First byte and size of each column, in the files of these samples."""
+        begins, wholes = self._places(ids)
+        wrong = wholes < self._head
+        heads = np.zeros((len(ids), 0), np.uint32)
+        if self._head and not wrong.any():
+            heads = self.arrays_at(ids, begins, self._head).view("<u4")
+        given = iter(heads.T.astype(np.int64))
+        at, found = begins + self._head, {}
+        for name, size in self._sizes.items():
+            sizes = next(given, wholes) if size is None else np.full(len(ids), size)
+            found[name] = at, sizes
+            at = at + sizes
+        wrong |= at != begins + wholes
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise self.bad(int(ids[place]), f"its columns do not take its {wholes[place]} bytes.")
+        return found
+
     def rows(self, ids: _Ids) -> dict[str, list[bytes]]:
         """The bytes of each column."""
-        found: dict[str, list[bytes]] = {name: [] for name in self._sizes}
-        columns = [(values, self._sizes[name]) for name, values in found.items()]
-        head, fixed = self._head, self._fixed
-        for number, data in zip(ids.tolist(), self.samples(ids), strict=True):
-            given = head.unpack_from(data) if len(data) >= head.size else ()
-            if head.size + fixed + sum(given) != len(data) or 4 * len(given) != head.size:
-                raise self.bad(number, f"its columns do not take its {len(data)} bytes.")
-            at, unsized = head.size, iter(given)
-            for values, size in columns:
-                end = at + (next(unsized) if size is None else size)
-                values.append(data[at:end])
-                at = end
-        return found
+        return {name: self.bytes_at(ids, *extent) for name, extent in self.extents(ids).items()}
 
 
 def _offsets(files: Files, number: int, count: int) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from tfdist import validation
 from tfdist.data.examples.checked_examples import Examples
 from tfdist.data.examples.fetch import PAYLOAD
 from tfdist.data.examples.joined_columns import ColumnFetcher
+from tfdist.data.foreign.foreign_files import EXAMPLES
 from tfdist.data.format import example
 from tfdist.data.format.schema import TEXT, Schema
 from tfdist.data.looking.feature_tallies import FeatureStats, FeatureTally, LabelTally, keys_of, pieces_of, taken
@@ -137,6 +138,7 @@ def stats(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
     follow_symlinks: bool = False,
+    records: str = "examples",
 ) -> Stats:
     """Return statistics of all examples, from one pass that keeps none of them.
 
@@ -152,6 +154,7 @@ def stats(
         progress: called now and then with the number of examples that were read, and of all.
         storage_options: what fsspec's driver takes; for URLs alone.
         follow_symlinks: whether files of a local directory may be symbolic links that lead out of it.
+        records: what the records of TFRecord and ArrayRecord files are; see `tfdist.data.open`.
     Raises:
         ConfigError: there is no such directory or feature, or the features of both directories cannot be compared.
         CorruptDataError: a manifest or a shard as a whole cannot be trusted, or no example is sound. Corrupt examples
@@ -166,6 +169,7 @@ def stats(
         (2.0, {'0': 2, '1': 2}, ((0, 2),))
     """
     options: dict[str, Any] = {"storage_options": storage_options, "follow_symlinks": follow_symlinks}
+    options |= {} if records == EXAMPLES else {"records": records}
     views = [view_of(one, **options) for one in (directory, *([] if against is None else [against]))]
     schema = views[0].examples.schema
     label = label or views[0].examples.manifest.label

@@ -163,7 +163,7 @@ def laid_out(before: Ids, after: Ids, spread: Ids) -> tuple[Ids, Ids]:
     turns = np.empty(len(kinds), np.int64)
     in_turn = np.arange(len(kinds)) + np.repeat(before + counts - np.cumsum(counts), counts)
     turns[np.argsort(kinds, kind="stable")] = in_turn  # of small integers by counting them
-    return kinds.astype(np.int64), turns
+    return kinds, turns
 
 
 def spread(size: int, *key: int | str) -> Ids:

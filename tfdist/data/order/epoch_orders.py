@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 VERSION = 1
 TABLE = 4096
-_AT_ONCE = 1 << 15  # positions
+_AT_ONCE = 1 << 16  # positions
 _KEPT_BLOCKS = 4
 Ids = NDArray[np.int64]
 

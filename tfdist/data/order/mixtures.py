@@ -4,7 +4,9 @@ Which source a position belongs to, and how often the source came before, is com
 sources halves the set of them, and each node gives a child a fixed share of its turns, rounded. Tests pin the results.
 """
 
+import bisect
 import hashlib
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -12,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist.data.order.class_shares import laid_out, levels_of, met_of, spread
-from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, permuted, round_keys
+from tfdist.data.order.epoch_orders import Full, Ids, Order, Permutation, Sequential, permuted, round_keys
+from tfdist.errors import ConfigError
 
 STOPS = ("first", "all", "never")
 _WINDOW = 1 << 14  # positions that are laid out at a time
@@ -28,40 +31,43 @@ class Schedule:
 
     def __init__(self, phases: Sequence[tuple[int, Sequence[float]]], end: int = _MOST) -> None:
         self.sources = len(phases[0][1])
-        self._starts = np.array([start for start, _ in phases], np.int64)
-        self._ends = [*self._starts[1:].tolist(), end]
+        self.changes = len(phases) > 1
+        self._starts = [start for start, _ in phases]
+        self._ends = [*self._starts[1:], end]
         self._levels = [levels_of(np.asarray(shares, np.float64) / max(shares)) for _, shares in phases]
         self._size = max(_WINDOW, self.sources)
+        self._inside = lru_cache(maxsize=4)(self._met_inside)  # windows that follow each other share a bound
         self._before = [np.zeros(self.sources, np.int64)]
-        for phase, (begin, end) in enumerate(zip(self._starts[:-1].tolist(), self._ends[:-1], strict=True)):
+        for phase, (begin, end) in enumerate(zip(self._starts[:-1], self._ends[:-1], strict=True)):
             self._before.append(self._before[-1] + self._inside(phase, end - begin))
         self._window = lru_cache(maxsize=8)(self._laid_out)
 
     def met(self, position: int) -> Ids:
         """How often each source has come before a position, int64 ``[sources]``."""
-        phase = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return self._before[phase] + self._inside(phase, position - int(self._starts[phase]))
+        phase = bisect.bisect_right(self._starts, position) - 1
+        return self._before[phase] + self._inside(phase, position - self._starts[phase])
 
     def at(self, seed: int, lap: int, positions: Ids) -> tuple[Ids, Ids]:
         """The source at each position, and its turn; ``lap`` arranges each window anew and changes no count."""
-        kinds, turns = np.empty_like(positions), np.empty_like(positions)
-        phases = np.searchsorted(self._starts, positions, side="right") - 1
-        inside = positions - self._starts[phases]
-        windows = inside // self._size
-        # neighbours mostly share a window
-        breaks = np.flatnonzero((np.diff(windows) != 0) | (np.diff(phases) != 0)) + 1
-        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(positions)], strict=True):
-            if begin < end:
-                found = self._window(seed, lap, int(phases[begin]), int(windows[begin]))
-                places = inside[begin:end] % self._size
-                kinds[begin:end], turns[begin:end] = found[0][places], found[1][places]
+        kinds, turns = np.empty(len(positions), np.min_scalar_type(self.sources)), np.empty_like(positions)
+        breaks = (np.flatnonzero(np.diff(positions) != 1) + 1).tolist()  # mostly none
+        for begin, end in itertools.pairwise([0, *breaks, len(positions)]):
+            at = begin
+            while at < end:
+                position = int(positions[at])
+                phase = bisect.bisect_right(self._starts, position) - 1
+                window, place = divmod(position - self._starts[phase], self._size)
+                count = min(end - at, self._size - place, self._ends[phase] - position)
+                found, here = self._window(seed, lap, phase, window), slice(place, place + count)
+                kinds[at : at + count], turns[at : at + count] = found[0][here], found[1][here]
+                at += count
         return kinds, turns
 
-    def _inside(self, phase: int, positions: int) -> Ids:
+    def _met_inside(self, phase: int, positions: int) -> Ids:
         return met_of(self._levels[phase], positions, "sources", phase)[: self.sources]
 
     def _laid_out(self, seed: int, lap: int, phase: int, window: int) -> tuple[Ids, Ids]:
-        begin, last = window * self._size, self._ends[phase] - int(self._starts[phase])
+        begin, last = window * self._size, self._ends[phase] - self._starts[phase]
         end = min(begin + self._size, last)
         before, after = (self._before[phase] + self._inside(phase, at) for at in (begin, end))
         return laid_out(before, after, _spread(end - begin, seed, lap, phase, window))
@@ -117,6 +123,24 @@ class Mixed:
         met = schedule.met(examples)
         self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
 
+    def frequencies(self) -> NDArray[np.float64]:
+        """How often each example of the sources comes in the long run, 1 in all."""
+        if self._schedule.changes:
+            raise ConfigError(
+                "weights of the mixture change, so what a model has seen depends on when training ends. Ask for the "
+                "prior of a mixture with the weights of one stretch.",
+                name="weights",
+            )
+        end = _MOST if self._runs_on else self.examples
+        found = []
+        for turns, order in zip((self._schedule.met(end) / end).tolist(), self._orders, strict=True):
+            often = np.full(order.examples, turns / max(1, order.examples))
+            if isinstance(order, Sequential) and not self._runs_on:  # each epoch begins with the first ones
+                laps, rest = divmod(round(turns * end), order.examples)
+                often = (laps + (np.arange(order.examples) < rest)) / end
+            found.append(often)
+        return np.concatenate(found)
+
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         positions = np.asarray(positions, np.int64)
         if self._runs_on:
@@ -127,17 +151,17 @@ class Mixed:
         full: list[tuple[Permutation, Ids, Ids, int]] = []  # computed together
         for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             order, here, first = self._orders[kind], np.flatnonzero(kinds == kind), self._begins[kind]
-            laps, places = np.divmod(turns[here], order.examples)
-            if not self._runs_on:
-                laps += epoch * self._laps[kind]
+            mine = turns[here]
             of_source = int(round_keys("source", seed, kind)[0])
-            is_one = laps.min() == laps.max()
-            for lap in [int(laps[0])] if is_one else np.unique(laps).tolist():
-                now = slice(None) if is_one else np.flatnonzero(laps == lap)
+            low, high = int(mine.min()) // order.examples, int(mine.max()) // order.examples
+            for lap in range(low, high + 1):
+                begin = lap * order.examples
+                now = slice(None) if low == high else np.flatnonzero((mine >= begin) & (mine < begin + order.examples))
+                places, lap_of_all = mine[now] - begin, lap if self._runs_on else lap + epoch * self._laps[kind]
                 if isinstance(order, Full):
-                    full.append((order.permutation(of_source, lap), places[now], here[now], first))
+                    full.append((order.permutation(of_source, lap_of_all), places, here[now], first))
                 else:
-                    found[here[now]] = first + order.ids(seed=of_source, epoch=lap, positions=places[now])
+                    found[here[now]] = first + order.ids(seed=of_source, epoch=lap_of_all, positions=places)
         values = permuted([one for one, *_ in full], [places for _, places, *_ in full])
         for (_, _, here, first), ids in zip(full, values, strict=True):
             found[here] = first + ids

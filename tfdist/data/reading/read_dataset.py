@@ -20,6 +20,7 @@ from tfdist.data.format.data_manifest import Manifest
 from tfdist.data.order import batch_positions, epoch_orders
 from tfdist.data.order.batch_positions import WHOLE, BatchChunks, Identity, Position
 from tfdist.data.order.class_priors import Prior
+from tfdist.data.order.mixtures import Chosen
 from tfdist.data.reading import tensor_columns, user_functions
 from tfdist.data.reading.element_roles import Pads, padded
 from tfdist.data.reading.example_cache import DecodedCache
@@ -222,9 +223,9 @@ class Pipeline:
         return mark, tf.cast(batch["rows"], tf.int32), tensor_columns.cut(data, batch["slices"], count)
 
     def numbered(self, ids: tf.Tensor, key: tf.Tensor) -> Any:
-        """The batch of these examples of the view, of which there may be none, in the form for `fit`."""
-        if self.view.ids is not None:
-            ids = tf.gather(tf.constant(self.view.ids), ids)
+        """The batch of these of the examples that are read; there may be none. In the form for `fit`."""
+        if isinstance(self.order, Chosen):
+            ids = tf.gather(tf.constant(self.order.numbers), ids)
         seeds = tf.random.stateless_uniform([tf.size(ids), 2], key, None, None, tf.int32)
 
         made = functools.partial(self._made_by, self._asked, early=[])
@@ -322,7 +323,8 @@ class Reading(tf_data.Failing):
     @property
     def population(self) -> int:
         """Number of the examples that are read."""
-        return len(self._pipeline.view)
+        pipeline = self._pipeline
+        return pipeline.order.examples if pipeline.view.mixture is None else len(pipeline.view)
 
     @property
     def epoch(self) -> int:
@@ -367,7 +369,7 @@ class Reading(tf_data.Failing):
         Args:
             label: the feature that has the classes. Default: the label, if there is one.
         Raises:
-            ConfigError: the label has no classes, or a mixture is read.
+            ConfigError: the label has no classes, or a mixture is read whose weights change.
 
         Example:
             >>> train = tfdist.data.read("data/train", global_batch_size=64, order="balanced")  # doctest: +SKIP

@@ -262,21 +262,17 @@ def _bucketed(view: View, manifest: Manifest, order: Any, name: str, block: int)
 
 def _prior(view: View, default: str | tuple[str, ...] | None, order: epoch_orders.Order, label: str | None) -> Prior:
     """The prior of a label under an order of the view, perhaps of before something was appended."""
-    if view.mixture is not None:
-        raise ConfigError(
-            "the prior of a mixture is not known; ask for those of its sources, each read alone.", name="label"
-        )
     name = label or default
     if not isinstance(name, str):
         what = f"there are the labels {', '.join(map(repr, default))}" if default else "no label is known"
         raise ConfigError(f"{what}; name the one whose prior is asked for: prior('label').", name="label")
     inner: epoch_orders.Order = order
-    numbers: Any = slice(order.examples)
+    numbers: Any = slice(order.examples if view.mixture is None else None)
     if isinstance(order, mixtures.Chosen):
         inner, numbers = order.inner, order.numbers
     columns = [column[numbers] for column in label_columns(view.examples, [name])]
-    often = np.full(order.examples, 1 / order.examples)
-    if isinstance(inner, (class_shares.Balanced, class_shares.Weighted)):
+    often = np.full(len(columns[0]), 1 / len(columns[0]))
+    if isinstance(inner, (class_shares.Balanced, class_shares.Weighted, mixtures.Mixed)):
         often = inner.frequencies()
     feature = view.examples.schema[name]
     width = columns[0].shape[1] if columns[0].ndim > 1 else len(feature.names)

@@ -143,7 +143,9 @@ def open_directory(
     if len(matching) > 1 or isinstance(directory, (list, tuple)):
         if revision is not None:
             raise ConfigError("revision is for one directory; open each, and pass them to mix.", name="revision")
-        return joined({str(one): open_directory(one, records=records, **options) for one in matching})
+        several = [open_directory(one, records=records, **options) for one in matching]
+        _require_each_once(matching, several)
+        return joined(dict(zip(map(str, matching), several, strict=True)))
     one: Any = matching[0] if matching else directory
     if revision is not None:
         revision = validation.integer("revision", revision, minimum=1)
@@ -159,6 +161,25 @@ def open_directory(
             return found
         place = place_of(one, **options)
     return Examples(place, _in_revision(read_manifest(place), revision))
+
+
+def _require_each_once(directories: Sequence[Any], found: Sequence[Examples]) -> None:
+    """Refuse files that two directories of a list have, each of whose examples would come twice."""
+    owners: dict[str, Any] = {}
+    for directory, examples in zip(directories, found, strict=True):
+        for part in examples.parts if isinstance(examples, Joined) else [examples]:
+            local = part.storage.local
+            folder = part.url if local is None else os.path.realpath(local)
+            for shard in part.manifest.shards:
+                path = os.path.join(folder, shard.file)
+                if path in owners:
+                    raise ConfigError(
+                        f"directory has {path} twice, in {str(owners[path])!r} and in {str(directory)!r}; each example "
+                        "is read once. tfdist.data.mix({'a': ..., 'b': ...}, stop='all') repeats those of a source.",
+                        name="directory",
+                        path=path,
+                    )
+                owners[path] = directory
 
 
 def _in_revision(newest: Manifest, revision: int | None) -> Manifest:
