@@ -19,6 +19,7 @@ from tests.integration.agents import alive, environment, wait_until
 from tfdist.errors import TfdistError
 from tfdist.jobs.plan.job_plan import WORKER_FILE
 from tfdist.processes import fork_server as module
+from tfdist.processes import forking
 from tfdist.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.quick
@@ -49,6 +50,16 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="module", params=[forking.WHOLE, forking.FAST])
+def lasting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """One process for tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("lasting")
+    started = ForkServer.start(environment(folder), folder=folder, modules=["numpy"], ends=request.param)
+    with contextlib.closing(started) as process:
+        assert process.wait(READY_SECONDS)
+        yield process
 
 
 @pytest.fixture
@@ -94,9 +105,9 @@ def test_a_forked_worker_finds_what_a_started_one_finds(server: ForkServer, tmp_
     assert json.loads(ours.out) == json.loads(plain.stdout)
 
 
-def test_a_worker_gets_the_environment_of_its_request_alone(server: ForkServer, tmp_path: Path) -> None:
+def test_a_worker_gets_the_environment_of_its_request_alone(lasting: ForkServer, tmp_path: Path) -> None:
     script = saved(tmp_path, "import os, subprocess; subprocess.run(['env'])")  # as C sees it
-    result = forked(server, command(script), {"PATH": os.environ["PATH"], "ONLY": "this"}, tmp_path)
+    result = forked(lasting, command(script), {"PATH": os.environ["PATH"], "ONLY": "this"}, tmp_path)
     assert set(result.out.split()) == {"PATH=" + os.environ["PATH"], "ONLY=this"}
 
 
@@ -110,22 +121,24 @@ def test_a_worker_gets_the_environment_of_its_request_alone(server: ForkServer, 
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
         ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
         ("import atexit, sys; atexit.register(sys.stderr.write, 'at the end')", 0, "at the end"),
+        ("import atexit; atexit.register(print, 'in a buffer', file=open(2, 'w', closefd=False))", 0, "in a buffer"),
+        ("file = open(2, 'w', closefd=False)\nfile.write('of a module')", 0, "of a module"),
         ("import threading, sys; threading.Thread(target=sys.stderr.write, args=['joined']).start()", 0, "joined"),
     ],
 )
-def test_a_worker_ends_as_it_would(server: ForkServer, tmp_path: Path, code: str, ending: int, said: str) -> None:
+def test_a_worker_ends_as_it_would(lasting: ForkServer, tmp_path: Path, code: str, ending: int, said: str) -> None:
     record = tmp_path / "error.json"
     script = saved(tmp_path, code)
-    result = forked(server, command(script), {"TFDIST_ERROR_FILE": str(record)}, tmp_path)
+    result = forked(lasting, command(script), {"TFDIST_ERROR_FILE": str(record)}, tmp_path)
     assert result.code == ending
     assert said in result.err
     assert "forking.py" not in result.err
     assert record.exists() == (ending > 0)
 
 
-def test_random_numbers_are_fresh_in_every_worker(server: ForkServer, tmp_path: Path) -> None:
+def test_random_numbers_are_fresh_in_every_worker(lasting: ForkServer, tmp_path: Path) -> None:
     script = saved(tmp_path, "import numpy, os, random\nprint(random.random(), numpy.random.rand(), os.urandom(8))")
-    seen = [forked(server, command(script), {}, tmp_path).out.split(maxsplit=2) for _ in range(3)]
+    seen = [forked(lasting, command(script), {}, tmp_path).out.split(maxsplit=2) for _ in range(3)]
     assert all(len(set(numbers)) == 3 for numbers in zip(*seen, strict=True))
 
 

@@ -6,13 +6,24 @@ a variable or strategy was made; "object_name_uids" of `keras.src.backend.common
 layers that it has named. A layer draws the seeds of its weights when it is made, long before TensorFlow begins.
 """
 
+import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 
 
 def what_was_made() -> str | None:
     """A description of what was made; None if nothing was."""
-    if context.context()._context_handle is not None:
+    if has_begun():
         return "TensorFlow has begun: a tensor, a variable, a dataset or a strategy was made"
     named = global_state.get_global_attribute("object_name_uids")
     return f"Keras has made a {next(iter(named))}" if named else None
+
+
+def has_begun() -> bool:
+    return context.context()._context_handle is not None
+
+
+def flush_summaries() -> None:
+    """Write out what the default writer of summaries holds, without beginning TensorFlow for it."""
+    if has_begun():
+        tf.summary.flush()

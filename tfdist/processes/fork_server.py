@@ -54,12 +54,13 @@ class ForkServer:
         folder: str | os.PathLike[str],
         modules: Sequence[str] = tfdist.PRELOADED,
         stderr: int = subprocess.DEVNULL,
+        ends: str = forking.WHOLE,
     ) -> "ForkServer":
-        """Start the process, which is ready some seconds later."""
+        """Start the process, which is ready some seconds later; `forking` says how its workers may end."""
         if sys.platform != "linux":
             raise TfdistError(f"this system is {sys.platform}; workers can be forked from a process on Linux only.")
         ours, theirs = socket.socketpair()
-        command = [sys.executable, forking.__file__, str(theirs.fileno()), os.fspath(folder), *modules]
+        command = [sys.executable, forking.__file__, str(theirs.fileno()), os.fspath(folder), ends, *modules]
         try:
             process = subprocess.Popen(
                 command,

@@ -1,32 +1,41 @@
 """Imports what training needs, then forks a worker for every request; runs no operation and has no thread.
 
-`python forking.py CHANNEL FOLDER [modules ...]`. CHANNEL is a descriptor of a socket to the agent, FOLDER the workers'
-first entry of `sys.path`. A request brings a channel for the worker, which is forked twice, so that it becomes a child
-of the agent. Over its channel it gets, at once or later, standard streams, environment, and a file with arguments,
-which it runs as `python FILE ARGUMENTS`. This file is started by its path. All processes end when the agent closes
-their channels, or ends.
+`python forking.py CHANNEL FOLDER ENDS [modules ...]`. CHANNEL is a descriptor of a socket to the agent, FOLDER the
+workers' first entry of `sys.path`; ENDS is how they end: "whole", as Python does, or "fast" (`FastEnd`). A request
+brings a channel for the worker, which is forked twice, so that it becomes a child of the agent. Over its channel it
+gets, at once or later, standard streams, environment, and a file with arguments, which it runs as
+`python FILE ARGUMENTS`. This file is started by its path. All processes end when the agent closes their channels, or
+ends.
 """
 
+import atexit
 import contextlib
 import errno
 import gc
 import importlib
+import io
 import json
 import os
 import socket
 import struct
 import sys
-from types import ModuleType
+import threading
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 NUMBER = struct.Struct("<q")  # before a request its length; the reply: a process, or the negative number of an error
 READY = b"."  # before every request
+WHOLE, FAST = "whole", "fast"
+_NEEDED_AT_END = (ModuleType, FunctionType, type, str, bytes, int, float, NoneType)  # by methods that free the rest
 _STREAMS = 3
 
 
 def main(argv: list[str]) -> None:
     """Serve until the agent is gone; in a forked worker, be the worker."""
-    channel, folder, *modules = argv
+    channel, folder, ends, *modules = argv
+    end = FastEnd(folder)
+    if ends == FAST:
+        atexit.register(end)  # before all others, so that it is called last
     if not sys.flags.safe_path:
         sys.path[0] = folder  # modules next to this file must not be imported by their short names
     gc.disable()  # imports stay; collecting garbage meanwhile takes a quarter of the time
@@ -36,7 +45,46 @@ def main(argv: list[str]) -> None:
     gc.collect()
     gc.freeze()  # garbage collection in workers must not copy shared pages
     gc.enable()
-    fork_workers(socket.socket(fileno=int(channel)))
+    end.known = frozenset(sys.modules)
+    try:
+        fork_workers(socket.socket(fileno=int(channel)))
+    except SystemExit as error:
+        end.is_due = error.code in (None, 0)
+        raise
+    end.is_due = True
+
+
+class FastEnd:
+    """Ends a worker that has succeeded, after its threads and its functions of `atexit`.
+
+    It frees what the script has made, so that files are closed, and leaves imported libraries to the system. Python
+    would take them apart too, for which each page that is shared with the forking process has to be copied. A worker
+    that still has a thread ends as Python does.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.join(folder, "")
+        self.known: frozenset[str] = frozenset()
+        self.is_due = False
+
+    def __call__(self) -> None:
+        if not self.is_due or threading.active_count() > 1:
+            return
+        for name, module in [*sys.modules.items()]:
+            if name == "__main__" or self._is_own(name, module):
+                found = vars(module)
+                for known in [one for one, value in found.items() if not isinstance(value, _NEEDED_AT_END)]:
+                    del found[known]
+        gc.collect()
+        for one in (sys.stdout, sys.stderr, *gc.get_objects()):
+            if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+                with contextlib.suppress(OSError, ValueError):  # it is closed, or its reader is gone
+                    one.flush()
+        os._exit(0)
+
+    def _is_own(self, name: str, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return name not in self.known and isinstance(file, str) and file.startswith(self._folder)
 
 
 def fork_workers(agent: socket.socket) -> None:

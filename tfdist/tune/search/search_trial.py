@@ -1,5 +1,6 @@
 """The side of a trial: what the search has asked for, the values of parameters, and reports, as files of the job."""
 
+import atexit
 import json
 import os
 import sys
@@ -279,8 +280,18 @@ def write_report(request: TrialRequest, metrics: Mapping[str, Any], step: int) -
             f"{request.metric!r} is {validation.shown(metrics[request.metric])}; a metric must be a number.",
             name=request.metric,
         ) from error
+    atexit.unregister(_flush_summaries)
+    atexit.register(_flush_summaries)
     if cluster.from_environment().is_chief:
         _append(Path(request.folder, REPORTS), {"step": step, "value": value})
+
+
+def _flush_summaries() -> None:
+    """Do what the teardown of TensorFlow would do, which a forked trial leaves out."""
+    if "tensorflow" in sys.modules:
+        from tfdist.compat import initialized
+
+        initialized.flush_summaries()
 
 
 def _append(path: Path, content: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.job_plan import WORKER_FILE
 from tfdist.jobs.plan.worker_spec import WorkerSpec
 from tfdist.jobs.process.script_worker import END_NOTE
-from tfdist.processes import guardian
+from tfdist.processes import forking, guardian
 from tfdist.processes.fork_server import ForkServer
 from tfdist.processes.job_resources import Guard
 from tfdist.processes.worker_failure import how_it_ended, read_record
@@ -79,7 +79,7 @@ class TrialSlots:
         if self._server is None and self._forks and sys.platform == "linux":
             settings = self._settings
             place = os.getcwd() if settings.is_module else os.path.dirname(os.path.realpath(settings.target))
-            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place)
+            self._server = ForkServer.start({**os.environ, **self._environment}, folder=place, ends=forking.FAST)
             self._guard.watch(self._server.pid)
 
     def start(self, trial: int, history: History) -> None:
