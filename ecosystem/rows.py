@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import tfdist.callbacks
 import tfdist.optimizers
 from ecosystem import keras_entries, keras_hub_entries, keras_rs_entries, tuner_search
 from ecosystem.entry import BATCH, ROWS, TOLERANCE, WAYS, Entry, Way
@@ -23,7 +24,9 @@ def _trained(ctx: Context, entry: Entry, way: Way) -> Outcome:
         model = settled(entry.make())
         model.compile(_optimizer(ctx, entry, way), entry.loss(), jit_compile=way.jit_compile, **entry.options())
     x, y, weights = entry.examples(np.random.default_rng(_DATA_SEED), ROWS)
-    outcome = trained(ctx, model, x, y, sample_weight=weights, batch_size=BATCH, epochs=1)
+    # In a tfdist scope fit has this callback by itself; it writes nothing where no loss is scaled.
+    logger = tfdist.callbacks.LossScaleLogger()
+    outcome = trained(ctx, model, x, y, sample_weight=weights, batch_size=BATCH, epochs=1, callbacks=[logger])
     predicted = keras.tree.flatten(model.predict(x, batch_size=BATCH, verbose=0))
     return {**outcome, **{f"prediction/{index}": np.asarray(one, "float64") for index, one in enumerate(predicted)}}
 

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {"reproducible": "reproducibility"}  # public functions of the package itself
 

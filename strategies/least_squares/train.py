@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,26 +19,34 @@ import word_counts
 
 import tfdist
 
-
-@tf.function(reduce_retracing=True)
-def solve(factors: tf.Tensor, gram: tf.Tensor, columns: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Solve (Y'Y + Y'WY + regularisation) x = Y'(W + 1) for each row; W is 0, and 1 missing, where it is padded."""
-    seen = tf.gather(factors, columns)
-    right = tf.matmul(seen, (weights + tf.sign(weights))[..., tf.newaxis], transpose_a=True)
-    lower = tf.linalg.cholesky(gram + tf.matmul(seen * weights[..., tf.newaxis], seen, transpose_a=True))
-    return tf.linalg.cholesky_solve(lower, right)[..., 0]
+Gather = Callable[[np.ndarray], np.ndarray]  # of the rows of all workers
 
 
-def half(
-    factors: tf.Tensor, mine: list[word_counts.Batch], regularisation: float, gather: Callable[[tf.Tensor], Any]
-) -> tf.Tensor:
-    """Return the factors of all rows, of which this worker solves its own."""
-    gram = tf.matmul(factors, factors, transpose_a=True)
-    gram += regularisation * tf.eye(factors.shape[1], dtype=factors.dtype)
-    return gather(tf.concat([solve(factors, gram, *batch) for batch in mine], axis=0))
+def solve(factors: np.ndarray, columns: np.ndarray, roots: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solve (1 + B'B) x = B'r for each row, where B is the factors of its columns times the roots of their weights."""
+    seen = np.take(factors, columns, axis=0)
+    seen *= roots[..., np.newaxis]
+    turned, right = seen.swapaxes(1, 2), right[..., np.newaxis]
+    short = columns.shape[1] < factors.shape[1]  # then B'(1 + BB')^-1 r, which is the same, has the smaller system
+    system = seen @ turned if short else turned @ seen
+    np.einsum("ijj->ij", system)[...] += 1
+    found = np.linalg.solve(system, right if short else turned @ right)
+    return (turned @ found if short else found)[..., 0]
 
 
-def gathering(strategy: tf.distribute.Strategy, workers: int) -> Callable[[tf.Tensor], tf.Tensor]:
+def half(factors: np.ndarray, mine: list[word_counts.Batch], regularisation: float, gather: Gather) -> np.ndarray:
+    """Return the factors of all rows, of which this worker solves its own.
+
+    A row solves (Y'Y + regularisation + Y'WY) x = Y'(W + 1). The first two terms are LL' for all rows, and with Y L'^-1
+    in the place of Y they are 1.
+    """
+    gram = factors.T @ factors + regularisation * np.eye(factors.shape[1], dtype=factors.dtype)
+    inverse = np.linalg.inv(np.linalg.cholesky(gram))
+    white = factors @ inverse.T
+    return gather(np.concatenate([solve(white, *batch) for batch in mine])) @ inverse
+
+
+def gathering(strategy: tf.distribute.Strategy, workers: int) -> Gather:
     """Return what joins the rows of all workers, which are dealt out in turns."""
 
     def joined(own: tf.Tensor) -> tf.Tensor:
@@ -50,7 +57,7 @@ def gathering(strategy: tf.distribute.Strategy, workers: int) -> Callable[[tf.Te
         rows = tf.reshape(strategy.run(joined, (block,)), [workers, *block.shape])
         return tf.reshape(tf.transpose(rows, [1, 0, 2]), [-1, block.shape[1]])
 
-    return every if workers > 1 else tf.identity
+    return (lambda block: every(tf.constant(block)).numpy()) if workers > 1 else np.asarray
 
 
 def main() -> None:
@@ -63,15 +70,14 @@ def main() -> None:
     rows, columns, weights, held, shape = word_counts.learnt_from(table, options.alpha, options.dtype, rng)
     by_row = word_counts.batches(rows, columns, weights, shape[0], worker, workers)
     by_column = word_counts.batches(columns, rows, weights, shape[1], worker, workers)
-    by_row, by_column = ([tuple(map(tf.constant, one)) for one in side] for side in (by_row, by_column))
-    y = tf.constant(rng.normal(0, 0.01, (shape[1], options.factors)), options.dtype)
+    y = rng.normal(0, 0.01, (shape[1], options.factors)).astype(options.dtype)
     gather, seconds = gathering(strategy, workers), []
     for _ in range(options.sweeps):
         began = time.perf_counter(), time.process_time()
         x = half(y, by_row, options.regularisation, gather)
         y = half(x, by_column, options.regularisation, gather)
         seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-    x, y = x[: shape[0]].numpy(), y[: shape[1]].numpy()
+    x, y = x[: shape[0]], y[: shape[1]]
     if not cluster.is_chief:
         return
     found = word_counts.recall(table, held, lambda rows: x[rows] @ y.T)

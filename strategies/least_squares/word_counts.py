@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.testing.installed_texts import python_files
 
 RANKED = 20  # words, of a piece
-ENTRIES = 1 << 14  # of the matrix, that are solved at a time: their factors fit into a processor's cache
+ENTRIES = 1 << 13  # of the matrix, that are solved at a time: their factors fit into a processor's cache
 
 
 class Counts(NamedTuple):
@@ -53,7 +53,7 @@ def learnt_from(table: Counts, alpha: float, dtype: str, rng: np.random.Generato
     return table.rows[~held], table.columns[~held], weights, held, (int(table.rows.max()) + 1, len(table.words))
 
 
-Batch = tuple[np.ndarray, np.ndarray]  # columns and weights of rows, padded
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]  # columns, roots of weights and right sides of rows, padded by 0
 
 
 def batches(
@@ -68,7 +68,8 @@ def batches(
         some, mine = np.split(mine, [max(1, ENTRIES // longest)])
         real = np.arange(longest) < lengths[some, np.newaxis]
         at = order[np.where(real, begins[some, np.newaxis] + np.arange(longest), 0)]
-        found.append((columns[at], np.where(real, weights[at], weights.dtype.type(0))))
+        root = np.sqrt(np.where(real, weights[at], 0), dtype=weights.dtype)
+        found.append((columns[at], root, np.divide(root**2 + 1, root, out=np.zeros_like(root), where=real)))
     return found
 
 

@@ -76,9 +76,7 @@ def main() -> None:
     if cluster.is_chief:
         sizes = [sum(int(np.prod(one.shape)) for one in some) for some in (model.trainable_variables, model.variables)]
         steps = int(model.optimizer.iterations.numpy())
-        sent = 8 * (cluster.num_workers - 1) / cluster.num_workers * sizes[0] * steps
         print(f"trained              {sizes[0]:,} of {sizes[1]:,} numbers, {steps:,} steps")
-        print(f"gradients sent       {sent / 1e6:,.2f} MB by each worker")
         print("losses              ", *(f"{loss:.5f}" for loss in losses))
         print(f"test loss            {before['loss']:.4f} before, {after['loss']:.4f} after")
         print(f"test accuracy        {before['accuracy']:.4f} before, {after['accuracy']:.4f} after", flush=True)

@@ -29,8 +29,8 @@ def words(text: bytes) -> list[bytes]:
 
 
 def vocabulary(known: list[list[bytes]]) -> dict[bytes, int]:
-    """Return numbers of the words that two of the lists have, from 2 on."""
-    spread = Counter(word for one in known for word in set(one))
+    """Return numbers of the words that two of the lists have, from 2 on; they are the same in every process."""
+    spread = Counter(word for one in known for word in dict.fromkeys(one))  # a set has an order of its own in each
     return {word: index for index, (word, times) in enumerate(spread.most_common(), start=2) if times >= 2}
 
 

@@ -1,8 +1,11 @@
 """The cards of the recipes are complete, and the overview leads to all of them."""
 
 import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,19 @@ def test_the_gallery_shows_every_recipe_as_it_was_measured() -> None:
         card = (RECIPES / name / "README.md").read_text(encoding="utf-8").replace(",", "")
         for figure in one["bars"].values():
             assert str(figure) in card, f"the card of {name} does not give {figure}"
+
+
+def test_processes_of_a_recipe_number_words_alike() -> None:
+    program = "from described_functions import *; print(vocabulary([one for one, _ in functions(['logging'])]))"
+    folder = RECIPES / "two_towers"
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{folder}:{RECIPES.parent}"},
+            capture_output=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1]

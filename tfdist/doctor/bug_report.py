@@ -23,9 +23,17 @@ _PREFIXES = (
     *("SLURM_", "OMPI_", "PMI_", "PMIX_", "RAY_", "KUBERNETES_", "PYTHON", "LD_LIBRARY_PATH"),
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_NAMED = r"[\w-]*(?:api[_-]?key|_key|token|secret|passw(?:or)?d|credential|authorization)[\w-]*\b"
+# `name==1.2` is the version of a package such as asttokens
 _ASSIGNED = re.compile(
-    r"(?i)(\b[\w-]*(?:api_?key|token|secret|passw(?:or)?d|credential|authorization)[\w-]*\b[\"']?\s*[:=]\s*)"
-    r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+    rf"(?i)(\b{_NAMED}[\"']?\s*(?:=(?!=\d)|:)\s*|--{_NAMED}\s+)"
+    r"(?:bearer\s+|basic\s+)?(\(not shown\)|\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+)
+# what some services give out says itself what it is
+_KNOWN = re.compile(
+    r"\b(?:(?:hf|gh[opsu]|github_pat|glpat|xox[abpr]|sk)[-_][\w-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{16})\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
 )
 _PASSWORD_IN_URL = re.compile(r"(?<=://)[^\s/@]+@")
 _HIDDEN = "(not shown)"
@@ -42,7 +50,8 @@ def redactor(home: str, user: str, host: str) -> Callable[[str], str]:
     names += [(rf"\b{re.escape(word)}\b", shown) for word, shown in ((user, "USER"), (host, "HOST")) if len(word) > 2]
 
     def redacted(text: str) -> str:
-        text = _ASSIGNED.sub(rf"\1{_HIDDEN}", _PASSWORD_IN_URL.sub(f"{_HIDDEN}@", text))
+        text = _KNOWN.sub(_HIDDEN, _PASSWORD_IN_URL.sub(f"{_HIDDEN}@", text))
+        text = _ASSIGNED.sub(rf"\1{_HIDDEN}", text)
         for pattern, shown in names:
             text = re.sub(pattern, shown, text)
         return text

@@ -22,7 +22,7 @@ def archive(path: Path, text: str, environ: dict[str, str]) -> dict[str, str]:
     bug_report.write(
         path / "report.zip",
         [ok("hostname", f"{HOST} resolves")],
-        packages={"keras": "3.15.1"},
+        packages={"asttokens": "3.0.1", "keras": "3.15.1"},
         environ=environ,
         logs=[log],
         redacted=bug_report.redactor(HOME, USER, HOST),
@@ -37,6 +37,8 @@ def test_nothing_secret_is_packed(tmp_path: Path) -> None:
         [
             f"s3://me:{secret}@store/data from /home/ada/data on {HOST}",
             f'AWS_SECRET_ACCESS_KEY="{secret}" token: {secret} "api_key": "{secret}", Authorization: Bearer {secret}',
+            f"TFDIST_JOB_KEY={secret} tfdist agent --api-key {secret} --password '{secret}'",
+            f"-----BEGIN RSA PRIVATE KEY-----\n{secret}\n-----END RSA PRIVATE KEY----- " + "hf_" + 4 * secret,
             "step 7 of /home/adam/keys, user ada",
         ]
     )
@@ -52,6 +54,7 @@ def test_nothing_secret_is_packed(tmp_path: Path) -> None:
         assert secret not in content
         assert HOST not in content
         assert "/home/ada/" not in content
+    assert found["packages.txt"] == "asttokens==3.0.1\nkeras==3.15.1\n"
     assert found["variables.txt"].splitlines() == [
         "KERAS_HOME=~/.keras",
         "TFDIST_AGENT_KEY=(not shown)",
