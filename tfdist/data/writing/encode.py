@@ -21,6 +21,8 @@ class Encoded:
     columns: Mapping[str, NDArray[Any]]
 
     def cut(self, start: int, stop: int) -> "Encoded":
+        if not start and stop == len(self.ends):
+            return self  # the bytes of a view would be copied once more
         begin = int(self.ends[start - 1]) if start else 0
         end = int(self.ends[stop - 1]) if stop else 0
         columns = {name: values[start:stop] for name, values in self.columns.items()}
