@@ -17,11 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.federation_strangers import STRANGERS, Target, broken, ends, introduced, raw
-from tests.refusals import absent, refused
-from tfdist.cli.federated import command as federated_command
+from tests.refusals import absent
 from tfdist.cli.main import main
 from tfdist.cluster import ports
-from tfdist.errors import ConfigError
 from tfdist.federated import App, SecureSums, WholeRule, simulate
 from tfdist.federated.app_file import load_app
 from tfdist.federated.clients.client_states import ClientStates
@@ -36,14 +34,16 @@ from tfdist.federated.transport.server_link import ServerLink
 DEADLINE_SECONDS = 240.0
 NAMES = ("berlin", "paris")
 APP = """
+from contextlib import nullcontext as scope
 import numpy as np
 from tfdist.federated import App, FedAvg, Participation, SecureSums
 
 def make_model():
     import keras
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="tanh"), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05), "mse")
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
     return model
 
 def data(name):
@@ -118,6 +118,32 @@ def test_processes_have_the_weights_of_the_simulation(tmp_path: Path) -> None:
         assert [one.returncode for one in started[1:]] == [0] * 3, outputs
     assert absent(outputs[1], "round 3:", "model.keras") == []
     require_weights(tmp_path, load_app(tmp_path / "app.py"), rounds=3)
+
+
+def test_a_client_of_two_workers_is_one_client(tmp_path: Path) -> None:
+    """Its workers share each training and evaluation, and wait together for another client."""
+    (tmp_path / "plain.py").write_text(APP)
+    shared_scope = "import tfdist\nscope = tfdist.strategies.from_environment().scope\n"
+    text = APP.replace("minimum=2", 'minimum=2, evaluate_on="clients"')
+    (tmp_path / "app.py").write_text(text.replace("from contextlib import nullcontext as scope\n", shared_scope))
+    keys_of(tmp_path, *NAMES)
+    address = f"127.0.0.1:{ports.free_ports(1)[0]}"
+    client = ("client", "--server", address, "app.py", "--key")
+    run = [sys.executable, "-m", "tfdist", "run", "--strategy", "multi-worker", "-n", "2", "-m", "tfdist", "federated"]
+    shared = subprocess.Popen(
+        [*run, *client, "keys/berlin.key"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    server = tfdist(tmp_path, "server", "--rounds", "2", "--listen", address, "app.py")
+    started = [shared, server]
+    with running(started):
+        line_with(shared, "connected")
+        started.append(tfdist(tmp_path, *client, "keys/paris.key"))
+        outputs = [one.communicate(timeout=DEADLINE_SECONDS)[0] for one in started]
+        assert [one.returncode for one in started] == [0] * 3, outputs
+    found = keras.saving.load_model(tmp_path / "runs" / "federated" / "model.keras").get_weights()
+    wanted = simulate(load_app(tmp_path / "plain.py"), rounds=2).model.get_weights()
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # --- a server that is attacked, and killed in each phase --------------------------------------------------------------
@@ -238,14 +264,6 @@ def test_keys_are_made_where_they_are_used(tmp_path: Path) -> None:
     listed = run.invoke(main, ["federated", "keys", str(tmp_path), "--add", add, "--client", "paris"])
     assert absent(listed.output, "2 clients") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["federation.json", "mine", "paris.key", "server.key"]
-
-
-def test_a_client_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TFDIST_WORKERS", "a:1,b:1"), ("TFDIST_WORKER_INDEX", "1")):
-        monkeypatch.setenv(name, value)
-    arguments = ["client", "--server", "127.0.0.1:1", "--key", "paris.key", "app.py"]
-    with refused(ConfigError, name="workers", received=2):
-        CliRunner().invoke(federated_command, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tfdist.federated import App, ClientPrivacy, FedAvg, Participation, Scaffold
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.rounds import Joined, Trained
+from tfdist.federated.running.client_workers import workers_of
 from tfdist.federated.running.federation_client import FederationClient
 from tfdist.federated.running.federation_run import Common, common
 from tfdist.federated.running.federation_server import FederationServer, session_of
@@ -404,3 +405,10 @@ def test_an_update_is_on_the_disk_before_it_has_an_effect(tmp_path: Path, monkey
         Trained,
         Joined,
     ]
+
+
+def test_processes_that_share_no_strategy_are_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TFDIST_WORKERS", "a:1,b:1"), ("TFDIST_WORKER_INDEX", "1")):
+        monkeypatch.setenv(name, value)
+    with refused(ConfigError, name="workers", received=2):
+        workers_of(trainer_of(FedAvg(epochs=2, batch_size=4, most_examples=7)))

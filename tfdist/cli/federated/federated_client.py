@@ -8,13 +8,7 @@ import click
 
 from tfdist.cli.common.command import Command
 from tfdist.cli.common.progress import unwinding
-from tfdist.cli.federated.federation_options import (
-    app_argument,
-    require_cryptography,
-    require_one_process,
-    secure_option,
-    sums_of,
-)
+from tfdist.cli.federated.federation_options import app_argument, require_cryptography, secure_option, sums_of
 
 
 @click.command(
@@ -59,7 +53,6 @@ def command(
     lost is given again, so nothing is trained twice.
     """
     require_cryptography()
-    require_one_process()
     from tfdist.cluster.cluster_values import split_address
     from tfdist.federated.app_file import load_app
     from tfdist.federated.running.federation_run import take_part

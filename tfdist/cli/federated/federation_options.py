@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfdist.errors import ConfigError, MissingDependencyError
+from tfdist.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from tfdist.federated import App, RoundRecord, SecureSums
@@ -66,21 +66,6 @@ def require_cryptography() -> None:
             "the package cryptography is not installed, which connections between hosts need. Run: pip install "
             "'tfdist[federated]'",
             name="cryptography",
-        )
-
-
-def require_one_process() -> None:
-    """Refuse to be a client in one of several processes: the server asks one, and the others would wait for it."""
-    from tfdist import cluster
-
-    found = cluster.from_environment()
-    if found.num_workers > 1:
-        raise ConfigError(
-            f"{found.source} gives {found.num_workers} workers, and a federated client is one process: a server asks "
-            "each client once. Start one without a launcher, and give it all devices of this machine: make_model in "
-            "the scope of a MirroredStrategy, a ModelParallelStrategy or a PipelineStrategy.",
-            name="workers",
-            received=found.num_workers,
         )
 
 

@@ -11,6 +11,7 @@ from tfdist.federated.client_privacy import require_spendable
 from tfdist.federated.client_update import Arrays
 from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
+from tfdist.federated.running.client_workers import IDLE_SECONDS, LedTrainer
 from tfdist.federated.running.secure_rounds import SecureMember
 from tfdist.federated.secure.masking_plan import ProtocolError
 from tfdist.federated.transport.array_frames import FrameError
@@ -26,7 +27,7 @@ class FederationClient:
     def __init__(
         self,
         app: App,
-        trainer: LocalTrainer,
+        trainer: LocalTrainer | LedTrainer,
         name: str,
         states: ClientStates,
         *,
@@ -41,9 +42,12 @@ class FederationClient:
 
     def run(self, link: ServerLink) -> str:
         """Answer until the server ends the run; return its error, "" if there is none."""
+        is_led = isinstance(self._trainer, LedTrainer)
         while True:
-            message = link.take()
+            message = link.take(IDLE_SECONDS if is_led else None)
             if message is None:
+                if isinstance(self._trainer, LedTrainer):
+                    self._trainer.wait()
                 continue
             if message.get("kind") == "end":
                 return str(message.get("error", ""))

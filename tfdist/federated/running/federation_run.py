@@ -13,6 +13,7 @@ from tfdist.federated.clients.client_states import ClientStates
 from tfdist.federated.clients.local_training import LocalTrainer
 from tfdist.federated.round_history import RoundRecord
 from tfdist.federated.rounds.round_rules import RoundRules
+from tfdist.federated.running.client_workers import LedTrainer, follow, workers_of
 from tfdist.federated.running.federation_client import FederationClient
 from tfdist.federated.running.federation_server import FederationServer, session_of
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
@@ -169,17 +170,29 @@ def take_part(
     wait_seconds: float = 600.0,
     told: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Answer a server until its run ends; return the run's error, "" if there is none."""
+    """Answer a server until its run ends; return the run's error, "" if there is none.
+
+    Of several workers of one client the chief answers, and the others train and evaluate along with it.
+    """
     trainer = app.trainer()
+    workers = workers_of(trainer)
     same = common(app, trainer, federation, rounds=1, seed=0, sums=sums)
+    if workers is not None and not workers.is_chief:
+        follow(trainer, app.data_of(key.name), workers)
+        return ""
     secure = None
     if sums is not None and same.code is not None:
         parts = (sums, same.code, same.layout, key.name, key.private, federation.clients, folder)
         secure = SecureMember(*parts, noise=same.noise)
-    client = FederationClient(app, trainer, key.name, ClientStates(folder, durable=True), secure=secure, told=told)
+    led = None if workers is None else LedTrainer(trainer, workers)
+    states = ClientStates(folder, durable=True)
+    client = FederationClient(app, led or trainer, key.name, states, secure=secure, told=told)
     link = ServerLink(host, port, key, federation, largest=same.largest, wait_seconds=wait_seconds, told=told)
     try:
-        return client.run(link)
+        error = client.run(link)
+        if led is not None:  # where the chief fails, its launcher ends the others
+            led.end()
+        return error
     finally:
         link.close()
 
