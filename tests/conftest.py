@@ -260,11 +260,21 @@ def _processes_of_ours(before: Snapshot) -> list[psutil.Process]:
             above = _ancestors(pid)
             ours = me in above or mark in _environ(pid, above).split(b"\0")
             below_me = above[: above.index(me)] if me in above else []  # none of an orphan
-            if ours and before.pids.isdisjoint(below_me):
+            if ours and before.pids.isdisjoint(below_me) and not _is_adopted_and_ended(pid, above):
                 process = psutil.Process(pid)
                 if not any(name in _command(process) for name in FOREIGN_PROCESSES):
                     found.append(process)
     return found
+
+
+def _is_adopted_and_ended(pid: int, ancestors: list[int]) -> bool:
+    """Whether it is an ended child of another's session: its parent was killed while this process adopted orphans."""
+    state, _, _, session = _stat(pid)[:4]
+    if state != "Z" or ancestors[0] != os.getpid() or int(session) in (pid, os.getsid(0)):
+        return False
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return True
 
 
 def _environ(pid: int, ancestors: list[int]) -> bytes:

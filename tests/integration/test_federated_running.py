@@ -278,7 +278,7 @@ def test_a_client_takes_part_in_one_run_only(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.asked = [{"kind": "ask", "run": run, "round": 0, "attempt": 0, "what": "?"} for run in ("a", "b")]
 
-        def take(self) -> dict[str, Any]:
+        def take(self, timeout_seconds: float | None = None) -> dict[str, Any]:
             return self.asked.pop(0)
 
         def send(self, message: dict[str, Any]) -> None:
