@@ -126,6 +126,7 @@ SANITIZERS := thread address,undefined
 CORE := $(filter-out %/ops.cc %/cancellation.cc,$(wildcard tfdist/native/collectives/*.cc))
 CODECS := $(filter-out %/ops.cc,$(wildcard tfdist/native/codecs/*.cc))
 STAMPS_CORE := $(filter-out %/ops.cc,$(wildcard tfdist/native/stamps/*.cc))
+DRIVER := -shared -fPIC -O1 tests/native/device_stamps/driver.c
 CHECKS := -std=c++17 -pthread -Wall -Wextra -Werror
 sanitize:
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for kind in $(SANITIZERS); do \
@@ -142,6 +143,10 @@ sanitize:
 	  echo "stamps, $$kind"; \
 	  $(CXX) $$flags -DTFDIST_PORTABLE_CODECS tests/native/stamps/*.cc $(STAMPS_CORE) -o "$$folder/check"; \
 	  "$$folder/check"; \
+	  echo "stamps of devices, $$kind"; \
+	  $(CC) $(DRIVER) -o "$$folder/libcuda.so"; \
+	  $(CXX) $$flags tests/native/device_stamps/main.cc -ldl -o "$$folder/check"; \
+	  "$$folder/check" "$$folder/libcuda.so"; \
 	done; \
 	echo "codecs, address,undefined"; \
 	$(CXX) $$flags -ffp-contract=off tests/native/codecs/*.cc $(CODECS) -o "$$folder/check"; \

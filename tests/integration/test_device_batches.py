@@ -15,6 +15,7 @@ from tfdist.cluster.shares import Share, Shares
 from tfdist.collectives.workers.worker_processes import Workers
 from tfdist.compat.tensorflow.device_batches import Ahead, DeviceIterator
 from tfdist.training.global_batches import Input
+from tfdist.variables import DEVICE_PREFETCH
 
 pytestmark = pytest.mark.quick
 
@@ -136,14 +137,18 @@ def test_an_input_that_is_left_is_ended() -> None:
 
 def test_batches_wait_in_the_memory_of_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = tfdist.strategies.MirroredStrategy(["CPU:0"])
-    assert strategy._ahead is None
     gpus = ("/device:GPU:0", "/device:GPU:1")
+
+    def ahead() -> Ahead | None:
+        return strategy._ahead
+
+    assert ahead() is None
     monkeypatch.setattr(type(strategy.extended), "worker_devices", gpus)
     monkeypatch.setattr(type(strategy), "_slices", 2)
-    assert strategy._ahead == Ahead(gpus, 2)
-    monkeypatch.setenv("TFDIST_DEVICE_PREFETCH", "0")
-    assert strategy._ahead is None
-    monkeypatch.setenv("TFDIST_DEVICE_PREFETCH", "3")
-    assert strategy._ahead == Ahead(gpus, 3)
+    assert ahead() == Ahead(gpus, 2)
+    monkeypatch.setenv(DEVICE_PREFETCH.name, "0")
+    assert ahead() is None
+    monkeypatch.setenv(DEVICE_PREFETCH.name, "3")
+    assert ahead() == Ahead(gpus, 3)
     monkeypatch.setattr(type(strategy), "_slices", 1)  # two devices compute with the same rows
-    assert strategy._ahead is None
+    assert ahead() is None
