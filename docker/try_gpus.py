@@ -203,9 +203,9 @@ def docker(image: str | None, gpus: int, folder: Path) -> Iterator[Check]:
     inside = f"docker run --rm --gpus all --shm-size=1g {shlex.quote(image)} python"
     yield from on_this_machine(inside, gpus)
     ring = ("-m", "tfdist", "run", "--strategy", "ring", "-n", str(max(gpus, 1)), "strategies/ring_all_reduce/train.py")
-    yield Check("ring over NCCL, a GPU each", (*shlex.split(inside), *ring, "--epochs", "5"), trained)
-    project = ("docker", "compose", "-p", f"tfdist-try-{os.getpid()}", "-f", "docker/compose.yaml")
-    project += ("-f", "docker/compose.gpu.yaml")
+    yield Check("ring over NCCL", (*shlex.split(inside), *ring, "--epochs", "5"), trained)
+    files = ("-f", "docker/compose.yaml", "-f", "docker/compose.gpu.yaml")
+    project = ("docker", "compose", "-p", f"tfdist-try-{os.getpid()}", *files)
     steps = [(*project, "up", "--detach", "--no-build"), (*project, "wait", "worker-0", "worker-1")]
     text = f"{' && '.join(map(shlex.join, steps))}; code=$?; {shlex.join((*project, 'logs', '--no-color'))}; exit $code"
     yield Check(

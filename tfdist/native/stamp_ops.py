@@ -40,10 +40,7 @@ class StampOps:
     def make(self, rows: int, width: int, *, open_rows: int = OPEN_ROWS) -> int:
         """Make a ring of so many rows of numbers, which ops know by the number returned; it stays for ever.
 
-        Args:
-            rows: that are kept.
-            width: the numbers of a row.
-            open_rows: steps that may be under way at once; one that was begun so many steps ago is given up.
+        So many may be open at once. One that was opened before these is given up.
         """
         return int(self._library.tfdist_stamps_make(rows, width, open_rows))
 

@@ -80,11 +80,11 @@ class WorkerSpec:
         removed = (*self.removed, JOB_KEY.name)
         kept = {name: value for name, value in inherited.items() if name not in removed}
         own = {JOB_KEY.name: self.key} if self.key else {}
-        growth = {GROWTH: "true"} if self.shares_gpus else {}
+        growth = {GROWTH: "true"} if self._shares_gpus else {}
         return {**growth, **kept, **around_the_proxy(kept, self.peers), **self.environment, **own}
 
     @property
-    def shares_gpus(self) -> bool:
+    def _shares_gpus(self) -> bool:
         """Whether other workers of its host see the same GPUs."""
         return self.gpus is None and (LOCAL_WORKERS.read(self.environment) or 1) > 1
 

@@ -18,13 +18,9 @@ _AFTER = [column for column in HOST_PHASES if column > _EXECUTE and column != _A
 
 
 def on_device_time(rows: np.ndarray, before: int = 0) -> np.ndarray:
-    """Return rows of the host's time, each with two words of the device's, as rows of the device's time.
+    """Return successive rows of the host's time, each with two words of the device's, as rows of the device's time.
 
-    A row without these words is as it was.
-
-    Args:
-        rows: successive ones, shape (n, WIDTH + 2).
-        before: when the step before the first row ended; 0 if that is not known.
+    A row without these words is as it was. ``before`` is the time at which the step before the first row ended, or 0.
     """
     found = rows[:, :WIDTH].copy()
     has = (rows[:, DEVICE_BEGIN] > 0) & (rows[:, DEVICE_END] > 0)

@@ -174,11 +174,7 @@ class Recorder(StepObserver):
     # What is written
 
     def flush(self, *, all_steps: bool = True) -> None:
-        """Write the steps that have ended; from any thread.
-
-        Args:
-            all_steps: also those that a device has yet to do.
-        """
+        """Write the steps that have ended, if asked also those that a device has yet to do; from any thread."""
         if os.getpid() != self._process:  # a fork writes nothing in its parent's name
             return
         with self._writing:
