@@ -22,9 +22,11 @@ from tfdist.monitor.recording.device_rows import DeviceRows
 from tfdist.monitor.recording.device_time import DEVICE_BEGIN, DEVICE_END
 from tfdist.monitor.recording.graph_stamps import Stamps
 from tfdist.monitor.recording.rows import STAMPS, Column
+from tfdist.monitor.recording.stamp_rows import OperationRows
 from tfdist.native import build_target, library
 from tfdist.native.device_stamp_ops import DeviceStampOps
 from tfdist.native.stamp_ops import StampOps, stamp_ops
+from tfdist.training import step_timestamps
 
 pytestmark = pytest.mark.quick
 
@@ -70,6 +72,28 @@ def test_its_op_is_for_gpus_and_takes_the_row_from_the_host(ops: DeviceStampOps)
         kernels = {one.device_type: list(one.host_memory_arg) for one in get_registered_kernels_for_op(name).kernel}
         assert kernels["GPU"] == host, name
     assert [one.device_type for one in get_registered_kernels_for_op("TfdistDeviceStamp").kernel] == ["GPU"]
+
+
+def test_a_replica_on_a_gpu_is_stamped_by_its_device_or_not_at_all(
+    ops: DeviceStampOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_timestamps, "_is_on_gpu", lambda: True)
+    monkeypatch.setattr(step_timestamps, "_is_asked", True)
+    monkeypatch.setattr(step_timestamps, "_rows", None)
+
+    def can_stamp() -> bool:
+        with tf.Graph().as_default():
+            return step_timestamps.can_stamp()
+
+    for found in (ops, None):
+        monkeypatch.setattr(step_timestamps, "device_stamp_ops", lambda found=found: found)
+        assert can_stamp() == (found is not None)
+        assert isinstance(step_timestamps.new_rows(), DeviceRows) == (found is not None)
+    monkeypatch.setattr(step_timestamps, "device_stamp_ops", lambda: ops)
+    monkeypatch.setattr(step_timestamps, "_rows", OperationRows(traced_uses.independent))
+    assert not can_stamp(), "rows of a processor's steps are there already"
+    with tf.Graph().as_default(), step_timestamps.passes_told(1) as (_, row):
+        assert row is None, "a worker without a script stamps no GPU"
 
 
 def step_of(rows: DeviceRows) -> Callable[..., Any]:
