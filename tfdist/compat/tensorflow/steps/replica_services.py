@@ -44,7 +44,7 @@ class Traced(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightParts:
-    """How a process holds parts of weights.
+    """The functions by which a process holds parts of weights.
 
     Attributes:
         shardings_of: the sharding of a new weight on each replica of this process, given its path, shape, dtype and
@@ -69,7 +69,7 @@ def _no_comparison(path: str, shape: Sequence[int], dtype: tf.DType) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaServices:
-    """What the replicas of a process use in a step. The defaults are those of a strategy that is not tfdist's.
+    """The services that the replicas of a process use in a step. The defaults are for strategies that are not tfdist's.
 
     Attributes:
         collectives: for each replica of this process, its member of the collective of all replicas that TensorFlow's
