@@ -1,4 +1,4 @@
-"""Which clients mask against each other and hold each other's shares: all of them, or a random graph of low degree.
+"""The graph of clients that mask against each other and hold each other's shares: complete, or random and sparse.
 
 With all pairs, each of n clients makes n - 1 masks. In a random graph of degree k it makes k, and k grows with log(n):
 the clients stand on a circle in an order that no client chooses, and each has the k / 2 on either side.
@@ -26,7 +26,7 @@ _RIGHT = 2.0**-20
 
 @dataclass(frozen=True)
 class Degree:
-    """How many neighbours a client has, and how many shares of them and of itself give its secrets back."""
+    """The number of neighbours of a client, and of the shares, theirs and its own, that give its secrets back."""
 
     neighbours: int
     shares: int
