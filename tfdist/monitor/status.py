@@ -65,7 +65,7 @@ _MAGIC = 0x74666470_00000001  # "tfdp", layout 1
 
 
 class Word(IntEnum):
-    """What a word of a worker's record says; times are of the machine's monotonic clock."""
+    """The meaning of each word of a worker's record; times are of the machine's monotonic clock."""
 
     PID = 0
     ACTIVITY = 1
@@ -173,7 +173,7 @@ class StatusTable:
 
 
 def warnings_file(table: Path, worker: int) -> Path:
-    """Where a worker writes its warnings, a line for each, given the path of the status table."""
+    """Return the file to which a worker writes its warnings, a line for each, given the path of the status table."""
     return table.with_name(f"warnings-{worker}-of-{table.name}")
 
 

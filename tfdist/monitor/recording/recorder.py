@@ -50,7 +50,7 @@ ReadStamps = Callable[[], tuple[int, Any]]
 
 @dataclass(slots=True)
 class _Step:
-    """What the host knows of a step, kept as it comes, since each word costs time in the thread that steps."""
+    """The host's record of a step, kept as it comes, since each word costs time in the thread that steps."""
 
     number: int
     kind: Kind
