@@ -30,7 +30,7 @@ class EventQueue(Generic[_Event]):
 
     @property
     def next_time(self) -> float:
-        """When the next event is; infinity if there is none."""
+        """The time of the next event; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def put(self, time: float, event: _Event) -> None:
