@@ -43,7 +43,7 @@ _NO_MEANS = ("sum", "maximum", "minimum")
 
 @dataclass(frozen=True)
 class Apart:
-    """What a strategy needs for local steps: the schedule, and the services of a step that spans this worker alone."""
+    """The parts of local steps: the schedule, and the services of a step that spans this worker alone."""
 
     schedule: Synchronization
     services: ReplicaServices
