@@ -75,9 +75,9 @@ def awaited(future: "Future[Any]") -> "Future[Any]":
 
 
 class Flag:
-    """What a handler of a signal sets, and anybody else may.
+    """A flag that signal handlers set, and any other code may set.
 
-    An event has a lock, which the thread that a handler interrupts may hold: the two would wait for each other.
+    An event has a lock, which the interrupted thread may hold: that thread and the handler would wait for each other.
 
     Example:
         >>> flag = Flag()
