@@ -79,7 +79,7 @@ class Word(IntEnum):
     LEAVES = 9
     HELD_FOR = 10  # number of the request for which it holds, or held
     ENDED = 11  # how many steps have ended
-    STATES = 12  # how often what it holds in memory has changed: a state more, or none any longer
+    STATES = 12  # number of changes of the states that it holds in memory: one was added, or all were dropped
     WARNINGS = 13  # how many lines it has written in the file of its warnings
     SOURCE = 16  # and the seven after it: text
 

@@ -131,7 +131,7 @@ class Repair:
 
     Attributes:
         url: the directory that is sound now.
-        revision: of the manifest now.
+        revision: the revision of the manifest now.
         kept: examples that the directory has now.
         lost: places of the examples that could not be kept, with the numbers that they had.
         rewritten: shards that were written anew: old name -> new name; an empty name where nothing was left.

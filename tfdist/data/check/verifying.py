@@ -32,7 +32,7 @@ class Report:
 
     Attributes:
         url: the directory.
-        revision: of its manifest; None if that cannot be trusted.
+        revision: the revision of its manifest; None if the manifest cannot be trusted.
         examples: the number of examples, according to the manifest.
         sound: the number of examples that can be read.
         shards: the number of files that the manifest names.

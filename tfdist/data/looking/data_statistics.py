@@ -50,7 +50,7 @@ class ShardStats:
             labels.
         shift: the distance between the shard's mean of a feature and the mean of all, in standard deviations of all;
             for the feature with the largest distance.
-        shifted: that feature; None if no feature is a number.
+        shifted: the feature of ``shift``; None if no feature is a number.
     """
 
     file: str

@@ -37,7 +37,7 @@ class FeatureStats:
         infinite: numbers that are infinite.
         min: the smallest finite number.
         max: the largest finite number.
-        mean: of the finite numbers.
+        mean: the mean of the finite numbers.
         deviation: the standard deviation of the finite numbers, divided by their count.
         lengths: min, max and mean of lengths: of lists, or of texts and pictures in bytes.
         distinct: the number of different values of examples; an array is one value.

@@ -33,7 +33,7 @@ class Info:
 
     Attributes:
         url: the directory.
-        layout: how examples are read: fixed, extent or generic.
+        layout: the way in which examples are read: fixed, extent or generic.
         revision: 1 as written; each repair, and each overwriting, makes the next.
         digest: differs when the examples do.
         examples: the number of examples.

@@ -3,9 +3,10 @@
 With all pairs, each of n clients makes n - 1 masks. In a random graph of degree k it makes k, and k grows with log(n):
 the clients stand on a circle in an order that no client chooses, and each has the k / 2 on either side.
 
-A degree is safe if, but for a chance of 2^-40 over all clients, no client has as many colluding neighbours as shares
-are needed, and the honest clients that stay are connected. It is right if, but for a chance of 2^-20, every client
-keeps enough neighbours when some are lost. Both are exact hypergeometric tails times the number of clients.
+A degree is safe if two things hold, but for a chance of 2^-40 over all clients: no client has as many colluding
+neighbours as shares are needed, and the honest clients that stay are connected. A degree is right if, but for a chance
+of 2^-20, every client keeps enough neighbours when some are lost. Both chances are exact hypergeometric tails times the
+number of clients.
 
 Source: J. H. Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", 2020.
 """

@@ -263,7 +263,7 @@ def weighted(gradients: list[Gradient], weight: tf.Tensor | None) -> list[Gradie
 
 
 class WireDtype(Around):
-    """Rounds what leaves a replica to a smaller dtype, and restores the dtype of what comes back.
+    """A reducer that rounds gradients to a smaller dtype while they travel, and restores the dtype of the sums.
 
     Sums of parts of a mean are no larger than the largest gradient, so float16 does not overflow on the way.
     """

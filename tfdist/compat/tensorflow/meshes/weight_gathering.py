@@ -1,4 +1,4 @@
-"""Weights that a step gathers: when, how long the whole is kept, and that the backward pass gathers it again.
+"""The weights that a step gathers: the time, how long the whole is kept, and its second gathering in the backward pass.
 
 TensorFlow runs an operation as soon as its inputs exist and frees a tensor after its last use. So all weights would be
 gathered at the start of a step and kept until the backward pass. A gathering therefore waits until earlier weights have

@@ -82,7 +82,7 @@ class ReplicaServices:
         before_update: called before an optimizer updates a variable; may raise.
         compare_variable: compares the path, shape and dtype of a new variable between workers, before the chief's
             value of it is asked for.
-        weights: how this process holds parts of weights; None: weights are whole.
+        weights: the functions by which this process holds parts of weights; None: weights are whole.
         sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
         is_apart: whether a step spans some of the replicas alone, as between two meetings of workers: those of
             `traced`, of this process or of several.
