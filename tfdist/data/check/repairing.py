@@ -49,7 +49,7 @@ _LARGEST_REVISION = 1 << 53
 
 @dataclass(frozen=True)
 class Inferred:
-    """Facts that the shards show; ``said`` has them in words, ``faults`` the stretches of each that are no example."""
+    """Facts that shards show; ``said`` has them in words, ``faults`` the stretches of each that are not examples."""
 
     schema: Schema
     layout: str

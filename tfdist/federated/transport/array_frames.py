@@ -32,7 +32,7 @@ _TYPES = frozenset(
 
 
 class FrameError(CorruptDataError):
-    """The data received are no frame, or a frame that is larger than agreed."""
+    """The received data are not a frame, or the frame is larger than agreed."""
 
 
 @dataclass(frozen=True)

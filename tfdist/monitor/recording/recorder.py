@@ -153,7 +153,7 @@ class Recorder(StepObserver):
             self._is_due.set()
 
     def on_epoch_end(self) -> None:
-        """Write the steps that have gathered; time until the next step is no time of a step."""
+        """Write the steps that have gathered; the time until the next step does not count as time of a step."""
         self._is_first = True
         self.flush()
 
