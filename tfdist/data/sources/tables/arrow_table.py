@@ -31,8 +31,8 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # A
 class Columns:
     """The mapping of a table's columns to features.
 
-    `paths`: feature -> its column, and the fields of structs in it. `fills`: feature -> the value that replaces null.
-    `masks`: feature that marks the nulls of another -> that other. `where`: the table, for messages.
+    `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null.
+    `masks`: feature that says where another is null -> that other. `where`: the table, for messages.
     """
 
     schema: Schema
