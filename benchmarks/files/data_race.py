@@ -131,7 +131,7 @@ def measured(
 
 @dataclass(frozen=True)
 class DataTarget:
-    """What is asked of a ratio.
+    """The bound that a ratio must meet.
 
     Attributes:
         of: "cpu" or "speed" (examples per second) or "time", against the peer.
@@ -144,7 +144,7 @@ class DataTarget:
     at_least: bool
 
     def is_met(self, value: Quartiles) -> bool:
-        """Return whether the median meets it."""
+        """Return whether the median meets the bound."""
         return value.median >= self.bound if self.at_least else value.median <= self.bound
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class DataRow:
 
     @property
     def target(self) -> DataTarget | None:
-        """What is asked of it."""
+        """The bound that the ratio must meet; None where there is none."""
         return TARGETS.get((self.subject, self.kind, self.way))
 
     @property

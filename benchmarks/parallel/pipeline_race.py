@@ -79,7 +79,7 @@ class PipelineBench(TransformerSuite):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineReport(Report):
-    """What came of it.
+    """The seconds per step and the memory of each arm.
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest process's.

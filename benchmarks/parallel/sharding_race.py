@@ -110,7 +110,7 @@ class ShardingBench(Suite):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingReport(Report):
-    """What came of it.
+    """The seconds, the memory and the sent bytes of each arm.
 
     Attributes:
         seconds: arm -> seconds per step, one per round; the slowest worker's.
