@@ -54,7 +54,7 @@ class Layer:
 
 
 class Store:
-    """Where images are kept: a folder of ours, beside the system's own.
+    """A folder of images and containers, apart from the system's own store.
 
     Args:
         folder: of images, containers and what they need while they run.

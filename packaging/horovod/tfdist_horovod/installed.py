@@ -77,7 +77,7 @@ def misfit(found: Installed, target: Target, options: Options) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What a child process saw that imported Horovod and reduced a tensor over one process.
+    """The result of a child process that imports Horovod and reduces a tensor over one process.
 
     Attributes:
         built_in: the transports that the library names; empty when it does not work.

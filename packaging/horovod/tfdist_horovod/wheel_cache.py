@@ -24,12 +24,12 @@ class Cache:
 
     @property
     def work(self) -> Path:
-        """Where wheels are before they are put in place, and builds have their temporary folders."""
+        """The folder of wheels that are not in place yet, and of the temporary folders of builds."""
         return self.root / "work"
 
     @property
     def workplace(self) -> Path:
-        """Where a build has its temporary folder; TensorFlow's flags for a compiler cannot carry a path with spaces."""
+        """The parent of a build's temporary folder, without spaces, which TensorFlow's compiler flags cannot carry."""
         for place in (self.work, Path(tempfile.gettempdir())):
             if not any(sign.isspace() for sign in str(place)):
                 return place
