@@ -1,4 +1,4 @@
-"""Which words stand in which functions of installed packages: a matrix, what is held out of it, and a judge."""
+"""A matrix of words by functions of installed packages, with held-out entries, and a judge of factors."""
 
 import re
 import sys

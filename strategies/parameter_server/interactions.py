@@ -1,4 +1,4 @@
-"""What users of a shop took, in the order in which they did: a log, batches of it, and how well scores foretell it.
+"""A log of the items that users of a shop took, in order; batches of it, and the quality of scores.
 
 A user takes an item, once, with a probability proportional to popularity * exp(strength * taste(user) . kind(item)).
 Popularity falls with the rank as a power (Zipf), most users take few items and some take many, and each user comes at a
@@ -39,7 +39,7 @@ class Interactions:
 
     @property
     def taken(self) -> NDArray[np.int64]:
-        """How often each item was taken before the cut, ``[items]``."""
+        """The number of times that each item was taken before the cut, ``[items]``."""
         return np.bincount(self.train[:, 1], minlength=self.items)
 
 
