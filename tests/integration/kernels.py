@@ -20,7 +20,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Shown:
-    """What a cell has shown.
+    """The output of a cell.
 
     Attributes:
         out, err: its streams, without colours.

@@ -1,4 +1,4 @@
-"""What both files of tests of sharded data parallelism do in a group of workers."""
+"""Groups of workers, and checks in them, for both test files of sharded data parallelism."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""From which state workers on two hosts go on, where one host or both have lost what was in their memory."""
+"""The state from which workers on two hosts resume, where one host or both have lost their memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ DISK, COPIES = "backup", "another host's memory"
 
 
 class Meeting:
-    """What the workers of threads say at once."""
+    """A meeting of workers in threads, in which each learns what all say."""
 
     def __init__(self, count: int) -> None:
         self.count = count

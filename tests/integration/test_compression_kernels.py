@@ -44,7 +44,7 @@ Ways = Callable[[Callable[[], Any]], tuple[Any, Any]]
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """What a graph of kernels comes to, and what one of TensorFlow's operations does."""
+    """Return a function that runs another one in a graph of kernels, and in one of TensorFlow's operations."""
 
     def run(function: Callable[[], Any]) -> tuple[Any, Any]:
         ends = []

@@ -105,7 +105,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def one(call: Pools, folders: dict[str, str]) -> dict[tuple[str, str], Any]:
-    """What plain Keras does with the same data on one device."""
+    """Return the results of plain Keras with the same data on one device."""
     (found,) = call("one", "trained", folders=folders, cases=ALL)
     return dict(zip(ALL, found, strict=True))
 

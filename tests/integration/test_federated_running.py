@@ -142,7 +142,7 @@ class Federate:
 
 
 def copied(message: dict[str, Any]) -> dict[str, Any]:
-    """What arrives of a message."""
+    """Return a message as it arrives, packed and unpacked."""
     return unpack_whole(b"".join(pack(message)))
 
 

@@ -1,4 +1,4 @@
-"""What steps do with their own gradients, as it is read off their graphs."""
+"""The uses that steps make of their own gradients, as read from their graphs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
-"""What every placement of processes keeps, whatever starts them: one battery, run for each entry of PLACEMENTS.
+"""The promises of every placement of processes: one battery, run for each entry of PLACEMENTS.
 
-A placement that is added (ssh, Ray, Slurm) gets a line in PLACEMENTS, and no test of its own for any of this.
+A new placement (ssh, Ray, Slurm) gets a line in PLACEMENTS, and no test of its own for any of this.
 """
 
 import contextlib

@@ -44,13 +44,13 @@ def call(pool: WorkerPool, function: str, **arguments: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where is kept what one device has found."""
+    """Return the folder of the results of one device."""
     return str(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(scope="module")
 def equal(references: str) -> Equal:
-    """What requires a training to have the numbers of one device, alike in every process."""
+    """Return a check that a training has the numbers of one device, alike in every process."""
 
     def require(pool: WorkerPool, mesh: str, name: str, **options: Any) -> list[dict[str, Any]]:
         found = call(pool, "distances", mesh=mesh, name=name, references=references, **options)

@@ -1,4 +1,4 @@
-"""What a step that several workers trace reduces, and when; each case returns JSON values."""
+"""Cases of a step that several workers trace: its reductions and their order; each returns JSON values."""
 
 import os
 from typing import Any

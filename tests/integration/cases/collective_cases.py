@@ -1,4 +1,4 @@
-"""What the battery of collectives runs in every process at once; each function returns what is wrong, in words."""
+"""The battery of collectives: each function runs in every process at once and returns what is wrong, in words."""
 
 import concurrent.futures
 import functools

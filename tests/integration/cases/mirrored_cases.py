@@ -1,4 +1,4 @@
-"""What the tests of mirrored training run in a worker process with two logical CPUs; each returns JSON values."""
+"""Cases of mirrored training: each runs in a worker process with two logical CPUs and returns JSON values."""
 
 import contextlib
 import functools
