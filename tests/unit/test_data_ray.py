@@ -40,7 +40,7 @@ class TensorArray(pa.ExtensionArray):  # type: ignore[misc]
 
 
 class Dataset:
-    """What is used of Ray's: its blocks, anew for each reading."""
+    """A stand-in for Ray's dataset: its blocks, anew for each reading."""
 
     def __init__(self, *blocks: Any, preserve_order: bool = True, max_errored_blocks: int = 0) -> None:
         options = SimpleNamespace(preserve_order=preserve_order)

@@ -174,7 +174,7 @@ def test_an_audit_with_a_canary_finds_less_than_is_claimed() -> None:
     names = [str(index) for index in range(5)]
 
     def scores(noise: float, *, has_canary: bool) -> Any:
-        """What a curious reader adds up of each run: the part along the canary's update."""
+        """Return a curious reader's sum over each run, of the part along the canary's update."""
         found = np.zeros(trials)
         for trial in range(trials):
             own = private(noise, rate, expected=2.5, clip=0.3, seed=2 * trial + has_canary)

@@ -1,4 +1,4 @@
-"""What counts as a hang: a table of what workers say and how long ago, and that an agent that slept blames nobody."""
+"""Hangs, by a table of what workers say and how long ago; an agent that slept blames nobody."""
 
 import math
 from dataclasses import replace

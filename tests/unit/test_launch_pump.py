@@ -9,7 +9,7 @@ from tfdist.jobs.output.output_forwarder import Pump
 
 
 class Screen:
-    """What is shown."""
+    """A screen that keeps the lines it is given."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()

@@ -127,7 +127,7 @@ def callbacks_before_the_work(clock: StepClock) -> None:
 
 
 def evaluate_in_a_callback(clock: StepClock) -> None:
-    """What runs first is the step that was announced, on every worker; the other one has the next number."""
+    """Announce a step, then run an evaluation, which takes the announced number; the step itself takes the next."""
     announced(clock, lambda: one(clock, TEST))
 
 

@@ -1,4 +1,4 @@
-"""How often to save: closed forms beside each other, and beside a hundred thousand failures drawn one by one."""
+"""The best interval between saves: closed forms against each other, and against 100,000 failures drawn one by one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which callbacks can only watch."""
+"""Callbacks that can only watch, as their code shows."""
 
 import functools
 import time
