@@ -95,7 +95,7 @@ FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkse
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this process had at one moment."""
+    """The resources of this process at one moment."""
 
     directory: str
     environ: dict[str, str]
@@ -301,7 +301,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process: its state, its parent, and so on."""
+    """Return the kernel's fields about a process after its name: state, parent, and so on."""
     # its name, in brackets, may have spaces and brackets in it
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
@@ -360,7 +360,7 @@ def _listening() -> set[tuple[str, int]]:
 
 
 def _until_empty(look: Callable[[], list[Any]]) -> list[Any]:
-    """What `look` still finds when the grace time is over; at once when it finds nothing."""
+    """Return what `look` still finds after the grace time, or nothing as soon as it finds nothing."""
     deadline = time.monotonic() + GRACE_SECONDS
     while found := look():
         if time.monotonic() > deadline:

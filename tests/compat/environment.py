@@ -102,7 +102,7 @@ def variables(place: Path) -> dict[str, str]:
 
 
 def _reason(log: Path, code: int) -> str:
-    """What pip says is wrong, or where it can be read."""
+    """Return pip's error messages, and the log that holds all of its output."""
     if code == 124:
         return f"  pip took longer than {INSTALL_SECONDS:.0f} s; {log} says how far it was."
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

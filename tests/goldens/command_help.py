@@ -1,4 +1,4 @@
-"""What `--help` says of every command and group, in lines of 98 columns, whatever the terminal and the environment."""
+"""The `--help` texts of all commands and groups, in lines of 98 columns on any terminal, in any environment."""
 
 import os
 from collections.abc import Iterator

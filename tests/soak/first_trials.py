@@ -1,9 +1,9 @@
-"""What the trial of a step costs: CPU seconds of the first step of `fit`, for two checkouts of tfdist in turns.
+"""The cost of a step's trial: CPU seconds of the first step of `fit`, for two checkouts of tfdist in turns.
 
 python -m tests.soak.first_trials --before /path/to/an/older/checkout --rounds 5
 
 A process for each checkout has imported TensorFlow; each case runs in a fork of it, under two replicas of one process.
-Of this checkout each case runs with an empty cache and then with what that has kept.
+For this checkout each case runs with an empty cache first, and then with the cache that it has filled.
 """
 
 import argparse

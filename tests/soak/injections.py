@@ -1,4 +1,4 @@
-"""How often a verdict names the right worker and the right cause, in random order, of workers and of links.
+"""The rate of verdicts that name the right worker and the right cause; injections are in random order.
 
 In each case something takes longer, by a share of a step: on one of two workers its input, its forward pass, its
 backward pass, its update, garbage collection, or a process that takes its processor away; of its link the delay
@@ -71,7 +71,7 @@ SLICE_SECONDS = 0.004  # for which a processor is taken away at a time
 
 @dataclass(frozen=True)
 class Case:
-    """What is injected.
+    """One injection.
 
     Attributes:
         strategy: of the job.
@@ -322,7 +322,7 @@ def is_right(case: Case, verdict: Verdict) -> tuple[bool, bool]:
 
 
 class Results:
-    """What was said of each case."""
+    """The verdicts on all cases, and how many are right."""
 
     def __init__(self) -> None:
         self.right: Counter[tuple[str, float, str]] = Counter()

@@ -284,7 +284,7 @@ def what_is_shown_and_what_ends(trial: Trial) -> None:
 
 
 def what_cannot_run(trial: Trial) -> None:
-    """Why pods wait, or cannot even be made, is said with what was asked for, and said once."""
+    """Check that the reason why pods wait, or cannot be created, is reported once, with the request."""
 
     def said(name: str, *options: object, until: str) -> list[str]:
         script = trial.script("nothing.py", "print('ran', flush=True)\n")
