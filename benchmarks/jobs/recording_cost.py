@@ -115,7 +115,7 @@ class RecordingReport(Report):
     inside: Mapping[str, Sequence[float]]
 
     def added(self, arm: str, of: str = "seconds") -> list[float]:
-        """Return what an arm adds to a step of which nothing is recorded, as a part of it, one per round.
+        """Return the part that an arm adds to an unrecorded step, one per round.
 
         Args:
             arm: of `ARMS`.
@@ -133,9 +133,9 @@ class RecordingReport(Report):
         }
 
     def most(self, arm: str) -> list[float]:
-        """Return what an arm adds to a step at most, as a part of the step of which nothing is recorded, per round.
+        """Return the largest part that an arm adds to an unrecorded step, one per round.
 
-        The step is the median of all rounds: what is divided by it has no noise of a step.
+        The unrecorded step is the median of all rounds, so its noise does not enter.
         """
         return [one / median(self.seconds["nothing"]) for one in self.inside[arm]]
 

@@ -113,7 +113,7 @@ def of_events(
     events: Sequence[dict[str, Any]],
     notes: Sequence[dict[str, Any]],
 ) -> Job:
-    """Return what a job under `tfdist run` has shown.
+    """Return the measurements of a job under `tfdist run`.
 
     Args:
         plan: the kills.
@@ -140,7 +140,7 @@ def of_events(
 
 
 def of_notes(happened: Sequence[dict[str, Any]], notes: Sequence[dict[str, Any]]) -> Job:
-    """Return what a job under `horovodrun` has shown.
+    """Return the measurements of a job under `horovodrun`.
 
     Args:
         happened: the log of faults: one kill.

@@ -144,7 +144,7 @@ class PipelineReport(Report):
 
 
 def ideal(seconds: float, stages: int, bubble: float) -> float:
-    """Return how long a step takes in stages that share all computing and wait for each other in the bubble alone.
+    """Return the seconds of a step whose stages share all computing, and wait for each other in the bubble alone.
 
     Args:
         seconds: of a step on one process.

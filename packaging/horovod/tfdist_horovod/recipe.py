@@ -93,7 +93,7 @@ def wheel_name(target: Target) -> str:
 
 
 def jobs(*, processors: int, available_bytes: int) -> int:
-    """Return how many files to compile at once: as many as there are processors, and memory for each.
+    """Return the number of files to compile at once: one per processor, as far as memory allows.
 
     Example:
         >>> jobs(processors=64, available_bytes=8_000_000_000)

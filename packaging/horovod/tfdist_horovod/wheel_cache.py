@@ -41,15 +41,15 @@ class Cache:
         )
 
     def log(self, key: str) -> Path:
-        """Return where the log of the last failed build of this key is."""
+        """Return the path of the log of the last failed build of this key."""
         return self.root / "logs" / f"{key}.log"
 
     def lock(self, key: str) -> Path:
-        """Return the file that who builds this key has locked."""
+        """Return the file that a build of this key locks."""
         return self.root / "locks" / f"{key}.lock"
 
     def wheel(self, key: str, name: str) -> Path:
-        """Return where the wheel of this key is, or will be."""
+        """Return the path of the wheel of this key, present or future."""
         return self.root / "wheels" / key / name
 
     def find(self, key: str, name: str) -> Path | None:
