@@ -125,7 +125,7 @@ def _best(scores: NDArray[np.floating], k: int) -> NDArray[np.intp]:
 
 
 def _taken(pairs: Ids, users: NDArray[np.intp], items: int) -> NDArray[np.bool_]:
-    """Return which of these users, whose numbers follow each other, took what: ``[users, items]``."""
+    """Return a table of the items that these users took, whose numbers follow each other: ``[users, items]``."""
     table = np.zeros((len(users), items), bool)
     mine = pairs[(pairs[:, 0] >= users[0]) & (pairs[:, 0] <= users[-1])]
     table[mine[:, 0] - users[0], mine[:, 1]] = True
