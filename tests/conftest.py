@@ -150,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return when an item's file has its turn: the longest, the other integration tests, the unit tests."""
+    """Return the turn of an item's file: the longest, the other integration tests, the unit tests."""
     if UNIT in item.path.parents:
         return len(LONGEST) + 1
     return LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
@@ -346,7 +346,7 @@ def _remaining_ports(before: Snapshot) -> list[str]:
 
 
 def _listening() -> set[tuple[str, int]]:
-    """Return where this process listens, by its own sockets: the kernel's table takes milliseconds to read."""
+    """Return the addresses on which this process listens, by its own sockets: the kernel's table is slow to read."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not of this kind

@@ -28,7 +28,7 @@ class BrokenError(Exception):
 
 
 def name(pair: Pair) -> str:
-    """Return what the folders of a pair are called.
+    """Return the name of the folders of a pair.
 
     Example:
         >>> name(Pair("2.18.1", "3.15.1"))

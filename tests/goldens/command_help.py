@@ -24,7 +24,7 @@ def commands(group: click.Group, context: click.Context, *path: str) -> Iterator
 
 
 def shown(path: tuple[str, ...], columns: int) -> str:
-    """Return what a command says when it is asked for help.
+    """Return the help text of a command.
 
     Args:
         path: the words of the command.

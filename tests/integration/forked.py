@@ -84,7 +84,7 @@ def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
 
 
 def forked_server() -> ForkServer | None:
-    """Fork what forks the processes that this one starts; None in what those have run."""
+    """Fork a server of forks for the processes that this one starts; return None in those."""
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()

@@ -190,7 +190,7 @@ class Forks:
 
     @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:
-        """Yield what forks processes that have these modules too, also such as `light` leaves out."""
+        """Yield a server whose forks have imported these modules too, also modules that `light` leaves out."""
         folder = self.folder / "more"
         folder.mkdir()
         ours, theirs = socket.socketpair()

@@ -35,7 +35,7 @@ class Meeting:
 
 
 class Worker:
-    """As much of `Workers` as decides."""
+    """The part of `Workers` that decisions need."""
 
     def __init__(self, index: int, meeting: Meeting) -> None:
         self.index, self.count = index, meeting.count
@@ -50,7 +50,7 @@ class Worker:
 
 
 def chosen(folder: Path) -> list[Found | None]:
-    """Return what each of two workers goes on from; each is on a host with memory of its own, and both see the disk."""
+    """Return the states from which two workers resume; each has a host's memory of its own, and both see the disk."""
     meeting = Meeting(2)
 
     def choose(index: int) -> Found | None:

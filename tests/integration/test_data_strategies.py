@@ -60,7 +60,7 @@ class Pools:
         return [reply.value for reply in answers]
 
     def graph_of_one_device(self, function: str) -> Any:
-        """Return what one device has, which is computed once for all strategies."""
+        """Return the results of one device, which are computed once for all strategies."""
         if function not in self._of_one:
             (self._of_one[function],) = self("one", function, of="graph_cases")
         return self._of_one[function]

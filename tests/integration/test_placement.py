@@ -57,7 +57,7 @@ def from_a_fork_server(guard: Guard, folder: Path) -> Iterator[Placement]:
 
 @contextlib.contextmanager
 def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
-    """By a program that stands for ssh, and runs the command here."""
+    """Place processes through a stand-in for ssh, which runs the command here."""
     shell = another_host(folder)
     hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
     config = LaunchConfig(target="json", is_module=True)

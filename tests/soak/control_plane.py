@@ -82,7 +82,7 @@ class Control:
             return error.code, error.read().decode()
 
     def version(self) -> str:
-        """Return what the API server says that it is."""
+        """Return the version that the API server reports."""
         found = kubernetes.client.VersionApi(self.client()).get_code()
         return f"Kubernetes {found.git_version}, built with {found.go_version}"
 

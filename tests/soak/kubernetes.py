@@ -115,7 +115,7 @@ class Trial:
         self._definitions = []
 
     def of(self, kind: str) -> list[Any]:
-        """Return what there is of a kind in the namespace."""
+        """Return the objects of a kind in the namespace."""
         api = self.batch if kind == "job" else self.core
         return listed(lambda **options: getattr(api, f"list_namespaced_{kind}")(NAMESPACE, **options))
 
@@ -138,7 +138,7 @@ class Trial:
         return path
 
     def places(self) -> tuple[Path, Path, tuple[object, ...]]:
-        """Return where the next training writes: its result, its events, and the arguments of its script."""
+        """Return the paths of the next training's result and events, and the arguments of its script."""
         self.count += 1
         result, events = self.folder / f"result{self.count}", self.folder / f"events{self.count}"
         return result, events, (result, self.folder / f"backup{self.count}", "tfdist", "1")

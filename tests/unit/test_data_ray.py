@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError, ConfigTypeError
 
 
 class Tensors(pa.ExtensionType):  # type: ignore[misc]
-    """As Ray's `ArrowTensorTypeV2`: the shape is in the type, the storage a flat list."""
+    """A type like Ray's `ArrowTensorTypeV2`: the shape is in the type, the storage a flat list."""
 
     def __init__(self, shape: tuple[int, ...], name: str = "ray.data.arrow_tensor_v2") -> None:
         self.shape, self.name = shape, name

@@ -64,7 +64,7 @@ def clock_of(*observers: StepObserver) -> StepClock:
 
 
 def require_sound(recorder: Recorder) -> None:
-    """As many steps end as begin, and phases follow on each other without gaps from the begin of each to its end."""
+    """Check that every step that begins also ends, and that its phases follow each other without gaps."""
     assert list(recorder.begun) == list(range(len(recorder.begun)))
     assert recorder.begun.keys() == recorder.ended.keys()
     for step, (_, begun) in recorder.begun.items():

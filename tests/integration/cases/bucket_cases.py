@@ -100,7 +100,7 @@ def measured_buckets() -> dict[str, Any]:
 
 
 def models_that_differ() -> str:
-    """Train what one worker has frozen a layer of."""
+    """Train a model of which one worker has frozen a layer."""
     network = model()
     network.layers[0].trainable = RANK == 0
     with STRATEGY.scope():

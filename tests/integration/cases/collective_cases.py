@@ -192,7 +192,7 @@ def halves(name: str, groups: Sequence[Sequence[int]]) -> list[str]:
 
 
 def under_way(name: str, groups: Sequence[Sequence[int]], group: int | None) -> list[str]:
-    """Reduce what has another shape in every call, in conditions and loops, and in functions traced anew."""
+    """Reduce tensors whose shape changes with every call, in conditions and loops, and in functions traced anew."""
     own = collective(name, groups, group)
     if own is None:
         return []

@@ -317,7 +317,7 @@ def waits_for_one_who_left(seconds: float) -> str:
 
 
 def carrier() -> str:
-    """Return what carries the workers' tensors."""
+    """Return the name of the collective that carries the workers' tensors."""
     return type(STRATEGY.workers.collective).__name__
 
 
