@@ -1,4 +1,4 @@
-"""From the package index to a wheel that works: fetch, prepare, configure, compile, check; all in one temporary folder.
+"""The build of a wheel that works: fetch, prepare, configure, compile and check it, in one temporary folder.
 
 Example:
     >>> progress_of("[ 42%] Building CXX object horovod/tensorflow/CMakeFiles/tensorflow.dir/mpi_ops.cc.o")
