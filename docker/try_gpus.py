@@ -27,7 +27,7 @@ QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap
 
 
 class NotHeldError(Exception):
-    """What was seen in the place of what should have been."""
+    """A check did not hold; the text is the report's."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def machines_gpus() -> list[str]:
 
 
 def described(where: str, gpus: list[str]) -> Iterator[tuple[str, str]]:
-    """What the report says of the machine."""
+    """The lines of the report about the machine."""
     yield "date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     code, revision = ran(("git", "describe", "--always", "--dirty"))
     yield "revision", revision.strip() if code == 0 else "unknown"
@@ -142,7 +142,7 @@ def described(where: str, gpus: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def doctors_gpus(output: str) -> str:
-    """What `tfdist doctor --json` sees of GPUs."""
+    """Read the GPUs in a report of `tfdist doctor --json`."""
     begin = output.find("{")
     require(begin >= 0, "no report of the doctor")
     report = json.JSONDecoder().raw_decode(output[begin:])[0]

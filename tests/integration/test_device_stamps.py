@@ -117,7 +117,7 @@ def step_of(rows: DeviceRows) -> Callable[..., Any]:
 
 
 def test_nothing_goes_from_a_gpu_to_the_host(ops: DeviceStampOps) -> None:
-    """What does waits for the GPU, and the host could hand nothing out ahead."""
+    """Such a tensor or control edge waits for the GPU, and the host could hand nothing out ahead."""
     step = step_of(DeviceRows(ops, traced_uses.independent))
 
     def on_gpu(value: Any) -> Any:

@@ -29,7 +29,7 @@ class Layout:
         self.key = repr(spec)
 
     def division(self, host: Sequence[tf.TypeSpec]) -> Division | None:
-        """Which tensors of an element, ``host`` and then those of slices, go to the device of their slice."""
+        """Divide an element, ``host`` and then the tensors of slices, between the host and the slices' devices."""
         return Division.of(host, [_specs(slice_spec) for slice_spec in self.spec])
 
     @classmethod

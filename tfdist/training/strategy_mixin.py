@@ -125,7 +125,7 @@ class KerasTraining:
 
     @property
     def sharding(self) -> OptimizerSharding | None:
-        """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
+        """The sharding of this strategy's optimizers; None where each replica has all of their slots."""
         return sharded_slots.of_strategy(self)
 
     def whole_value(self, variable: keras.Variable) -> Any:
@@ -246,7 +246,7 @@ class KerasTraining:
 
     @property
     def _ahead(self) -> Ahead | None:
-        """Where parts of batches wait for their steps, if not in the host's memory: on GPUs, each with a part."""
+        """The GPUs on which parts of batches wait for their steps; None: they wait in the host's memory."""
         batches = DEVICE_PREFETCH.read(os.environ)
         if not batches or not self._goes_ahead:
             return None

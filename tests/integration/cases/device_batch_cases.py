@@ -51,7 +51,7 @@ def early_and_late() -> dict[str, Any]:
 
 
 def devices_of_a_batch() -> list[str]:
-    """Where the tensors of a batch are: of each replica the number of examples, x and y."""
+    """The devices of a batch's tensors: of each replica the number of examples, x and y."""
     early = _Early(["CPU:0", "CPU:1"])
     early.kinds = []
     seen: list[str] = []

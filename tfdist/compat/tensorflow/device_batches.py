@@ -27,14 +27,14 @@ _NOWHERE = -1
 
 
 class Ahead(NamedTuple):
-    """Where the parts of a batch lie ahead of its step, and how many batches do."""
+    """The devices that hold parts of batches ahead of their steps, and the number of these batches."""
 
     devices: tuple[str, ...]  # of each part
     batches: int
 
 
 class Division(NamedTuple):
-    """Which tensors of an element go to which device, by its number; -1 for those that stay on the host.
+    """The device of each tensor of an element, by its number; -1 for a tensor that stays on the host.
 
     Devices have equally many tensors of the same types, in the same order.
     """
@@ -85,7 +85,7 @@ def _travels(spec: tf.TensorSpec) -> bool:
 
 
 def _nothing(spec: tf.TensorSpec) -> Any:
-    """A tensor that stands for one of this spec on a device that does not have it; it has no bytes if it may."""
+    """A placeholder for a tensor of this spec on a device that does not have it; without bytes where possible."""
     shape = [0, *(0 if size is None else size for size in spec.shape[1:])] if spec.shape.rank else []
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 

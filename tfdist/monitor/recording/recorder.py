@@ -53,7 +53,7 @@ ReadStamps = Callable[[], tuple[int, Any]]
 
 @dataclass(slots=True)
 class _Step:
-    """What the host knows of a step, kept as it comes, since each word costs time in the thread that steps."""
+    """The host's record of a step, kept as it comes, since each word costs time in the thread that steps."""
 
     number: int
     kind: Kind
@@ -161,7 +161,7 @@ class Recorder(StepObserver):
             self._is_due.set()
 
     def on_epoch_end(self) -> None:
-        """Write what has gathered; what comes before the next step is no time of a step."""
+        """Write the steps that have gathered; the time until the next step does not count as time of a step."""
         self._is_first = True
         self.flush(all_steps=False)
 
@@ -197,7 +197,7 @@ class Recorder(StepObserver):
             self._ring.add(rows)
 
     def _done(self, stamps: np.ndarray) -> int:
-        """How many of the steps that have ended a device has done, or will not be told of."""
+        """Count the first steps that have ended on a device too, or that no stamps will come of."""
         if not self._of_device or len(self._steps) > _MOST_HELD:
             return len(self._steps)
         self._reached = int(stamps[:, Column.GRAPH_END - _FIRST].max(initial=self._reached))
