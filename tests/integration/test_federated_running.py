@@ -27,7 +27,7 @@ from tfdist.federated.running.federation_server import FederationServer, session
 from tfdist.federated.running.secure_rounds import SecureMember, SecureRounds
 from tfdist.federated.secure_sums import SecureSums
 from tfdist.federated.session_files import SessionFiles
-from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+from tfdist.federated.transport.array_frames import pack, unpack_whole
 from tfdist.federated.transport.client_hub import Came, Event, Gone, Said
 from tfdist.federated.transport.federation_keys import Federation
 from tfdist.privacy import PrivacyBudgetError
@@ -143,9 +143,7 @@ class Federate:
 
 def copied(message: dict[str, Any]) -> dict[str, Any]:
     """What arrives of a message."""
-    data = b"".join(pack(message))
-    lengths = read_head(data[: HEAD.size], largest=len(data))
-    return unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+    return unpack_whole(b"".join(pack(message)))
 
 
 def simulated(algorithm: Any = None, **options: Any) -> list[NDArray[Any]]:

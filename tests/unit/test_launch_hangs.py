@@ -222,3 +222,12 @@ def test_the_bounds_can_be_chosen() -> None:
     assert allowed_seconds(Activity.SAVING, samples, patience) == 7.0
     assert allowed_seconds(Activity.HELD, samples, patience) == 0.0
     assert allowed_seconds(Activity.ENDED, samples, patience) == math.inf
+
+
+def test_a_step_waits_its_turn_on_a_crowded_machine() -> None:
+    patience = replace(PATIENCE, crowding=6.0)  # twelve programs on two processors
+    watch, seen = after_steps(), [worker(0), worker(1, state=DONE)]
+    kept = replace(watch, looked=111.9)
+    assert look(kept, seen, 111.9, patience)[1] is None
+    assert look(kept, seen, 111.9, PATIENCE)[1] is not None
+    assert look(kept, seen, 112.1, patience)[1] is not None

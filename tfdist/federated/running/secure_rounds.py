@@ -20,7 +20,7 @@ from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, Prot
 from tfdist.federated.secure.masking_server import MaskingServer
 from tfdist.federated.secure.noisy_words import NoisyWords
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
-from tfdist.federated.transport.array_frames import HEAD, FrameError, pack, read_head, unpack
+from tfdist.federated.transport.array_frames import FrameError, pack, unpack_whole
 from tfdist.storage.directory import storage
 
 FILE, REVEALED = "secure_sum", "last_revealed.json"
@@ -125,10 +125,8 @@ class SecureRounds:
         """Go on with the sum of this attempt that is on the disk; return what has to be asked again."""
         if self._path is None or not self._path.exists():
             return {}
-        data = self._path.read_bytes().ljust(HEAD.size, b"\0")
         try:
-            lengths = read_head(data[: HEAD.size], largest=len(data))
-            kept = unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+            kept = unpack_whole(self._path.read_bytes())
         except FrameError:  # the power went before anything was revealed
             return {}
         if tuple(kept["turn"]) != turn:

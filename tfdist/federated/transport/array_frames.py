@@ -92,6 +92,14 @@ def unpack(header: bytes, body: bytes) -> dict[str, Any]:
     return message
 
 
+def unpack_whole(frame: bytes) -> dict[str, Any]:
+    """The message of a frame that is there as a whole, such as one from a file."""
+    frame = frame.ljust(HEAD.size, b"\0")  # a head that was cut is no head
+    lengths = read_head(frame[: HEAD.size], largest=len(frame))
+    begin = HEAD.size + lengths.header
+    return unpack(frame[HEAD.size : begin], frame[begin:])
+
+
 def _packed(value: Any, buffers: list[bytes | memoryview], described: list[Any]) -> Any:
     if isinstance(value, dict):
         if not all(isinstance(name, str) and name != _PLACEHOLDER for name in value):
