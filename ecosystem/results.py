@@ -15,6 +15,7 @@ FILE = Path(__file__).with_name("results.json")
 _LONGEST_REASON = 400
 # Keras writes which layer was called above what an error within it says, and that in bold.
 _OF_A_LAYER, _COLOURS = "Exception encountered when calling ", re.compile(r"\x1b\[[0-9;]*m")
+_NAMED = re.compile(r"'[^']+'")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def _text(result: Result | None, reasons: dict[str, int]) -> str:
         return ""
     if result.cell.status != "refused":
         return result.cell.text
-    return f"refused ({reasons.setdefault(reason(result.cell), len(reasons) + 1)})"
+    told = _NAMED.sub("...", reason(result.cell))  # a refusal of other layers is the same
+    return f"refused ({reasons.setdefault(told, len(reasons) + 1)})"
 
 
 def reason(cell: Cell) -> str:
