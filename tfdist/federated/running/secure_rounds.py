@@ -61,7 +61,7 @@ class SecureRounds:
         return self._asked({client: {"clients": list(plan.clients)} for client in plan.clients})
 
     def boxes_of(self, client: str) -> dict[str, Any] | None:
-        """What a client needs to mask its update; None if it is not part of the sum."""
+        """Return the data that a client needs to mask its update; None if it is not part of the sum."""
         if self._masking is None or self.phase != Phase.UPLOAD or client not in self._masking.sent:
             return None
         return {"session": self._masking.plan.session, **self._masking.sent[client]}
@@ -111,7 +111,7 @@ class SecureRounds:
 
     @property
     def clipped_values(self) -> int:
-        """How many values the clients of the complete sum have clipped, as they say."""
+        """The number of values that the clients of the complete sum have clipped, as they report."""
         assert self._masking is not None
         return int(self._masking.result()[-1])
 

@@ -32,12 +32,12 @@ _TYPES = frozenset(
 
 
 class FrameError(CorruptDataError):
-    """What arrived is no frame, or one that is larger than agreed."""
+    """The received data are not a frame, or the frame is larger than agreed."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many bytes of a frame follow."""
+    """The sizes of a frame's header and body, in bytes."""
 
     header: int
     body: int
@@ -65,7 +65,7 @@ def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
 
 
 def read_head(head: bytes, *, largest: int) -> Lengths:
-    """How long a frame is, from its first bytes; one with a body beyond ``largest`` is refused unread."""
+    """Return the sizes of a frame from its first bytes; one with a body beyond ``largest`` is refused unread."""
     magic, header, body = HEAD.unpack(head)
     if magic != MAGIC:
         raise FrameError("the other side does not send frames of tfdist.", received=bytes(magic))

@@ -27,9 +27,9 @@ GAP_SECONDS = 1.0  # longest gap between looks of a running agent; at most half 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long activities may take. `hang_seconds` is the least for a step, and the most for a stopped process.
+    """The time limits of activities. `hang_seconds` is the least for a step, and the most for a stopped process.
 
-    `crowding` is how many programs want each processor, at least 1: a step may wait so many times as long for its turn.
+    `crowding` is the number of programs per processor, at least 1: a step may wait so many times as long for its turn.
     """
 
     hang_seconds: float = 2.0
@@ -75,7 +75,7 @@ class Watch:
 
 
 def crowding() -> float:
-    """How many programs want each processor of this machine, by the load of the last minute; at least 1."""
+    """Return the number of programs that want each processor here, by the load of the last minute; at least 1."""
     try:
         return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     except OSError:
@@ -117,7 +117,7 @@ def _look_for_stopped(
 
 
 def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Patience) -> float:
-    """How long a worker may report nothing new during an activity.
+    """Return the seconds for which a worker may report nothing new during an activity.
 
     Example:
         >>> patience = Patience()
