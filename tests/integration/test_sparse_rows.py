@@ -258,7 +258,7 @@ def test_a_small_table_travels_whole_unless_its_rows_matter(height: int, keep: b
 
 @pytest.mark.parametrize("make", [keras.optimizers.Adam, keras.optimizers.SGD])
 def test_rows_matter_where_keras_makes_another_update_of_their_sum(make: Callable[[float], Any]) -> None:
-    """What one device does with rows of one index, and with the table that they add up to."""
+    """Compare an update by rows of one index with one by the table that they add up to, on one device."""
     rows = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
     updated = []
     for gradient in (rows, tf.convert_to_tensor(rows)):

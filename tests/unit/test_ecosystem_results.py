@@ -69,8 +69,8 @@ def test_the_reason_of_a_refusal_within_a_layer_is_not_that_a_layer_was_called(t
 
 def test_refusals_that_differ_in_names_alone_have_one_number(tmp_path: Path) -> None:
     results = Results(tmp_path / "results.json")
-    for column in ("pipeline-2", "sharded-3"):
-        cell = replace(REFUSED, column=column, detail=f"the layer '{column}' is whole. Cut it.")
+    for name in ("pipeline-2", "sharded-3"):
+        cell = replace(REFUSED, column=name, detail=f"the layer '{name}' is whole. Cut it.")
         results.add(Result(cell, VERSIONS, "2026-11-29"))
     text = tables(results, {"T5": ""}, [("pipeline-2", "sharded-3")])
     assert "| T5 | refused (1) | refused (1) |\n\n1. the layer ... is whole. Cut it.\n" in text
