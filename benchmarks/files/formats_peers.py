@@ -30,8 +30,13 @@ class _Empty(types.ModuleType):
 class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds empty modules; it is asked last, so for what is not installed."""
 
+    names = frozenset({"torch", "torchvision", "datasets", "transformers", "zstd", "brotli", "snappy"})
+    names |= {"paramiko", "databricks", "boto3", "botocore", "oci", "azure", "google", "alipcs"}
+
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if fullname.partition(".")[0] in self.names:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
 
     def create_module(self, spec: Any) -> Any:
         return _Empty(spec.name)

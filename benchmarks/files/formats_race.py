@@ -22,6 +22,7 @@ REQUIREMENTS = (
     "--no-deps",
     *("webdataset==1.0.2", "mosaicml-streaming==0.13.0", "numpy==2.1.3"),
     *("braceexpand==0.1.7", "pyyaml==6.0.4", "tqdm==4.70.1", "zstandard==0.25.0", "catalogue==2.0.10"),
+    *("filelock==4.3.1", "typing_extensions==4.16.0", "xxhash==4.1.0", "pillow==13.0.0"),
 )
 
 
@@ -58,7 +59,7 @@ class FormatsBench(Suite):
 
     \b
     tar            pictures in four shards, shuffled over all; WebDataset with a buffer of 1,000, lists of 64
-    MDS arrays     uint8 [80, 80, 3], shuffled over all; MosaicML's reader in the same order, samples as dicts or
+    MDS arrays     uint8 [80, 80, 3], shuffled over all; MosaicML's reader in a random order, samples as dicts or
                    stacked into batches
     MDS pictures   the same with bytes
     mixing         rows of four directories in equal and in unequal shares; beside one directory with all rows
@@ -66,10 +67,11 @@ class FormatsBench(Suite):
 
     tfdist's batches are tensors in tf.data, those of the peers lists or arrays of NumPy, which they read in processes
     of their own: the second pass of each is timed. All sides take turns. The peers are installed into an environment in
-    the folder, which needs a package index; torch is not installed, for no side uses it. About 5 minutes on 2 cores.
+    the folder, which needs a package index; torch is not installed, for no side uses it. It needs 1 GB in the folder,
+    and takes about 5 minutes on 2 cores.
     """
 
-    images: int = option(4000, "Pictures, and arrays, that are read.", minimum=256)
+    images: int = option(12_000, "Pictures, and arrays, that are read.", minimum=256)
     rows: int = option(400_000, "Rows that are read of one source, or of four.", minimum=4096)
     documents: int = option(2000, "Lists that are packed; of 175 integers in the mean.", minimum=64)
     rounds: int = option(5, "Measurements of each side.")
