@@ -100,9 +100,8 @@ def permuted(permutations: Sequence[Permutation], positions: Sequence[NDArray[An
     walking, again = np.arange(len(values)), values
     while walking.size:
         of = which[walking]
-        masks, shift = (masks_of[:, 0], shifts[0]) if is_alike else (masks_of.take(of, axis=1), shifts[of])
-        keys = permutations[0].keys if len(permutations) == 1 else keys_of.take(of, axis=1)
-        again = _network(again, masks, shift, keys)
+        widths: tuple[Any, Any] = (masks_of[:, 0], shifts[0]) if is_alike else (masks_of.take(of, axis=1), shifts[of])
+        again = _network(again, *widths, permutations[0].keys if len(permutations) == 1 else keys_of.take(of, axis=1))
         values[walking] = again
         is_outside = again >= sizes[of]
         walking, again = walking[is_outside], again[is_outside]
