@@ -24,7 +24,7 @@ from tfdist.validation import as_seconds
         "tfdist warm --stop": "end it; jobs go on",
     },
     epilog="Exit code: 0 when it runs or was stopped, 1 when it cannot start, or --status finds none.",
-    page="run",
+    page="run-warm",
 )
 @click.option("--idle", default="30m", metavar="TIME", show_default=True, help="It ends after so long without a job.")
 @click.option("--status", is_flag=True, help="Tell which run, and why one does not fit.")

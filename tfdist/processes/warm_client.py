@@ -118,7 +118,7 @@ def keeper(environ: Mapping[str, str], environment: Mapping[str, str], folder: s
         if not others:
             return None
         names = min((differences(wanted, one.identity) for one in others), key=len)
-        raise TfdistError(f"{', '.join(names) or 'it'} differ{'s' * (len(names) < 2)}") from None
+        raise TfdistError(f"not the same here and there: {', '.join(names) or 'what it answers'}") from None
     finally:
         os.close(here)
     if said["refused"]:
