@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import click
 
@@ -61,7 +60,7 @@ def command(context: click.Context, /, *, idle: str, status: bool, stop: bool) -
 
 def _described(one: WarmProcess, other: list[str]) -> str:
     fits = f"does not fit here: {', '.join(other)}" if other else "fits here"
-    text = f"warm process {one.pid}, started {_ago(time.time() - one.begun)} ago, {one.jobs} jobs; {_until(one)}; "
+    text = f"warm process {one.pid}, started {_ago(one.age_seconds)} ago, {one.jobs} jobs; {_until(one)}; "
     return text + (f"is used no more: {one.refused}" if one.refused else fits)
 
 

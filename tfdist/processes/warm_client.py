@@ -37,7 +37,7 @@ class WarmProcess:
 
     path: Path
     pid: int
-    begun: float
+    age_seconds: float
     jobs: int
     idle_seconds: float
     identity: Mapping[str, str]
@@ -104,8 +104,7 @@ class Kept:
 def keeper(environ: Mapping[str, str], environment: Mapping[str, str], folder: str) -> Keeper | None:
     """A keeper for workers with this environment and this first entry of `sys.path`; None if no warm process runs.
 
-    Raises:
-        TfdistError: those that run do not fit; it says why.
+    A `TfdistError` says why those that run do not fit.
     """
     wanted = identity(environment)
     path = _folder(environ) / f"{digest(wanted)}.sock"

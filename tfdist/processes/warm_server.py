@@ -98,7 +98,8 @@ def _bound(path: str) -> socket.socket:
 
 def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, str], idle_seconds: float) -> Run | None:
     """Answer requests until none comes any more; in a worker, return what it is to run."""
-    begun, jobs, due = time.time(), 0, time.monotonic() + idle_seconds
+    begun, jobs = time.monotonic(), 0
+    due = begun + idle_seconds
     poll = select.poll()
     poll.register(server, select.POLLIN)
     while (left := due - time.monotonic()) > 0 and poll.poll(1000 * left):
@@ -113,7 +114,12 @@ def _serve(server: socket.socket, record: ImportRecord, identity: Mapping[str, s
                         return _kept(connection, record, request, folders)
                     jobs, due = jobs + 1, time.monotonic() + idle_seconds
                 else:
-                    about = {"pid": os.getpid(), "begun": begun, "jobs": jobs, "idle_seconds": idle_seconds}
+                    about = {
+                        "pid": os.getpid(),
+                        "age_seconds": time.monotonic() - begun,
+                        "jobs": jobs,
+                        "idle_seconds": idle_seconds,
+                    }
                     refused = f"{changed} has changed since it was started" if changed else ""
                     send(connection, {**about, "identity": identity, "refused": refused})
                 for folder in folders:
