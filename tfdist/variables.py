@@ -194,6 +194,7 @@ CACHE_DIR = Variable[Path | None](
     None,
 )
 ALL_LOGS = _flag("TFDIST_ALL_LOGS", "`1` shows everything that TensorFlow logs, known noise included")
+NO_WARM = _flag("TFDIST_NO_WARM", "`1` starts workers without the process of `tfdist warm`")
 TRIALS = _choice(
     "TFDIST_TRIALS", "`again` repeats, at every start, the trials whose verdicts are kept (`keep`)", "keep", "again"
 )
