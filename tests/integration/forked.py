@@ -199,7 +199,7 @@ def run_tfdist(arguments: list[str]) -> None:
     if arguments[0] == "search":
         from tfdist.tune.search import trial_slots
 
-        trial_slots.ForkServer = Trials(server)  # type: ignore[misc, assignment]
+        vars(trial_slots)["ForkServer"] = Trials(server)
     if arguments[:2] == ["parallel", "plan"]:  # which measures a script in processes of its own
         from tfdist.tune import profiling
 

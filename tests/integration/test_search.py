@@ -244,8 +244,9 @@ def test_an_interrupted_and_a_killed_search_go_on(forking: Forks, drawing: Forks
         return output
 
     command = [sys.executable, "-m", "tfdist", "search", *options, "train.py"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    interrupted = subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **streams)
+    interrupted = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     assert "tfdist search resume" in ended_by(signal.SIGINT, interrupted)
     assert interrupted.returncode == 130
     killed = forking.heard(*resume, cwd=tmp_path)
