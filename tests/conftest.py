@@ -8,7 +8,6 @@ is not its leak; it is looked at when the session ends.
 
 import contextlib
 import gc
-import itertools
 import os
 import signal
 import socket
@@ -186,24 +185,24 @@ def _session_leaves_nothing() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Paths for working directories; to number them pytest would go through all that it has made, for each test."""
-    parent = tmp_path_factory.mktemp("cwd")
-    return (parent / str(number) for number in itertools.count())
+def _empty(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Working directories of tests, of which the last is empty: to remove one after each test takes milliseconds."""
+    return [tmp_path_factory.mktemp("cwd")]
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing(_empty: Iterator[Path]) -> Iterator[None]:
-    home, empty = os.getcwd(), next(_empty)
-    empty.mkdir()
+def _leaves_nothing(_empty: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    home, empty = os.getcwd(), _empty[-1]
+    empty.mkdir(exist_ok=True)  # a test may have removed it
     os.chdir(empty)
     before = Snapshot.take()
     yield
     leaks = _put_back(before)
-    leaks += [f"file in the working directory: {path.name}" for path in sorted(empty.iterdir())]
+    left = sorted(empty.iterdir())
     os.chdir(home)
-    _fail_on(leaks, who="this test")
-    empty.rmdir()
+    if left:
+        _empty.append(tmp_path_factory.mktemp("cwd"))
+    _fail_on([*leaks, *(f"file in the working directory: {path.name}" for path in left)], who="this test")
 
 
 def _fail_on(leaks: list[str], *, who: str) -> None:
