@@ -73,8 +73,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
             divided by the number of examples first, so that their sum cannot overflow.
         compression: the name of a codec of `tfdist.compression`, such as "powersgd", "qsgd-8" or "topk", or a codec
             with options, such as ``PowerSGD(rank=4, start_after=100)``, for gradients of two axes or more. What a codec
-            with options, such as ``PowerSGD(rank=4, start_after=100)``, for gradients of two axes or more. What a codec
             leaves out is remembered on each replica, saved with backups, and added to the next gradient. Clipping, the
+            loss scale and the optimizer see what has arrived. docs/compression.md has the list, and says when it pays.
         not_decayed: regular expressions; a variable whose name matches one, such as "bias", is left out of the weight
             decay of ``inner``. Unlike its `exclude_from_weight_decay`, this is saved with the model.
         name: the name of the optimizer.

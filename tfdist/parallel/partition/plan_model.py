@@ -36,11 +36,11 @@ def plan(
     The model is unchanged afterwards.
 
     Args:
+        model: a Sequential or functional model, built and compiled.
         batch: the arrays of a step's batch over all devices: (x, y), (x, y, sample_weight) or x.
         devices: the number of devices.
         memory_bytes: the memory of each device for the model, in bytes; None for no limit.
         link: the link between devices; 10 Gbit/s by default.
-        link: between them; 10 Gbit/s by default.
         profile: a profile of the model, if it was measured before; the batch is then ignored.
         **options: ``schedule``, ``microbatches``, ``objective``, see `tfdist.parallel.partition.plans`.
     Returns:
