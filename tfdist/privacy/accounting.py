@@ -1,4 +1,4 @@
-"""The privacy cost of noisy steps: epsilon by privacy loss distributions, and the noise that a budget asks for.
+"""The privacy cost of noisy steps: epsilon by privacy loss distributions, and the noise that a budget requires.
 
 A step adds Gaussian noise of standard deviation ``noise_multiplier * clip`` to a sum in which each example, chosen with
 probability ``rate`` by itself, has at most the norm ``clip``. Two data sets are neighbours if one has one example more.
@@ -27,12 +27,12 @@ LEAST_NOISE = 0.1  # a step with less has an epsilon of 60 and more, which prote
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """Steps with the same noise.
+    """A number of steps with the same noise.
 
     Args:
         noise_multiplier: the noise's standard deviation, in units of the clipping norm.
         rate: the probability with which each example is in the batch of a step.
-        steps: how many there are.
+        steps: the number of steps.
     """
 
     noise_multiplier: float
@@ -41,7 +41,7 @@ class NoisySteps:
 
 
 def epsilon(spent: Sequence[NoisySteps], delta: float) -> float:
-    """The epsilon of all steps together, for this delta; infinite without noise."""
+    """Return the epsilon of all steps together, for this delta; infinite without noise."""
     return _epsilon(tuple(spent), delta, 1.0)
 
 
@@ -91,7 +91,7 @@ def _distributions() -> Any:
 
 @functools.lru_cache(maxsize=32)
 def noise_multiplier_for(budget: float, delta: float, rate: float, steps: int) -> float:
-    """The smallest noise multiplier, nearly and above `LEAST_NOISE`, with which so many steps fit the budget."""
+    """Return the smallest noise multiplier, approximately and above `LEAST_NOISE`, whose steps fit the budget."""
 
     def cost(noise_multiplier: float, coarser: float) -> float:
         return _epsilon((NoisySteps(noise_multiplier, rate, steps),), delta, coarser)

@@ -1,1 +1,1 @@
-"""Rules that combine the updates of clients, some of which may lie."""
+"""Rules that combine the updates of clients if some clients may lie."""
