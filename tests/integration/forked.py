@@ -77,7 +77,7 @@ class Probes(Tasks):
 
 
 class Trials:
-    """What `tfdist search` needs of `ForkServer` for trials that are no jobs."""
+    """The part of `ForkServer` that `tfdist search` needs for trials that are no jobs."""
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server

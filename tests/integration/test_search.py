@@ -225,7 +225,7 @@ def wait_for(condition: Any) -> None:
 
 @pytest.mark.timeout(900)
 def test_an_interrupted_and_a_killed_search_go_on(forking: Forks, drawing: Forks, tmp_path: Path) -> None:
-    """What is interrupted is a user's process, which forks trials itself; the others are forks, as their trials are."""
+    """Interrupt a user's process, which forks trials itself; the others are forks, as their trials are."""
     (tmp_path / "train.py").write_text(LOOP)
     folder, journal = tmp_path / "found", tmp_path / "found" / "journal.jsonl"
     options = ["--metric", "loss", "--trials", "9", "--epochs", "9", "--slots", "2", "--output", str(folder)]

@@ -28,7 +28,7 @@ def wheel(folder: Path, *files: str) -> str:
 
 
 def measured(side: Path, part: str, scale: int, folder: Path) -> dict[str, float]:
-    """What a side needs: reading takes it twice as long now, a step half as long."""
+    """Return the seconds of a side: reading takes twice as long now, a step half as long."""
     assert (side / "tfdist" / "__init__.py").is_file()
     is_before = side.parent == folder
     return {"reading": 1.0 if is_before else 2.0} if part == "alone" else {"fit": 2.0 if is_before else 1.0}

@@ -1,4 +1,4 @@
-"""What other readers take for whole, or leave out without a word: read with the right values here, or refused."""
+"""Inputs that other readers take for whole, or leave out silently: they are read with the right values, or refused."""
 
 import io
 import json

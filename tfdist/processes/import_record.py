@@ -1,4 +1,4 @@
-"""What a process has read while it imported modules, what of it has changed, and what would have hidden a module.
+"""A record of the files that imports have read: which have changed since, and which would have hidden a module.
 
 In a worker the same hook looks for variables that come too late: a script that sets one for a library before it
 imports that library finds it imported already.
@@ -92,7 +92,7 @@ class ImportRecord:
         self._hear = self._hear_script
 
     def _seen(self, folder: str) -> frozenset[str]:
-        """What in a folder of `sys.path` the imports may have found, or may find now."""
+        """Return the entries of a folder of `sys.path` that imports may have found, or may find now."""
         try:
             names = os.listdir(folder)
         except OSError:

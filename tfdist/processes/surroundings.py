@@ -1,4 +1,4 @@
-"""What a process has from the one that started it, and so what a worker forked elsewhere would have otherwise.
+"""The state that a process inherits from its parent, and that a worker forked elsewhere would have otherwise.
 
 `identity` is what must be equal: libraries have read it while they were imported, or it cannot be handed over.
 `Conditions` are handed over.
@@ -64,7 +64,7 @@ def of_imports(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def identity(environ: Mapping[str, str]) -> dict[str, str]:
-    """What must be equal in this process and in one that a worker with this environment is forked from, by its name."""
+    """Return the facts, by name, that this process must share with one that forks a worker with this environment."""
     status = _status()
     root = os.stat("/")
     spaces = {one: os.readlink(f"/proc/self/ns/{one}") for one in sorted(os.listdir("/proc/self/ns"))}
@@ -101,7 +101,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a worker inherits and a forking process can hand over.
+    """The inherited state that a forking process can hand over to a worker.
 
     Attributes:
         umask: of new files.
@@ -193,7 +193,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _text(path: str) -> str:
-    """What is in a file of the kernel; empty where it cannot be read."""
+    """Return the text of a file of the kernel; empty where it cannot be read."""
     try:
         return Path(path).read_text().rstrip("\0\n")
     except OSError:
