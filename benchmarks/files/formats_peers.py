@@ -1,4 +1,4 @@
-"""The peers' side of the comparison of formats: `python formats_peers.py webdataset|mosaicml JSON`, in an environment that has them.
+"""The peers' side of the benchmark of formats: `python formats_peers.py webdataset|mosaicml JSON`, where they are.
 
 MosaicML's reader of shards uses neither torch nor the clients of object stores, so empty modules take their places.
 """

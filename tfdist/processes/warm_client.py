@@ -84,7 +84,7 @@ class Kept:
         self._code: int | None = None
 
     def ended(self) -> int | None:
-        """Return its exit code, as `subprocess.Popen.returncode` has it; None if it runs. Its number is still its own."""
+        """Return its exit code, as `subprocess.Popen.returncode` has it; None if it runs. Its number stays its own."""
         if self._code is None:
             try:
                 said = self._channel.recv(forking.NUMBER.size)
