@@ -5,7 +5,7 @@
 # Behaviour: `fit` takes the class of a row from the argmax of its target, whatever the loss is. A target of several
 # labels, as for binary_crossentropy over tags, has ones at each of them, so the first decides the weight of the whole
 # row; the weights of later classes count only in rows that have no earlier one. A row without labels has the weight
-# of class 0. One expects a weight per class or an error, and there is neither. Only a loss of your own weighs per class.
+# of class 0. One expects weights per class or an error; there is neither. A loss of your own can weigh per class.
 # Output seen: weights 100, 10, 1: rows 011, 101, 000 count 10, 100, 100; loss 48.52, by hand 48.52, per class 9.0
 # The script fails if that changes.
 set -euo pipefail
