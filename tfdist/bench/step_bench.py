@@ -135,12 +135,12 @@ class StepReport(Report):
 
     @property
     def correctness_cost(self) -> Quartiles:
-        """Return the step time of `fit` over the step time of a bare loop under the same strategy."""
+        """The step time of `fit` over the step time of a bare loop under the same strategy."""
         return ratio(self.seconds["tfdist fit"], self.seconds["tfdist loop"])
 
     @property
     def speed_of_several_steps(self) -> Quartiles | None:
-        """Return the step time of `fit` over that of several steps in one graph; None if these were not measured."""
+        """The step time of `fit` over that of several steps in one graph; None if these were not measured."""
         several = self.seconds.get("tfdist fit, several steps")
         return None if several is None else ratio(self.seconds["tfdist fit"], several)
 

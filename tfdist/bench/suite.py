@@ -64,7 +64,7 @@ _Measured = TypeVar("_Measured")
 
 
 def untold(text: str) -> None:
-    """Ignore the news of what is measured next."""
+    """Ignore the text about the next measurement."""
 
 
 def option(default: Any, text: str, **known: Any) -> Any:

@@ -20,7 +20,7 @@ from tfdist.variables import COPIES_DIR, MEMORY_DIR, Variable
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Backs up the whole state of `fit`, and lets the next `fit` resume from it: a drop-in for Keras' callback.
+    """A callback that backs up the whole state of `fit`, from which the next `fit` resumes: a drop-in for Keras' one.
 
     It keeps weights, optimizer slots, loss scale, moving averages, the states of random numbers (Keras' seed
     generators, TensorFlow's, NumPy's, Python's), the position in the data, epoch and step, the metrics of the running

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a model per example, from the graph of its forward pass.
+"""The floating-point operations of a model per example, counted in the graph of its forward pass.
 
 Products of matrices and convolutions count, two for each multiplication and addition, as is usual for the utilization
 of a model's FLOPs; elementwise operations do not. A training step counts three forward passes: the backward pass needs

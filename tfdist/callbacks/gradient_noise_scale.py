@@ -28,7 +28,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
-    """Measures the gradient noise scale: the batch size up to which a larger batch saves steps.
+    """A callback that measures the gradient noise scale: the batch size up to which a larger batch saves steps.
 
     With G the gradient of the loss over all data and S the covariance of the gradient of one example,
 

@@ -41,7 +41,7 @@ _logger = logging.getLogger("tfdist")
 
 
 class Monitor(keras.callbacks.Callback):
-    """Records the parts of each training step and exports them; prints the bottleneck at the end.
+    """A callback that records and exports the parts of each training step, and prints the bottleneck at the end.
 
     It works in every scope of tfdist and outside, with `tfdist run` and without. Without `tfdist run` the process is a
     job of its own while `fit` runs; `tfdist watch`, `tfdist export` and `tfdist trace save` find it. With `tfdist run`,
@@ -249,7 +249,7 @@ class _Work(StepObserver):
 
 
 class _Warnings(StepObserver):
-    """Keeps the warnings of tfdist, and turns them into events if no agent does."""
+    """An observer that keeps the warnings of tfdist, and turns them into events if no agent does."""
 
     def __init__(self, job: Recorded, kept: list[str]) -> None:
         self._job, self._kept = job, kept
@@ -261,7 +261,7 @@ class _Warnings(StepObserver):
 
 
 class _Steps(keras.callbacks.Callback):
-    """Reports the steps of a model outside any scope of tfdist to the clock."""
+    """A callback that reports the steps of a model outside any scope of tfdist to the clock."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         step_clock().begin(Kind.TRAIN)
@@ -279,7 +279,7 @@ def _rank() -> int:
 
 
 class _Cell:
-    """Shows the file ``path`` below the running notebook cell, and again whenever it has changed, until it is closed.
+    """A display of the file ``path`` below the running notebook cell, renewed when the file changes, in a block.
 
     Its thread reads a few kilobytes twice a second.
     """

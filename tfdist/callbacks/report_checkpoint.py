@@ -13,7 +13,7 @@ __all__ = ["ReportCheckpointCallback"]
 
 
 class ReportCheckpointCallback(keras.callbacks.ModelCheckpoint):
-    """Reports the logs of each epoch, and the model as a checkpoint, from a function that `Trainer.fit` calls.
+    """A callback that reports each epoch's logs, and the model as a checkpoint, in a function that `Trainer.fit` calls.
 
     It is the counterpart of the callback of this name in `ray.train.tensorflow.keras`. The checkpoint is a folder with
     ``model.keras``, the whole model as one device would save it, also where weights are sharded. Give it to `fit` on

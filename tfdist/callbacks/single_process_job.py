@@ -97,7 +97,7 @@ def _of_its_own(clock: StepClock) -> Iterator[Path]:
 
 
 class Alerting:
-    """Reports alerts from a background thread; when it is ended, it checks once more."""
+    """The report of alerts from a background thread; when it is ended, it checks once more."""
 
     def __init__(self, steps: Path, tell: Callable[[Alert], None]) -> None:
         self._steps = steps

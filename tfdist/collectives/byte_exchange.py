@@ -1,4 +1,4 @@
-"""Exchange bytes between members before their collective backend runs: each sends some and receives all.
+"""The exchange of bytes between members before their collective backend runs: each sends some and receives all.
 
 Over notes (such as those of TensorFlow's coordination service) a round takes milliseconds and traces nothing. Over
 another collective it is an `all_gather`, which TensorFlow traces anew for each length.

@@ -1,4 +1,4 @@
-"""Select and start the collective backend of a strategy's workers, equal on all of them."""
+"""The selection and start of the collective backend of a strategy's workers, equal on all of them."""
 
 import json
 import logging

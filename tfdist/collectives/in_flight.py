@@ -1,4 +1,4 @@
-"""Record collectives in flight, for backends that cannot report what they wait for.
+"""The record of collectives in flight, for backends that cannot report what they wait for.
 
 Two compiled operations next to each collective note that its inputs, and then its result, are there. They take and
 return nothing, so nothing of the step waits for them. TensorFlow's variables would order conditions of replicas, and

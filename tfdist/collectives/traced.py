@@ -52,7 +52,7 @@ class Signature:
 
     @property
     def digest(self) -> int:
-        """Return 64 bits that are equal for equal entries, as a signed integer."""
+        """A digest of 64 bits that are equal for equal entries, as a signed integer."""
         return int.from_bytes(self._hash.digest(), "little", signed=True)
 
 

@@ -137,10 +137,10 @@ class RowCodec(Codec):
         """Return the rows encoded as words.
 
         Args:
-            rows: float32, shape (rows, count).
+            rows: the numbers to encode, float32, shape (rows, count).
             seed: a seed for `tf.random.stateless_*`, int32, shape (2,).
         Returns:
-            int32, shape (rows, `row_words(count)`).
+            The words, int32, shape (rows, `row_words(count)`).
         """
         raise NotImplementedError
 
@@ -148,10 +148,10 @@ class RowCodec(Codec):
         """Return the numbers that were encoded as words.
 
         Args:
-            words: int32, shape (rows, `row_words(count)`).
+            words: the words to decode, int32, shape (rows, `row_words(count)`).
             count: the count of numbers in a row.
         Returns:
-            float32, shape (rows, count).
+            The numbers, float32, shape (rows, count).
         """
         raise NotImplementedError
 
@@ -247,7 +247,7 @@ def require_codec(name: str, value: Any) -> "Codec":
 
 
 def take_over(codec: Codec) -> None:
-    """Give a codec around another the general options of the inner one, where it has none of its own."""
+    """Copy the general options of the inner codec to a codec around it, unless that has options of its own."""
     inner = require_codec("codec", codec.codec)  # type: ignore[attr-defined]
     for name in ("start_after", "min_saving"):
         if getattr(codec, name) is None:

@@ -1,4 +1,4 @@
-"""Encode a tensor in one place and decode it in another, as between a worker and its parameter servers."""
+"""One-way compression: a tensor is encoded in one place and decoded in another, as by workers and parameter servers."""
 
 import tensorflow as tf
 

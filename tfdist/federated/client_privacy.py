@@ -219,7 +219,7 @@ class PrivateRounds:
         """Return the noisy mean of a round whose clipped updates have these sums.
 
         The noise depends on the sums as well. A round that is repeated after a kill has the same noise for the same
-        updates, and for other updates another noise, so that a difference of results never is a difference of updates.
+        updates. Other updates get another noise, so that a difference of results never is a difference of updates.
         """
         digest = hashlib.sha256(b"noise" + self._secrets.noise + repr(turn).encode())
         for name in sorted(sums):

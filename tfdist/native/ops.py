@@ -21,8 +21,8 @@ _alone = threading.Lock()
 class Records:
     """The ops that read records at known places of TFRecord files; `records` returns one instance.
 
-    Guaranteed for any tensors and files: nothing outside of a file is read; a record is ok exactly when it lies in its
-    file and, if it is checked, its length and both checksums fit; no byte is returned of a record that is not ok. Files
+    Guaranteed for any tensors and files: nothing outside of a file is read. A record is ok exactly when it lies in its
+    file and, if it is checked, its length and both checksums fit. No byte of a record that is not ok is returned. Files
     are mapped into memory once per process. A file that was replaced, cut short or extended since the last call is
     mapped anew; one that is cut short during a call ends the process, as with any memory map.
 

@@ -112,8 +112,8 @@ class LARS(keras.optimizers.Optimizer):
         """Refuse to leave variables out of the weight decay; use ``exclude`` instead.
 
         Args:
-            var_list: as in Keras.
-            var_names: as in Keras.
+            var_list: the variables, as in Keras.
+            var_names: the names of variables, as in Keras.
         Raises:
             UnsupportedError: always.
         """

@@ -1,4 +1,4 @@
-"""Describe a model's layouts: its weights, where they are, and their bytes on each device."""
+"""The description of a model's layouts: its weights, their places, and their bytes on each device."""
 
 import math
 import sys

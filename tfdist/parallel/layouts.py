@@ -1,4 +1,4 @@
-"""Map weights and activations to layouts by their paths: the mesh axis that cuts each dim. Loads no TensorFlow.
+"""Layouts of weights and activations by their paths: the mesh axis that cuts each dim. Loads no TensorFlow.
 
 A pattern is a regular expression for the whole path, as in `keras.distribution.LayoutMap`; a layout names an axis of
 the mesh, or None, for each dim. A weight that no pattern matches is whole on every process. An activation has its

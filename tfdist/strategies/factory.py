@@ -81,7 +81,7 @@ def from_environment(
 
         TFDIST_REPLICAS_PER_WORKER   number of replicas in this process: GPUs, or else as many logical CPU devices
         TFDIST_COLLECTIVES           the backend of multi-worker and sharded-data-parallel
-        TFDIST_SYNCHRONIZATION       for multi-worker and ring: how seldom workers meet
+        TFDIST_SYNCHRONIZATION       the synchronization schedule of multi-worker or ring, see `LocalSGD`
         TFDIST_SHARDING_STAGE        the sharding stage of sharded-data-parallel, or of a pipeline stage's replicas
         TFDIST_SHARES                each replica's part of a batch, such as ``3,1``
         TFDIST_MAX_STALENESS         the bound of staleness for parameter-server: a number, or "none", the default

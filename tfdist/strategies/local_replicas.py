@@ -70,7 +70,7 @@ def devices_to_come() -> int:
 
 
 def ensure_threads(replicas: int) -> None:
-    """Give TensorFlow one inter-op thread more than replicas, where it would have fewer and none were asked for.
+    """Give TensorFlow one inter-op thread more than replicas, if it would have fewer and no number is set.
 
     A function that makes the iterator of a distributed dataset blocks one thread per replica until their batches are
     there, and making those batches needs a thread. TensorFlow has a thread per core: with two replicas on two cores

@@ -1,4 +1,4 @@
-"""Place the stages of a pipeline on processes, or on the devices of one process."""
+"""The placement of a pipeline's stages on processes, or on the devices of one process."""
 
 import logging
 import os

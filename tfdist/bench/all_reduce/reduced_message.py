@@ -55,7 +55,7 @@ def bus_bandwidth(number_of_bytes: int, seconds: float, workers: int) -> float:
     """Return the bytes per second that each link carries in a perfect all-reduce of that duration.
 
     A worker must send 2 S (n - 1) / n bytes, whatever the algorithm, so this can be compared with the speed of the
-    wire; the algorithm's bandwidth is S / t. With two workers both are equal.
+    wire. The algorithm's bandwidth is S / t. With two workers both are equal.
 
     Example:
         >>> bus_bandwidth(1000, 1.0, 4)

@@ -1,4 +1,4 @@
-"""Choose the saved state to restore: the newest sound one, the same on all workers.
+"""The choice of the saved state to restore: the newest sound one, the same on all workers.
 
 The chief decides, unless another host holds a newer state. Workers read the chosen state if they can; else a worker
 that has it sends the bytes.

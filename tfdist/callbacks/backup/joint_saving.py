@@ -1,4 +1,4 @@
-"""Save one state jointly when each worker has a part of it, on disk and in memory that outlives the process.
+"""Joint saves of a state of which each worker has a part, on disk and in memory that outlives the process.
 
 All workers take the same decisions at the same steps, so that they submit the same saves. Each writes its part to the
 chief's directory. A worker that does not see this directory, because disks are not shared, sends its part to the chief.

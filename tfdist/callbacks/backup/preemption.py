@@ -1,4 +1,4 @@
-"""Save training when its process is asked to end (SIGTERM), as before a preemption; then end or shrink it.
+"""The reaction to a process's request to end (SIGTERM), as before a preemption: save training, then end or shrink it.
 
 Under an agent SIGINT and SIGHUP mean the same: sent to every process of a job, they ask the agent to end it. Elsewhere
 they are the user's.

@@ -1,4 +1,4 @@
-"""Identify the training of a backup if several calls of `fit`, or several jobs, share one directory.
+"""The identity of a backup's training, in case several calls of `fit`, or several jobs, share one directory.
 
 This process counts the trainings that have ended and removed their backup. A restarted script counts from zero, so its
 first `fit` would otherwise take what a later one has saved. A lock on the directory reveals another job at the same

@@ -45,12 +45,12 @@ class Shards:
 
     @property
     def exist(self) -> bool:
-        """Return whether this training has state in shards; the same on all workers, also before it has variables."""
+        """Whether this training has state in shards; the same on all workers, also before it has variables."""
         return bool(variables_of(self._model).sharded)
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the variables that are in shards."""
+        """The names of the variables that are in shards."""
         return {name for _, name, _ in self._variables()}
 
     def counts(self) -> dict[str, int]:
@@ -210,12 +210,12 @@ class Cuts:
 
     @property
     def exist(self) -> bool:
-        """Return whether variables may be cut; the same on all workers, also before there are any."""
+        """Whether variables may be cut; the same on all workers, also before there are any."""
         return bool(getattr(self._model.distribute_strategy, "cuts_weights", False))
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the variables that are cut."""
+        """The names of the variables that are cut."""
         return set(variables_of(self._model).cut)
 
     def capture(self) -> dict[str, _Array]:

@@ -256,7 +256,7 @@ class RandomK(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Codec):
-    """Each |x| from t on is sent as sign(x) t: one word for its place and sign. Use it with `ErrorFeedback`.
+    """The numbers with |x| of t or more, sent as sign(x) t: one word for place and sign. Use it with `ErrorFeedback`.
 
     The number of bytes depends on how many numbers have grown large enough. Members' words are gathered, so bytes grow
     with the number of members.

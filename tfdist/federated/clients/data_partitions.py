@@ -1,4 +1,4 @@
-"""Divide arrays among simulated clients: at random, by Dirichlet distributions of labels, or by a feature."""
+"""The division of arrays among simulated clients: at random, by Dirichlet distributions of labels, or by a feature."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Divide a directory of examples among simulated clients: one directory each, in a folder that `App` takes."""
+"""The division of a directory of examples among simulated clients: one directory each, in a folder for `App`."""
 
 import os
 import re

@@ -56,7 +56,7 @@ class LocalModel:
         self.optimizer_state = [(variable, value_of(variable)) for variable in self.model.optimizer.variables]
 
     def weights(self) -> Arrays:
-        """The initial shared weights, which are those of the first round."""
+        """Return the initial shared weights, which are the weights of the first round."""
         return {name: self.initial[name] for name in self.shared}
 
     def set(self, arrays: Arrays) -> None:

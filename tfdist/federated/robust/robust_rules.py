@@ -114,7 +114,7 @@ def _are_finite(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _require_survived(rule: RobustRule, clients: int) -> None:
-    """Raise `ConfigError` if a rule does not survive its liars among so many clients."""
+    """Raise `ConfigError` if a rule does not survive its liars among this many clients."""
     most = rule.survives(clients)
     if rule.liars > most or clients < 1:
         survived = f"survives {most} liars" if most >= 0 else "needs more clients even without liars"

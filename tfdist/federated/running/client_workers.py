@@ -54,7 +54,7 @@ class LedTrainer:
 
 
 def follow(trainer: LocalTrainer, data: Local, workers: Workers) -> None:
-    """Repeat on a worker other than the chief what the chief does, until the chief ends."""
+    """Repeat the calls of the chief on another worker, until the chief ends."""
     while True:
         message = unpack_whole(_handed_out(workers, b""))
         if message["what"] == "end":

@@ -99,7 +99,7 @@ class SecureRounds:
         return self._masking is not None and self._masking.phase == Phase.DONE
 
     def ready(self) -> tuple[str, ...]:
-        """The clients that can mask their updates."""
+        """Return the clients that can mask their updates."""
         return tuple(self._masking.sent) if self._masking is not None and self.phase == Phase.UPLOAD else ()
 
     def mean(self, clients: Iterable[str], weight: float) -> dict[str, NDArray[np.float64]]:

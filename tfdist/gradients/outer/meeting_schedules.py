@@ -79,7 +79,7 @@ class Synchronization:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Synchronization):
-    """Local SGD: each worker trains independently; after every few steps all take the mean of their weights.
+    """Local SGD: each worker trains independently; after ``every`` steps all take the mean of their weights.
 
         w := mean over workers of w,    after steps ``every``, 2 ``every``, ...
 

@@ -197,9 +197,9 @@ def as_made(gradients: Sequence[Any]) -> list[int]:
 def keeps_duplicate_indices(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether a sparse gradient's rows with the same index must reach an optimizer separately.
 
-    Keras treats each row separately if it does more with a gradient than add it: it squares a row, or takes its
-    size, root or norm, before it adds up the rows with the same index. Only SGD without clipping, with or without
-    momentum, is known to get the same result from rows that were added up before.
+    Keras treats each row separately if it does more with a gradient than add it. It squares a row, or takes its size,
+    root or norm, before it adds up the rows with the same index. Only SGD without clipping, with or without momentum,
+    is known to get the same result from rows that were added up before.
 
     Example:
         >>> from keras.optimizers import SGD, Adam
@@ -216,7 +216,7 @@ def _only_adds(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def in_their_places(reduced: Sequence[Gradient], count: int) -> list[Any]:
-    """Return the values by `Gradient.index`, and None where there was no gradient.
+    """Return the values by `Gradient.index`, and None for missing gradients.
 
     Example:
         >>> in_their_places([Gradient(2, "b", index=2), Gradient(1, "a", index=0)], 3)

@@ -1,4 +1,4 @@
-"""Keep activations in parts between a layer by columns and one by rows, without gathering or cutting them.
+"""Activations that stay in parts between a layer by columns and one by rows, without being gathered or cut.
 
 Only the model or layer that computes both knows when this is possible, so it says so around its computation.
 """

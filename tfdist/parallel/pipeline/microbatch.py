@@ -18,7 +18,7 @@ from tfdist.training.replica.judging import Verdict
 
 
 class MicroStep(step.Step):
-    """The step of a micro-batch: its rows are to the batch what a replica's are to the global batch."""
+    """The step of a micro-batch, whose rows are a part of the batch as a replica's are of the global batch."""
 
     def __init__(
         self,
