@@ -1,6 +1,6 @@
-"""Values from Optuna's tree-structured Parzen estimator: asked before each trial, told the history.
+"""Values from Optuna's tree-structured Parzen estimator, which gets the history before each trial.
 
-The study is made anew each time, so the history alone decides, and the journal has what was suggested.
+The study is made anew each time, so the history alone decides; the journal has the suggested values.
 """
 
 from tfdist.errors import MissingDependencyError
@@ -9,7 +9,7 @@ from tfdist.tune.search.search_space import Choice, Parameter, Range, Space, Val
 
 
 def suggested(space: Space, history: History, *, trial: int, seed: int) -> dict[str, Value]:
-    """The values for a new trial."""
+    """Return the values for a new trial."""
     try:
         import optuna
     except ImportError as error:
