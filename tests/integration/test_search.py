@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.integration.forks import ENTRY, Forks, Heard
 from tfdist.jobs.placement.local_placement import Child
 from tfdist.jobs.placement.worker_factory import forked
 from tfdist.jobs.plan.worker_spec import WorkerSpec
+from tfdist.processes.fork_server import ForkServer
 from tfdist.processes.job_resources import guarded
 from tfdist.tune.search import trial_slots
 from tfdist.tune.search.search_history import Clone, Decision, End, Event, History, Resume, Start, Status
@@ -89,7 +90,29 @@ def state(folder: Path, trial: int) -> list[bytes]:
         return [found[name].tobytes() for name in found.files]
 
 
+class Lent:
+    """What a search needs of `ForkServer`: the one of all tests, which stays."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self.pid, self.process, self.wait, self._server = server.pid, server.process, server.wait, server
+
+    def start(self, environment: Mapping[str, str], *, folder: str, ends: str) -> "Lent":
+        return self
+
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], **streams: int) -> int:
+        return self._server.spawn([argv[0], ENTRY, os.getcwd(), "0", *argv[1:]], environment, **streams)
+
+    def close(self) -> None:
+        """Nothing: others use it."""
+
+
+@pytest.fixture
+def _trials_in_forks(forking: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_slots, "ForkServer", Lent(forking.server))
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_trials_in_forks")
 def test_trials_pause_die_and_are_cloned(tmp_path: Path) -> None:
     script, other = tmp_path / "train.py", {**LIVES, "lr": 0.5}
     script.write_text(SCRIPT)
@@ -294,6 +317,7 @@ def test_an_interrupted_and_a_killed_search_go_on(forking: Forks, drawing: Forks
     assert list((tmp_path / "runs").rglob("metrics"))
 
 
+@pytest.mark.usefixtures("_trials_in_forks")
 def test_a_function_is_searched_from_a_program(tmp_path: Path) -> None:
     def train(hp: Any) -> float:
         return (hp.Float("x", 0.0, 1.0) - 0.5) ** 2
