@@ -58,8 +58,8 @@ def write(
 
     Args:
         examples: a mapping of names to arrays, (images, labels), an iterable of mappings of names to values, a
-            `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, HDF5, NumPy or TFRecord files or of
-            a folder with a folder of pictures per class.
+            `tf.data.Dataset` or a `ray.data.Dataset`, or the path of CSV, Parquet, Arrow, HDF5, NumPy or TFRecord
+            files or of a folder with a folder of pictures per class.
         directory: where to write; a path, or a URL that fsspec knows.
         num_shards: how many files. Default: as many as ``shard_bytes`` asks for.
         shard_bytes: about how many bytes each has. Default: 256 MiB.
@@ -82,8 +82,8 @@ def write(
         source_options: what fsspec's driver takes for ``examples``, if these are URLs.
         split: the one to write of a folder that holds several, into ``directory`` itself, with the schema and the
             classes of train next to it.
-        nulls: of tables: column -> the value that replaces null, ``"*"`` for all other columns. Default: null is an
-            error.
+        nulls: of tables: column -> the value that replaces null, ``"*"`` for all other columns; ``"x[]"`` for what
+            replaces nulls in the lists of column x. Default: null is an error.
         null_masks: of tables: columns that may be null, each with a feature NAME_is_null (bool) that says where;
             without ``nulls``, zero or empty text replaces null.
         delimiter: what separates the columns of CSV files. Default: a tab in .tsv, else a comma.
