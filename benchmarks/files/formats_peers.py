@@ -1,4 +1,4 @@
-"""What the peers do in a turn: `python formats_peers.py webdataset|mosaicml JSON`, in an environment that has them.
+"""Turns of the peers: `python formats_peers.py webdataset|mosaicml JSON`, in an environment that has them.
 
 MosaicML's reader of shards uses neither torch nor the clients of object stores, so empty modules take their places.
 """

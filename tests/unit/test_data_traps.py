@@ -1,4 +1,4 @@
-"""What other readers take for whole, or leave out without a word: read with the right values here, or refused."""
+"""Files that other readers take for whole, or read in part without a word: right values here, or an error."""
 
 import io
 import json

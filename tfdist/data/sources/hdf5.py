@@ -192,7 +192,7 @@ def _lacking_in(file: str, dataset: str, path: str, depth: int) -> tuple[str, st
 
 
 def _elsewhere(file: str, path: str) -> str | None:
-    """Where HDF5 finds a file that another one names: beside that one, or from where the process is."""
+    """The path of a file that an HDF5 file names, beside that one or from where the process is; None without one."""
     if source_files.is_url(path):  # HDF5 looks for the file on this machine
         return None
     beside = os.path.join(os.path.dirname(path), file)
