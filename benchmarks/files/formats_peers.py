@@ -1,4 +1,4 @@
-"""The peers' side of the benchmark of formats: `python formats_peers.py webdataset|mosaicml JSON`, where they are.
+"""Turns of the peers: `python formats_peers.py webdataset|mosaicml JSON`, in an environment that has them.
 
 MosaicML's reader of shards uses neither torch nor the clients of object stores, so empty modules take their places.
 """

@@ -1,4 +1,4 @@
-"""Inputs that other readers take for whole, or leave out silently: they are read with the right values, or refused."""
+"""Files that other readers take for whole, or read in part without a word: right values here, or an error."""
 
 import io
 import json

@@ -192,7 +192,7 @@ def _lacking_in(file: str, dataset: str, path: str, depth: int) -> tuple[str, st
 
 
 def _elsewhere(file: str, path: str) -> str | None:
-    """Return the path at which HDF5 finds a file that another file names: beside it, or in the working directory."""
+    """The path of a file that an HDF5 file names, beside that one or from where the process is; None without one."""
     if source_files.is_url(path):  # HDF5 looks for the file on this machine
         return None
     beside = os.path.join(os.path.dirname(path), file)
