@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tfdist.bench.suite import in_turns, quartiles, ratio
 from tfdist.planner.machine import describe
-from tfdist.variables import NO_WARM, PREFIX
+from tfdist.variables import CACHE_DIR, NO_WARM, PREFIX
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 300
@@ -72,17 +72,25 @@ def start(arm: str, environ: dict[str, str]) -> tuple[float, float, float]:
         assert ("from the warm process" in said) is (arm == "warm"), said
         told = [tuple(map(float, Path(folder, str(one)).read_text().split())) for one in (0, 1)[: 2 - (arm == "plain")]]
         agent = usage.ru_utime + usage.ru_stime if arm == "warm" else 0.0
-        return max(one[0] for one in told) - began, sum(one[1] for one in told), agent
+        took = max(one[0] for one in told) - began, sum(one[1] for one in told), agent
+        print(f"{arm}: {took[0]:.2f} s, {took[1]:.2f} s of the processor, load {os.getloadavg()[0]:.1f}", flush=True)
+        return took
 
 
 def main() -> None:
     """Start jobs in turns, and print medians and ratios with quartiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="starts of each")
+    parser.add_argument("--cache", type=Path, help="folder with compiled ops; a new one by default")
     options = parser.parse_args()
     kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "TF_"))}
     with tempfile.TemporaryDirectory() as cache:
-        environ = {**kept, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": cache}
+        environ = {
+            **kept,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "PYTHONPATH": str(ROOT),
+            CACHE_DIR.name: str(options.cache or cache),
+        }
         warm = [sys.executable, "-m", "tfdist", "warm"]
         try:
             subprocess.run(warm, env=environ, check=True)
