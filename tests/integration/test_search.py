@@ -91,7 +91,7 @@ def state(folder: Path, trial: int) -> list[bytes]:
 
 
 class Lent:
-    """What a search needs of `ForkServer`: the one of all tests, which stays."""
+    """The part of `ForkServer` that a search needs; it lends the server of all tests, which stays."""
 
     def __init__(self, server: ForkServer) -> None:
         self.pid, self.process, self.wait, self._server = server.pid, server.process, server.wait, server
