@@ -1,4 +1,4 @@
-"""What came of the rows: kept in a file after each cell, so a run goes on where one ended, and shown as a table."""
+"""Results of the rows: a file that each cell is added to, so that a run resumes where another ended, and a table."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def _reason(cell: Cell) -> str:
 
 
 def _versions(results: Results) -> str:
-    """Which packages ran on which days."""
+    """Return the versions of packages, with the days of their runs."""
     days: dict[str, list[str]] = {}
     for result in results:
         text = ", ".join(f"{name} {version}" for name, version in result.versions.items())

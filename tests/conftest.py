@@ -106,7 +106,7 @@ FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkse
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this process had at one moment."""
+    """The resources of this process at one moment."""
 
     directory: str
     environ: dict[str, str]
@@ -161,7 +161,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return when an item's file has its turn: the longest, the other integration tests, the unit tests."""
+    """Return the turn of an item's file: the longest, the other integration tests, the unit tests."""
     if UNIT in item.path.parents:
         return len(LONGEST) + 1
     return LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
@@ -312,7 +312,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process: its state, its parent, and so on."""
+    """Return the kernel's fields about a process after its name: state, parent, and so on."""
     # its name, in brackets, may have spaces and brackets in it
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
@@ -357,7 +357,7 @@ def _remaining_ports(before: Snapshot) -> list[str]:
 
 
 def _listening() -> set[tuple[str, int]]:
-    """Return where this process listens, by its own sockets: the kernel's table takes milliseconds to read."""
+    """Return the addresses on which this process listens, by its own sockets: the kernel's table is slow to read."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not of this kind
@@ -371,7 +371,7 @@ def _listening() -> set[tuple[str, int]]:
 
 
 def _until_empty(look: Callable[[], list[Any]]) -> list[Any]:
-    """What `look` still finds when the grace time is over; at once when it finds nothing."""
+    """Return what `look` still finds after the grace time, or nothing as soon as it finds nothing."""
     deadline = time.monotonic() + GRACE_SECONDS
     while found := look():
         if time.monotonic() > deadline:

@@ -69,7 +69,7 @@ def put(source: Path, place: Path, *, work: Path) -> Path:
 
 
 def stale(place: Path) -> list[Path]:
-    """What was left in a folder of temporary folders for a day or more, for instance after a loss of power."""
+    """Return the entries of a folder of temporary folders that are a day old or older, as after a power failure."""
     found = []
     for entry in place.iterdir():
         with contextlib.suppress(OSError):  # another process may remove it at this moment

@@ -27,21 +27,21 @@ _KEY = "option"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of an option besides its field's name and default.
+    """The description of an option, besides its field's name and default.
 
     Attributes:
         help: one line.
-        kind: bool (a flag), int, float, str, or Path, which whatever opens it checks.
-        flags: on the command line; the field's name with hyphens by default.
-        metavar: stands for the value in the help.
-        minimum: of a number, included.
-        maximum: of a number, included.
-        above: of a number, excluded.
+        kind: bool (a flag), int, float, str, or Path, which is checked where it is opened.
+        flags: the flags on the command line; by default the field's name with hyphens.
+        metavar: the placeholder for the value in the help.
+        minimum: the lower bound of a number, included.
+        maximum: the upper bound of a number, included.
+        above: the lower bound of a number, excluded.
         choices: the allowed texts; empty: any.
-        variable: of the environment, which the command line reads where the option is not given.
+        variable: the environment variable that the command line reads where the option is not given.
         is_several: whether it can be given several times; the value is a tuple.
         may_be_unset: whether None is a value. The command line then has no default.
-        is_hidden: whether the help leaves it out; that of all options has it, with its line.
+        is_hidden: whether the help leaves it out; the help of all options has its line.
     """
 
     help: str

@@ -1,8 +1,8 @@
 """Waits during which handlers of signals still run, and handlers of signals that ask a process to end.
 
-Python runs handlers in its main thread, which the system has to wake for that. It does not always: a signal may come
-just before the main thread begins to wait, and any other thread may take it, which those do that start threads or
-processes, because they block signals for that moment. A wait without a limit then goes on, and Ctrl-C is forgotten.
+Python runs handlers in its main thread, which the system has to wake for that. It does not always do so. A signal may
+come just before the main thread begins to wait, or another thread may take it. Threads that start threads or processes
+do so, because they block signals for that moment. A wait without a limit then goes on, and Ctrl-C is forgotten.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def join_heeding_signals(thread: threading.Thread) -> None:
 
 
 def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[Any]]":
-    """Yield what is done, in the order of completion; handlers of signals run meanwhile."""
+    """Yield finished futures in the order of completion; handlers of signals run meanwhile."""
     from concurrent import futures  # most who wait have none
 
     left = set(work)
@@ -70,14 +70,14 @@ def done_heeding_signals(work: "Collection[Future[Any]]") -> "Iterator[Future[An
 
 
 def awaited(future: "Future[Any]") -> "Future[Any]":
-    """Return a result once it is there; handlers of signals run meanwhile."""
+    """Return a future once it is done; handlers of signals run meanwhile."""
     return next(done_heeding_signals([future]))
 
 
 class Flag:
-    """What a handler of a signal sets, and anybody else may.
+    """A flag that signal handlers set, and any other code may set.
 
-    An event has a lock, which the thread that a handler interrupts may hold: the two would wait for each other.
+    An event has a lock, which the interrupted thread may hold: that thread and the handler would wait for each other.
 
     Example:
         >>> flag = Flag()
@@ -98,7 +98,7 @@ class Flag:
         return self._is_set
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this long until it is set, and say whether it is."""
+        """Wait at most this long until the flag is set, and return whether it is."""
         until = time.monotonic() + seconds
         while not self._is_set and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))

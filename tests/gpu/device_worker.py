@@ -1,6 +1,6 @@
-"""What the checks of devices train, here and in processes of their own.
+"""The trainings for the checks of devices, in this process and in processes of their own.
 
-python device_worker.py HOW FILE        "from_environment" or "reproducible"; what was trained goes into FILE
+python device_worker.py HOW FILE        "from_environment" or "reproducible"; the results go into FILE
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What a fork of `forks` runs first.
+"""The first program of a fork of `forks`.
 
 python forked.py FOLDER SECONDS COMMAND ...     in FOLDER, for so many seconds at most (0: for as long as it takes)
 """
@@ -28,7 +28,7 @@ from tfdist.processes.pool import pool_worker
 
 
 class Child:
-    """What the agent needs of a child, which was forked and not started."""
+    """A forked child, with the part of `Popen` that the agent needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,7 +53,7 @@ class Child:
 
 
 class Tasks:
-    """What a chief that starts its own tasks needs of `subprocess`."""
+    """The part of `subprocess` that a chief needs to start its own tasks; it forks them."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -67,7 +67,7 @@ class Tasks:
 
 
 class Probes(Tasks):
-    """What `tfdist parallel plan` needs of `subprocess`."""
+    """The part of `subprocess` that `tfdist parallel plan` needs; it forks the probes."""
 
     def Popen(self, command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_: object) -> Fork:  # noqa: N802
         python, _, module, *arguments = command  # python -m tfdist.tune.layer_probe ...
@@ -94,7 +94,7 @@ def replace_subprocess(replacement: object, *modules: ModuleType) -> None:
 
 
 def forked_server() -> ForkServer | None:
-    """Fork what forks the processes that this one starts; None in what those have run."""
+    """Fork a server of forks for the processes that this one starts; return None in those."""
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()

@@ -97,7 +97,7 @@ class Fork:
 
     @property
     def written(self) -> str:
-        """What it has written so far."""
+        """The output so far."""
         return b"".join(self._streams()).decode(errors="replace")
 
     def _streams(self) -> tuple[bytes, bytes]:
@@ -215,7 +215,7 @@ class Forks:
 
     @contextlib.contextmanager
     def with_more(self, *modules: str) -> Iterator["Forks"]:
-        """Yield what forks processes that have these modules too, also such as `light` leaves out."""
+        """Yield a server whose forks have imported these modules too, also modules that `light` leaves out."""
         folder = self.folder / "more"
         folder.mkdir()
         ours, theirs = socket.socketpair()
@@ -257,7 +257,7 @@ class Job(Fork):
 
 
 class Jobs:
-    """What `tfdist chaos`, `tfdist tune` and the benchmark of recoveries need of `subprocess`, for their jobs."""
+    """The part of `subprocess` that `tfdist chaos`, `tfdist tune` and the benchmark of recoveries need for jobs."""
 
     DEVNULL = subprocess.DEVNULL
     TimeoutExpired = subprocess.TimeoutExpired

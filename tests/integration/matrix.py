@@ -1,9 +1,8 @@
-"""Which cells of the matrix the tests run: every row once, and all strategies for rows that depend on replicas.
+"""The cells of the matrix that the tests run: every row once, and all strategies for rows that depend on replicas.
 
-`make verify` runs all rows in all columns. What the tests run of it is chosen so that every row is trained under some
-strategy, every strategy trains rows of every kind, and rows whose numbers depend on how many replicas there are, and on
-how they are divided into processes, are trained with three or four replicas too, in the columns where what they depend
-on differs.
+`make verify` runs all rows in all columns. The tests train every row under some strategy, and rows of every kind under
+each strategy. The numbers of some rows depend on the number of replicas, and on their division into processes. These
+rows are trained with three or four replicas too, in the columns that differ in either.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""What forks of the tests leave out when they trace, and that what is traced is the same nevertheless."""
+"""Work that forks of the tests leave out when they trace; the traces stay the same."""
 
 from pathlib import Path
 

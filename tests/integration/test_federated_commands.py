@@ -207,7 +207,7 @@ class Attacked:
         return ServerLink("127.0.0.1", self.port, self.keys["vienna"], self.federation, largest=self.target.largest)
 
     def attack(self) -> None:
-        """By strangers, by rome, which is on the list and is asked for nothing, and by a second berlin."""
+        """Attack as strangers, as rome, which is on the list but has no task, and as a second berlin."""
         for stranger in STRANGERS:
             stranger(self.target)
         for sent in broken(self.target.largest).values():

@@ -1,6 +1,6 @@
-"""What every placement of processes keeps, whatever starts them: one battery, run for each entry of PLACEMENTS.
+"""The promises of every placement of processes: one battery, run for each entry of PLACEMENTS.
 
-A placement that is added (ssh, Ray, Slurm) gets a line in PLACEMENTS, and no test of its own for any of this.
+A new placement (ssh, Ray, Slurm) gets a line in PLACEMENTS, and no test of its own for any of this.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def from_a_fork_server(guard: Guard, folder: Path) -> Iterator[Placement]:
 
 @contextlib.contextmanager
 def on_another_host(guard: Guard, folder: Path) -> Iterator[Placement]:
-    """By a program that stands for ssh, and runs the command here."""
+    """Place processes through a stand-in for ssh, which runs the command here."""
     shell = another_host(folder)
     hosts = (Host(name="n1", address="127.0.0.1", slots=3),)
     config = LaunchConfig(target="json", is_module=True)

@@ -1,4 +1,4 @@
-"""Of which kind the rows of a sparse gradient are, read off the graph; no replicas are needed to see it."""
+"""The kind of the rows of a sparse gradient, as read from the graph; that needs no replicas."""
 
 from collections.abc import Callable
 from typing import Any

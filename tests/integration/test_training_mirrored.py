@@ -214,7 +214,7 @@ def test_corners_give_the_numbers_of_one_device(pool: WorkerPool, name: str) -> 
 
 
 def test_statistics_far_from_zero_are_those_of_one_device_as_users_train(forking: Forks) -> None:
-    """With graphs optimized, to within 1e-5; as traced, one number is 1.5e-5 off."""
+    """Optimized graphs agree to within 1e-5; as traced, one number is 1.5e-5 off."""
     with started(forking, **{OPTIMIZED: "1"}) as optimizing:
         seen = corner(optimizing, "both", name=FAR)
     np.testing.assert_allclose(seen["two"], seen["one"], rtol=1e-5, atol=1e-5)

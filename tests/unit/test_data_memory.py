@@ -1,4 +1,4 @@
-"""What reading keeps: the memory of batches, asked for once; maps of files, and none of these open."""
+"""The memory that a reader keeps: that of batches, allocated once, and maps of files, none of which stays open."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is particular to a kind of source: dtypes and layouts, what is refused, and how the message helps."""
+"""The particulars of each kind of source: dtypes and layouts, refusals, and messages that help."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What counts as a hang: a table of what workers say and how long ago, and that an agent that slept blames nobody."""
+"""Hangs, by a table of what workers say and how long ago; an agent that slept blames nobody."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def worker(
 
 
 def after_steps(count: int = 10, seconds: float = 0.1) -> Watch:
-    """Return what an agent remembers that has seen so many steps, and looked last at 100 s."""
+    """Return the watch of an agent that has seen so many steps, and looked last at 100 s."""
     watch = begin(100.0)
     for tick in range(count):
         watch, hang = look(watch, [worker(0, tick=tick, step=seconds), worker(1, tick=tick)], 100.0, PATIENCE)
@@ -222,3 +222,12 @@ def test_the_bounds_can_be_chosen() -> None:
     assert allowed_seconds(Activity.SAVING, samples, patience) == 7.0
     assert allowed_seconds(Activity.HELD, samples, patience) == 0.0
     assert allowed_seconds(Activity.ENDED, samples, patience) == math.inf
+
+
+def test_a_step_waits_its_turn_on_a_crowded_machine() -> None:
+    patience = replace(PATIENCE, crowding=6.0)  # twelve programs on two processors
+    watch, seen = after_steps(), [worker(0), worker(1, state=DONE)]
+    kept = replace(watch, looked=111.9)
+    assert look(kept, seen, 111.9, patience)[1] is None
+    assert look(kept, seen, 111.9, PATIENCE)[1] is not None
+    assert look(kept, seen, 112.1, patience)[1] is not None

@@ -1,4 +1,4 @@
-"""What private steps cost, and budgets."""
+"""The cost of private steps, and budgets."""
 
 import math
 import pickle

@@ -19,7 +19,7 @@ _last: "weakref.WeakValueDictionary[str, Writer]" = weakref.WeakValueDictionary(
 
 
 class _Job(NamedTuple):
-    """What saves the state of a step."""
+    """A request to save the state of a step."""
 
     step: int
     save: Callable[[], None]

@@ -219,11 +219,11 @@ def file_from(value: Any) -> File:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one worker adds to a checkpoint.
+    """The contribution of one worker to a checkpoint.
 
     Attributes:
-        index: of the worker.
-        arrays: names to arrays, as `Store.save` takes them; a name is in one part alone.
+        index: the worker's index.
+        arrays: names to arrays, as `Store.save` takes them; each name is in one part alone.
     """
 
     index: int
@@ -253,17 +253,17 @@ class Joint:
 
 
 def receipt(joint: Joint, *, step: int, part: int, file: File) -> bytes:
-    """What says that a part was written."""
+    """Return the receipt that says that a part was written."""
     return _sealed({**_about(joint, step, part), "file": asdict(file)})
 
 
 def failure(joint: Joint, *, step: int, part: int, reason: str) -> bytes:
-    """What says that a part will not come."""
+    """Return the receipt that says that a part could not be written, and why."""
     return _sealed({**_about(joint, step, part), "failed": reason})
 
 
 def read_receipt(data: bytes, joint: Joint, *, step: int, part: int) -> File | None:
-    """What `receipt` was given; None if it is not whole yet, or of something else."""
+    """Return the file that a receipt describes; None if the receipt is not whole yet, or belongs to another part."""
     about = _about(joint, step, part)
     try:
         found = json.loads(data)

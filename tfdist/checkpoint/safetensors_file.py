@@ -43,7 +43,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def as_arrays(arrays: Mapping[str, Any]) -> dict[str, _Array]:
-    """What can be written of each array: itself if it is contiguous and in this machine's order, else a copy."""
+    """Return contiguous arrays in this machine's byte order, ready to be written; only other arrays are copied."""
     if not isinstance(arrays, Mapping):
         raise validation.mismatch("arrays", arrays, "a mapping of names to arrays.", kind=ConfigTypeError)
     found = {}

@@ -20,7 +20,7 @@ def job_of(folder: Path) -> str:
 
 
 def state_folder(memory: Path) -> Path:
-    """Where workers hold the newest states of their trainings."""
+    """Return the folder in which workers keep the newest states of their trainings."""
     return memory / "state"
 
 
@@ -35,17 +35,17 @@ def progress_file(memory: Path, restarts: int) -> Path:
 
 
 def steps_folder(memory: Path, restarts: int) -> Path:
-    """Where the workers of a start record their steps."""
+    """Return the folder in which the workers of a start record their steps."""
     return memory / f"steps-{restarts}"
 
 
 def stacks_file(memory: Path, restarts: int, task: TaskId) -> Path:
-    """Where a process writes its stacks on request."""
+    """Return the file to which a process writes its stacks on request."""
     return memory / f"stacks-{restarts}-{task.type}-{task.index}"
 
 
 def processes_file(memory: Path) -> Path:
-    """Which process each task of a job is now, for programs outside."""
+    """Return the file that tells other programs which process runs each task of a job."""
     return memory / "processes"
 
 
@@ -60,5 +60,5 @@ def environment_file(directory: Path) -> Path:
 
 
 def tasks_file(directory: Path) -> Path:
-    """Which process is which task."""
+    """Return the file that lists the process of each task."""
     return directory / "tasks"

@@ -9,13 +9,13 @@ from tfdist.errors import ConfigError, MissingDependencyError, UnsupportedError
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a worker tells the others before a backend is chosen.
+    """The request and the abilities of one worker, which workers exchange before a backend is chosen.
 
     Attributes:
         asked: the name of the requested backend, or "auto".
-        devices: of its replicas.
-        missing: why it cannot take part in the requested backend, or in native ones under "auto"; empty: it can.
-        cards: of its devices, equal for those that share one, and "" for a CPU.
+        devices: the devices of its replicas.
+        missing: the reason why it cannot use the requested backend, or native ones under "auto"; empty: it can.
+        cards: the cards of its devices: equal for devices that share one, and "" for a CPU.
     """
 
     asked: str

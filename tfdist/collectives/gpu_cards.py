@@ -22,7 +22,7 @@ _BUS_ID_BYTES = 32
 
 
 class Communication(NamedTuple):
-    """How the members of a group reduce, for TensorFlow's `communication_hint`, and a clause that says why."""
+    """The way in which a group reduces, as TensorFlow's `communication_hint`, and a clause that says why."""
 
     hint: str
     why: str

@@ -13,7 +13,7 @@ _NAME = "_tfdist"
 
 @dataclass
 class ModelState:
-    """What a model trains under, and what is known of its steps and calls."""
+    """The strategy that a model trains under, and facts about its steps and calls."""
 
     strategy: Any = None  # that has recognised the model
     logs_are_metrics: bool = False  # of the step that was traced last, over all replicas
@@ -25,7 +25,7 @@ class ModelState:
 
 @dataclass
 class MetricState:
-    """Which of a metric's updates are wrapped."""
+    """Flags that say which of a metric's updates are wrapped."""
 
     ignores_weights: bool = False
     scales_weights: bool = False

@@ -39,7 +39,7 @@ _PAGE = "docs/compatibility.md"
 
 
 class Standing(enum.Enum):
-    """What is known about a pair."""
+    """The support for a pair of versions."""
 
     TESTED = "tested"
     UNTESTED = "untested but in range"
@@ -48,7 +48,7 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is known about an installed pair; `text` is a sentence with what was found and what is required."""
+    """The standing of an installed pair; `text` is a sentence that says what was found and what is required."""
 
     pair: Pair
     standing: Standing

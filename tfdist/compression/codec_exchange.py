@@ -10,16 +10,16 @@ from tfdist.compression.messages import AllGather, AllReduce, AllToAll, Exchange
 
 
 class Carrier(Protocol):
-    """What carries the tensors of one member."""
+    """The collective operations that carry the tensors of one member."""
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], labels: Sequence[str]) -> list[tf.Tensor]:
         """Return the sums over members; several tensors may travel together."""
 
     def all_to_all(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows for this member, of each member one, in their order."""
+        """Return the rows for this member, one from each member, in the members' order."""
 
     def all_gather(self, rows: tf.Tensor, label: str) -> tf.Tensor:
-        """Return the rows of all members, in their order."""
+        """Return the rows of all members, in the members' order."""
 
 
 def carried(exchanges: Sequence[Exchange], labels: Sequence[str], carrier: Carrier) -> list[Exchanged]:

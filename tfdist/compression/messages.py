@@ -62,15 +62,15 @@ Request = AllReduce | AllToAll | AllGather
 
 
 class Context(NamedTuple):
-    """Where and when a tensor is exchanged.
+    """The circumstances in which a tensor is exchanged: the members, the step and the seeds.
 
     Attributes:
         size: number of members.
         rank: this member's number, from 0; a number, or a scalar tensor.
         step: updates before this one, an int32 scalar.
-        own_seed: for `tf.random.stateless_*`, int32, shape (2,); another one in each step, for each tensor and member.
-        shared_seed: likewise, and the same on all members.
-        slower: the last update's learning rate over this one's, a scalar; None where it is not known.
+        own_seed: for `tf.random.stateless_*`, int32, shape (2,); differs between steps, tensors and members.
+        shared_seed: the same, but equal on all members.
+        slower: the last update's learning rate divided by this one's, a scalar; None if it is not known.
     """
 
     size: int

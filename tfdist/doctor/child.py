@@ -11,7 +11,7 @@ _AFTER_KILL_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a program ended; `code` is None when it could not be started or ran into the deadline."""
+    """The result of a program; `code` is None when it could not be started or ran into the deadline."""
 
     code: int | None
     output: str = ""

@@ -12,7 +12,7 @@ SCHEMA = "tfdist.doctor/1"
 
 
 class Level(IntEnum):
-    """How much a finding matters; the worst of a report is its level.
+    """The severity of a finding; a report has the level of its worst finding.
 
     ``OK``: as it should be. ``NOTE``: worth knowing, nothing to do for most. ``WARNING``: works, but slowly, partly or
     not always. ``PROBLEM``: training fails or hangs until it is cured.

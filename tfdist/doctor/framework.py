@@ -42,7 +42,7 @@ os._exit(0)
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """What a child process saw when it loaded TensorFlow."""
+    """The state of TensorFlow, Keras, NCCL and Horovod, as a child process saw it when it loaded them."""
 
     error: str = ""  # why it could not be asked; empty when it answered
     version: str = ""  # TensorFlow's version

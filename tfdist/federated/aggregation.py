@@ -94,7 +94,7 @@ class _Collected:
 
 
 def clipped_by(aggregation: Aggregation) -> int | None:
-    """How many of its updates an aggregation has scaled down to a norm; None if it does not say."""
+    """Return the number of updates that an aggregation has scaled down to a norm; None if it does not say."""
     found: int | None = getattr(aggregation, "clipped", None)
     return found
 

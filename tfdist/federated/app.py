@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """What server and clients have in common: one file that all of them run.
+    """An application of server and clients: one file that all of them run.
 
     Args:
         make_model: returns the model, with weights and compiled; created in a strategy's scope, it trains under it.
         client_data: a function of a client's name, a mapping of names, a sequence, or a folder with a directory of
             `tfdist.data` for each client. A client's data are arrays (x, y) or (x, y, sample_weight), a
             `tf.data.Dataset` of batches, or the path of a directory of `tfdist.data`.
-        algorithm: such as `FedAvg(epochs=1, batch_size=32)`.
-        clients: their names, or how many there are, with the names "0", "1" and so on. Default: as in client_data.
-        test_data: on which the server evaluates; of the same kinds as a client's data.
-        participation: which clients take part in a round, and how long it waits for them.
-        aggregator: makes one update of many; the weighted mean by default.
+        algorithm: the federated algorithm, such as `FedAvg(epochs=1, batch_size=32)`.
+        clients: their names, or their number: then the names are "0", "1" and so on. Default: as in client_data.
+        test_data: the data on which the server evaluates; of the same kinds as a client's data.
+        participation: the selection of the clients of a round, and the time for which the round waits for them.
+        aggregator: combines many updates into one; the weighted mean by default.
         personal_layers: names of layers that each client keeps for itself.
         secure: settings of secure aggregation, for a run over real processes; None without it.
         compression: of a client's update, such as "qsgd" or `tfdist.compression.TopK()`; None without it.

@@ -134,7 +134,7 @@ def require_no_statistics(model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Secrets:
-    """What decides the samples of a run, and the noise of one round."""
+    """The secrets that decide the samples of a run, and the noise of one round."""
 
     samples: bytes
     noise: bytes = b""
@@ -153,10 +153,10 @@ class _Secrets:
 
 
 class PrivateRounds:
-    """What a server spends of a budget, and the noise that it adds; with ``by_clients`` they have added it.
+    """The budget that a server spends and the noise that it adds; with ``by_clients`` the clients have added the noise.
 
-    ``rate`` is the probability with which a client takes part, and ``expected`` how many do. ``done`` are the rounds of
-    the run that is resumed, None for a new one.
+    ``rate`` is the probability with which a client takes part, and ``expected`` the expected number of these clients.
+    ``done`` is the number of rounds that a resumed run has completed, None for a new run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a client sends back after training: named arrays, how many examples it has, and what it measured."""
+"""The update that a client sends back after training: named arrays, the number of its examples, and its metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -186,7 +186,7 @@ class FederatedSession:
         return self._apply(event, update, arrays, metrics)
 
     def task(self, action: messages.Train) -> TrainTask:
-        """What is sent to a client that is to train."""
+        """Return the task of a client that is to train."""
         seed = training_seed(self.rules.seed, action.round, action.client)
         arrays = {**self.state.weights, **(self.state.slots if self.app.algorithm.has_controls else {})}
         return TrainTask(action.round, action.attempt, action.client, seed, arrays, self._counted.get(action.client))

@@ -90,7 +90,7 @@ def exported(
 
 
 def values_of(record: RoundRecord) -> dict[str, float]:
-    """What curves have of a round, metrics by "train" and "evaluation"."""
+    """Return the values of a round for curves, with metrics under "train" and "evaluation"."""
     return {
         **{f"train/{name}": value for name, value in record.train.items()},
         **{f"evaluation/{name}": value for name, value in record.evaluation.items()},

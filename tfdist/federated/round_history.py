@@ -1,4 +1,4 @@
-"""What a run's rounds were: a record of each, as a line of JSON, and their curves as a picture."""
+"""The records of a run's rounds, each a line of JSON, and their curves as a picture."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -59,7 +59,7 @@ class SecureSums:
 
 
 def code_of(sums: SecureSums, *, largest_weight: int, clients: int) -> "FixedPoint":
-    """How values become integers; ConfigError if a sum could overflow."""
+    """Return the code of values as integers; raise ConfigError if a sum could overflow."""
     from tfdist.federated.secure.fixed_point import FixedPoint
 
     return FixedPoint(

@@ -1,4 +1,4 @@
-"""What a run keeps in its folder: a checkpoint of each round, and a journal of the events since.
+"""The files of a run: a checkpoint of each round, and a journal of the events since.
 
 checkpoints/        weights, the algorithm's state and the state machine, after the last rounds
 journal-N.jsonl     the events since N rounds were done, each written before it has an effect

@@ -30,10 +30,10 @@ STATES = "clients"
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation made.
+    """The result of a simulation.
 
     Attributes:
-        model: with the weights after the last round, as make_model compiles it.
+        model: the model as make_model compiles it, with the weights after the last round.
         rounds: a record of each round.
     """
 
@@ -182,7 +182,7 @@ class _Driver:
                     self._tell(messages.Evaluated(round, attempt, client, *found))
 
     def _result(self, action: Action) -> Any:
-        """What came of a training or an evaluation; meanwhile the next ones are begun. None if it does not count."""
+        """Return the result of a training or evaluation, None if it does not count; meanwhile begin the next ones."""
         following = (one for one in self._actions if type(one) is type(action))
         for one in (action, *islice(following, self._work.ahead - 1)):
             if one not in self._begun and self._counts(one):

@@ -1,4 +1,4 @@
-"""Where the clients of a simulation train: in this process, or in a pool whose processes have a model each."""
+"""The places where the clients of a simulation train: this process, or a pool with a model in each process."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -130,7 +130,7 @@ def _done(result: Any) -> "Future[Any]":
 
 
 class _Worker:
-    """What trains and evaluates, here or in a process of the pool."""
+    """The training and evaluation of clients, here or in a process of the pool."""
 
     def __init__(self, trainer: LocalTrainer, clients: SimulatedClients) -> None:
         self._trainer, self._clients = trainer, clients

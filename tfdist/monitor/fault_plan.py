@@ -17,7 +17,7 @@ _POINTS = {"disk-full": ("save-begin", "save-middle", "save-commit"), "corrupt":
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """What shall happen, in this order.
+    """The faults that are to happen, in this order.
 
     Attributes:
         faults: each names the start of the workers in which it happens.
@@ -90,7 +90,7 @@ class FaultPlan:
 
     @property
     def restarts(self) -> int:
-        """How many of the faults the workers do not survive."""
+        """The number of faults that the workers do not survive."""
         return sum(fault.kind in RESTARTING for fault in self.faults)
 
     def to_environment(self) -> dict[str, str]:

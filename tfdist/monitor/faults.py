@@ -183,7 +183,7 @@ def _fault(item: dict[str, Any]) -> Fault:
 
 
 class Script:
-    """What shall happen to this worker, in this start of it."""
+    """The faults that are to happen to this worker in this start of it."""
 
     def __init__(self, faults: tuple[Fault, ...], *, worker: int, restart: int) -> None:
         self.waiting = [f for f in faults if f.worker == worker and f.restart in (None, restart)]
@@ -195,7 +195,7 @@ class Script:
         return cls(parse(plan) if plan else (), worker=WORKER_INDEX.read(environ), restart=RESTARTS.read(environ))
 
     def due(self, point: str, step: int, *, memory: bool = False) -> list[Fault]:
-        """The faults due now, and forget those that happen once."""
+        """Return the faults due now, and forget those that happen once."""
         found, left = list[Fault](), list[Fault]()
         for fault in self.waiting:
             is_due = fault.at == point and fault.memory == memory and _matches(fault, step)

@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 
 class Activity(IntEnum):
-    """What a worker does, which decides how long it may take. The status table has the values, events the names."""
+    """The activity of a worker, which decides its time limit. The status table has the values, events the names."""
 
     STARTING = 0  # before fit, or restoring
     TRACING = 1  # the first time of a function, which is compiled; or a step of an eager model, the user's Python

@@ -65,7 +65,7 @@ _MAGIC = 0x74666470_00000001  # "tfdp", layout 1
 
 
 class Word(IntEnum):
-    """What a word of a worker's record says; times are of the machine's monotonic clock."""
+    """The meaning of each word of a worker's record; times are of the machine's monotonic clock."""
 
     PID = 0
     ACTIVITY = 1
@@ -79,7 +79,7 @@ class Word(IntEnum):
     LEAVES = 9
     HELD_FOR = 10  # number of the request for which it holds, or held
     ENDED = 11  # how many steps have ended
-    STATES = 12  # how often what it holds in memory has changed: a state more, or none any longer
+    STATES = 12  # number of changes of the states that it holds in memory: one was added, or all were dropped
     WARNINGS = 13  # how many lines it has written in the file of its warnings
     SOURCE = 16  # and the seven after it: text
 
@@ -173,7 +173,7 @@ class StatusTable:
 
 
 def warnings_file(table: Path, worker: int) -> Path:
-    """Where a worker writes its warnings, a line for each, given the path of the status table."""
+    """Return the file to which a worker writes its warnings, a line for each, given the path of the status table."""
     return table.with_name(f"warnings-{worker}-of-{table.name}")
 
 

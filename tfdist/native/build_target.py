@@ -17,7 +17,7 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What native parts are built for.
+    """The installation for which native parts are built.
 
     Attributes:
         package: the distribution that brings the module ``tensorflow``.

@@ -17,15 +17,15 @@ _LIBRARY = "horovod/tensorflow/mpi_lib"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What tfdist built a wheel for; the wheel contains it.
+    """A record of the installation for which tfdist built a wheel; the wheel contains it.
 
     Attributes:
         tensorflow: the version of TensorFlow.
-        python_tag: the Python, ``cp311``.
+        python_tag: the Python version, as ``cp311``.
         built_in: the transports.
-        revision: that of the recipe.
+        revision: the revision of the recipe.
         cuda: the release of the CUDA toolkit that compiled it; empty without GPUs.
-        mpi: the MPI that is built in; empty without.
+        mpi: the MPI that is built in; empty without MPI.
     """
 
     tensorflow: str

@@ -173,7 +173,7 @@ class Records:
 
     @property
     def mapped(self) -> int:
-        """How many files are mapped."""
+        """The number of files that are mapped."""
         return int(self._library.tfdist_mapped())
 
 

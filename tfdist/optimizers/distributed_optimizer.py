@@ -137,7 +137,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer, reducer.ReducesI
 
     @property
     def reduction_choices(self) -> reducer.Choices:
-        """What it asks of the reduction of gradients."""
+        """The settings that the optimizer requests for the reduction of gradients."""
         codec = self.compression
         if codec is None:
             return reducer.Choices(self.reduction, self.wire_dtype)

@@ -15,15 +15,15 @@ from tfdist.gradients.sharding import slot_saving
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPlace:
-    """How one weight lies.
+    """The layout of one weight.
 
     Attributes:
-        path: of the weight.
-        shape: of the whole.
+        path: the path of the weight.
+        shape: the shape of the whole weight.
         layout: the axis of the mesh that each dim is cut along, or None.
-        local_shape: of the part that each device has.
-        bytes: of that part.
-        whole_bytes: of all of it.
+        local_shape: the shape of the part that each device has.
+        bytes: the size of that part.
+        whole_bytes: the size of the whole weight.
     """
 
     path: str

@@ -32,7 +32,7 @@ _BLOCK_ELEMENTS = 1 << 22  # drawn at once, and then cut
 
 
 class PartLayout:
-    """What all layouts of `compat.tensorflow.meshes.sharded_variable.Layout` have in common."""
+    """The common base of the layouts of `compat.tensorflow.meshes.sharded_variable.Layout`."""
 
     #: what else the user can do where nothing can travel
     alternative = ""

@@ -1,4 +1,4 @@
-"""How seldom workers have to meet, so that meetings cost little beside steps. Loads no TensorFlow."""
+"""The shortest interval at which meetings of workers cost little beside steps. Loads no TensorFlow."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ WAITING_PART = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Meetings:
-    """What one meeting costs: of all weights, or of one of the fragments that are exchanged in turn.
+    """The cost of one meeting: of all weights, or of one of the fragments that are exchanged in turn.
 
     Attributes:
-        step_seconds: of a step that a worker takes by itself, above 0.
-        travel_seconds: of what is exchanged at a meeting.
-        codec_seconds: to encode and decode it, which the processors of steps do.
-        fragments: meetings in a period.
-        delay: steps that go on while a fragment travels.
+        step_seconds: the time of a step that a worker takes by itself, above 0.
+        travel_seconds: the time in which the data of a meeting travel.
+        codec_seconds: the time to encode and decode them, on the processors that compute steps.
+        fragments: the number of meetings in a period.
+        delay: the number of steps that go on while a fragment travels.
     """
 
     step_seconds: float

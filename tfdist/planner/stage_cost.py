@@ -154,19 +154,19 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What stages are made for.
+    """The job and the devices that stages are made for.
 
     Attributes:
-        profile: of the model.
-        link: between devices.
-        kinds: of devices.
+        profile: the profile of the model.
+        link: the link between devices.
+        kinds: the kinds of devices.
         schedule: one of `SCHEDULES`.
-        microbatches: of a step: of each pipeline if ``replicas`` is given, else of all together.
+        microbatches: the micro-batches of a step: of each pipeline if ``replicas`` is given, else of all together.
         replicas: the devices of every stage: so many pipelines side by side, each with a share of the batch. None:
             stages may have different numbers, and their devices take turns with the micro-batches.
-        shards: over how many devices the optimizer's slots are shared out.
-        parts: how many devices stand for one, each with the same rows and its part of the weights: the model axis.
-        saves_memory: whether every layer lies in parts that can, not those alone that make a micro-batch faster.
+        shards: the number of devices over which the optimizer's slots are divided.
+        parts: the number of devices that stand for one, with the same rows and parts of the weights: the model axis.
+        saves_memory: whether every layer that can lies in parts, not only those that make a micro-batch faster.
     """
 
     profile: Profile

@@ -20,12 +20,12 @@ from tfdist.planner.stage_cost import Memory, Setting, Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a stage adds to a step, in seconds.
+    """The contribution of a stage to a step, in seconds.
 
     Attributes:
-        pace: between two micro-batches.
-        passing: of the first micro-batch here and on the way.
-        end: after the last one.
+        pace: the time between two micro-batches.
+        passing: the time of the first micro-batch here and on the way.
+        end: the time after the last micro-batch.
     """
 
     pace: float

@@ -19,13 +19,13 @@ _CHOICES: tuple[Choice, Choice] = ("data", "model")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLayouts:
-    """How layers lie.
+    """The layouts of all layers.
 
     Attributes:
-        names: of the layers.
-        levels: for each halving of the devices, the outermost first, what each layer divides.
-        bytes: that travel in a step over all devices, with these.
-        data_bytes: that travel where every layer divides the batch: data parallelism.
+        names: the names of the layers.
+        levels: for each halving of the devices, the outermost first, the choice of what each layer divides.
+        bytes: the bytes that travel in a step over all devices, with these layouts.
+        data_bytes: the bytes that travel if every layer divides the batch: data parallelism.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What noisy steps cost: epsilon by privacy loss distributions, and the noise that a budget asks for.
+"""The privacy cost of noisy steps: epsilon by privacy loss distributions, and the noise that a budget asks for.
 
 A step adds Gaussian noise of standard deviation ``noise_multiplier * clip`` to a sum in which each example, chosen with
 probability ``rate`` by itself, has at most the norm ``clip``. Two data sets are neighbours if one has one example more.
@@ -59,7 +59,7 @@ def _epsilon(spent: tuple[NoisySteps, ...], delta: float, coarser: float) -> flo
 
 
 def _usual_loss(taken: NoisySteps) -> float:
-    """What the privacy loss of some steps is about: its mean and three standard deviations."""
+    """Return the usual size of the privacy loss of some steps: its mean and three standard deviations."""
     noise, rate = taken.noise_multiplier, taken.rate
     x = np.linspace(-8 * noise, 1 + 8 * noise, 4001)
     without, having = (np.exp(-np.square((x - middle) / noise) / 2) for middle in (0, 1))

@@ -47,7 +47,7 @@ def _made_again(message: str, fields: Mapping[str, float]) -> PrivacyBudgetError
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent, and what was; a value."""
+    """A privacy budget and the steps that have spent some of it; a value."""
 
     epsilon: float
     delta: float
@@ -58,7 +58,7 @@ class Budget:
         return sum(one.steps for one in self.spent)
 
     def after(self, taken: NoisySteps) -> "Budget":
-        """The budget when these steps were taken, too; steps of one kind are kept as one number."""
+        """Return the budget after these further steps; steps of one kind are kept as one number."""
         last = self.spent[-1] if self.spent else replace(taken, steps=0)
         if (last.noise_multiplier, last.rate) == (taken.noise_multiplier, taken.rate):
             together = replace(last, steps=last.steps + taken.steps)
@@ -70,7 +70,7 @@ class Budget:
         return accounting.epsilon(self.spent, self.delta)
 
     def noise_multiplier(self, rate: float, steps: int) -> float:
-        """The noise with which so many steps spend a budget of which nothing is spent."""
+        """Return the noise with which so many steps spend a whole budget."""
         return accounting.noise_multiplier_for(self.epsilon, self.delta, rate, steps)
 
     def require(self, planned: NoisySteps, *, what: str = "steps", hint: str = _HINT) -> None:

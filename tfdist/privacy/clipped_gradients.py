@@ -27,7 +27,7 @@ _untraced = tf.autograph.experimental.do_not_convert
 
 @dataclass(frozen=True)
 class Clipped:
-    """What the examples of a batch add up to.
+    """The sums over the examples of a batch, and its losses and outputs.
 
     Attributes:
         sums: for each trainable weight, the sum of the clipped gradients.
@@ -76,9 +76,9 @@ def clipped_sum(model: keras.Model, data: Any, counts: tf.Tensor, clip: float) -
 
 
 def _factors(gradients: list[tf.Tensor], counts: tf.Tensor, clip: float) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """What each example's gradient is multiplied by, and gradients without those that are not finite.
+    """Return the factor of each example's gradient, and the gradients without those that are not finite.
 
-    An example whose gradient is not finite counts as zero: to skip the step would tell of it.
+    An example whose gradient is not finite counts as zero: skipping the step would reveal it.
     """
     axes = [list(range(1, one.shape.rank)) for one in gradients]
     squares = tf.add_n([tf.reduce_sum(tf.square(one), axis) for one, axis in zip(gradients, axes, strict=True)])
@@ -109,7 +109,7 @@ class _Example:
         self.structure: Any = None
 
     def specs(self, present: list[tf.Tensor]) -> list[tf.TensorSpec]:
-        """What one example's loss and outputs are."""
+        """Return the specs of one example's loss and outputs."""
         inputs = [tf.TensorSpec([], tf.int32), *(tf.TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in present)]
         made = _traced(lambda *given: self._run(given), inputs).structured_outputs
         return [tf.TensorSpec(one.shape, one.dtype) for one in made]

@@ -102,7 +102,7 @@ def make_private(
 
 
 class _Private:
-    """What belongs to one private model."""
+    """The privacy settings, the noise and the methods of one private model."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ def observe_gpus(folder: Path = Path("/dev")) -> int:
 
 
 def complaint(total_bytes: int | None, *, gpus: int, holds_states: bool) -> str | None:
-    """What is wrong with the size and what cures it; None if it is enough."""
+    """Return the problem with the size and its cure; None if the size is enough."""
     size = total_bytes or 0
     why = []
     if gpus > 1 and size < NCCL_BYTES:

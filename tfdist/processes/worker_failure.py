@@ -25,14 +25,14 @@ _BY_REQUEST = (-signal.SIGTERM, -signal.SIGKILL)
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a worker wrote about its own failure.
+    """A worker's record of its own failure.
 
     Attributes:
         clock: time.monotonic() at the failure; all processes of a host share this clock.
         type: name of the exception's class.
         message: its text.
         traceback: as Python prints it.
-        exit_code: with which the process was going to end.
+        exit_code: the exit code with which the process was going to end.
     """
 
     clock: float
@@ -75,7 +75,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
         exit_code: 0; or that of the first failure; or 128 + the number of the signal that ended the job.
@@ -144,7 +144,7 @@ def own_failures(ended: Iterable[Failure], *, stopped_at: float, received: int |
 
 
 def when_it_ended(heard: float, *, stopped_at: float, was_seen: bool) -> float:
-    """When a worker has ended, as far as the agent knows.
+    """Return the time at which a worker has ended, as far as the agent knows.
 
     On a busy machine another worker's exception may arrive before the death that caused it. A worker that ended before
     the agent's first signal did not end by request, however late that is heard.

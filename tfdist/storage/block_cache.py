@@ -52,7 +52,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """How a cache was used: blocks that it had, blocks that were fetched, blocks that were evicted."""
+    """The use of a cache: blocks that it had, blocks that were fetched, blocks that were evicted."""
 
     hits: int = 0
     misses: int = 0

@@ -43,7 +43,7 @@ class Storage(Protocol):
 
     @property
     def fetched(self) -> float:
-        """When bytes of a file came last, by `time.monotonic`; infinite if that is not known."""
+        """The time at which bytes of a file last came, by `time.monotonic`; infinite if that is not known."""
 
     def names(self) -> list[str]:
         """Return the plain names of the files, sorted; none where there is no directory."""

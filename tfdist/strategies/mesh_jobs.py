@@ -34,13 +34,13 @@ _log = logging.getLogger("tfdist")
 
 @dataclass(frozen=True)
 class MeshJob:
-    """What the processes of a mesh share.
+    """The connections and devices that the processes of a mesh share.
 
     Attributes:
         workers: the processes.
-        devices: of this process, in the order of its places.
-        replicas: for each of them, the collective of all places of the mesh.
-        bucket_bytes: how many bytes travel together.
+        devices: the devices of this process, in the order of its places.
+        replicas: for each device, the collective of all places of the mesh.
+        bucket_bytes: the number of bytes that travel together.
         strategy: keeps the processes connected as long as it exists; None in one process.
     """
 

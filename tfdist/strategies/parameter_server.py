@@ -206,7 +206,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def dropped(self) -> Dropped:
-        """What ``backup_workers`` have dropped so far, by worker and by step.
+        """The examples that ``backup_workers`` have dropped so far, by worker and by step.
 
         Example:
             >>> print(strategy.dropped)                                           # doctest: +SKIP
@@ -218,7 +218,7 @@ class ParameterServerStrategy(KerasTraining, tf.distribute.Strategy):
 
     @property
     def lost_workers(self) -> int:
-        """How often a worker was lost or did not answer in time."""
+        """The number of times that a worker was lost or did not answer in time."""
         return self._scheduler.losses
 
     def placement(self) -> list[Piece]:

@@ -91,7 +91,7 @@ class CountedDataset(Protocol):
 
 
 class Source(enum.Enum):
-    """Which data a worker reads."""
+    """The dataset that a worker reads."""
 
     SHARED = "shared"  # the same dataset on every worker
     OWN = "own"  # a dataset of its own

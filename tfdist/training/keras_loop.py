@@ -18,7 +18,7 @@ from tfdist.training.replica import batch_rows, replica_layers, replica_optimize
 
 
 class StepSource(Protocol):
-    """What computes the steps of training or of testing."""
+    """A source of steps of training or of testing."""
 
     training: bool
 
@@ -29,18 +29,18 @@ class StepSource(Protocol):
         """Run steps in one graph; None where the next step has to run alone.
 
         Returns:
-            How many steps were begun and how many batches there were for them, and the logs of the last.
+            The number of steps that were begun, the number of batches for them, and the logs of the last step.
         """
 
     def step(self, element: Any, *, whole: bool) -> Any:
-        """Run one step, on a `Batch` or on what a loop of Keras for one batch gives; return its logs."""
+        """Run one step, on a `Batch` or on an element from a Keras loop for one batch; return its logs."""
 
     def drain(self) -> None:
         """Wait for steps that are under way, in the middle of an epoch."""
 
 
 class Steps:
-    """What Keras calls with an iterator: `steps_per_execution` steps; the logs of the last one are returned."""
+    """A function for Keras that runs `steps_per_execution` steps of an iterator and returns the logs of the last."""
 
     def __init__(self, model: keras.Model, source: StepSource) -> None:
         self.source = source
@@ -80,7 +80,7 @@ class Steps:
 
 
 class Predictions:
-    """What Keras calls with a list of `steps_per_execution` batches, or of their places; all rows are returned."""
+    """A function for Keras that takes `steps_per_execution` batches, or their places, and returns all rows."""
 
     def __init__(
         self, rows_of: Callable[[list[Any]], list[Any]], running: Callable[[], AbstractContextManager[None]]

@@ -1,9 +1,9 @@
 """Steps that each worker takes by itself, between meetings: the `synchronization` of a strategy.
 
-Outside of training steps a model shows the mean over workers: at the end of an epoch, and before an evaluation or a
-prediction, each worker sets its own weights aside and shows the mean, and takes its own back before the next step. No
-schedule depends on that, so training is the same with and without validation. Where a single worker asks between two
-meetings, as to save a model, it shows the mean that it knows last.
+Outside of training steps a model shows the mean over workers. At the end of an epoch, and before an evaluation or a
+prediction, each worker sets its own weights aside and shows the mean. It takes its own back before the next step. No
+schedule depends on that, so training is the same with and without validation. If a single worker asks between two
+meetings, for instance to save a model, it shows the last mean that it knows.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _NO_MEANS = ("sum", "maximum", "minimum")
 
 @dataclass(frozen=True)
 class Apart:
-    """What a strategy needs for local steps: the schedule, and the services of a step that spans this worker alone."""
+    """The parts of local steps: the schedule, and the services of a step that spans this worker alone."""
 
     schedule: Synchronization
     services: ReplicaServices

@@ -124,7 +124,7 @@ class KerasTraining:
 
     @property
     def sharding(self) -> OptimizerSharding | None:
-        """How the optimizers of this strategy are sharded; None where each replica has all of their slots."""
+        """The sharding of this strategy's optimizers; None where each replica has all of their slots."""
         return sharded_slots.of_strategy(self)
 
     def whole_value(self, variable: keras.Variable) -> Any:

@@ -35,7 +35,7 @@ _OF_QUARTILES = 1.349  # standard deviations between the quartiles of a normal d
 
 
 def calibration(say: Callable[[str], None]) -> Calibration:
-    """What this machine has: its matrices, memory and disk, and the link between two of its processes."""
+    """Measure this machine: its matrices, memory and disk, and the link between two of its processes."""
     say("matrices, memory and disk")
     alone = _of_machine(is_local=True)
     say("two processes")
@@ -99,7 +99,7 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def costs_of_worker() -> dict[str, float]:
-    """What `costs_of` measures between the workers of this job."""
+    """Return the costs that `costs_of` measures between the workers of this job."""
     from tfdist import strategies
 
     strategy: Any = strategies.from_environment()

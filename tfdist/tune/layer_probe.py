@@ -21,13 +21,13 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be measured.
+    """A request to measure the layers of a model.
 
     Attributes:
-        path: of the profile; a message goes to the same path with ".error".
+        path: the path of the profile; a message goes to the same path with ".error".
         parent: the process whose end ends this one.
         divisors: the batch of `fit` is also measured divided by each of these.
-        counts_processor: measure processor seconds, which other programs cannot lengthen.
+        counts_processor: whether to measure processor seconds, which other programs cannot lengthen.
         together: paths of all requests measured at once; they wait for each other in `fit`.
     """
 

@@ -32,7 +32,7 @@ _SHOWN_LINES = 15
 
 
 def beside(devices: int, *, threads: int | None, processors: int, gpus: int, free_bytes: int, each_bytes: int) -> int:
-    """How many of ``devices`` processes this host can measure at once.
+    """Return the number of processes, at most ``devices``, that this host can measure at once.
 
     Each needs a GPU of its own if the host has any, else its threads' processors; and memory.
     """

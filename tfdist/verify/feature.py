@@ -57,7 +57,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Where a feature runs: on one device, or as one worker of a strategy.
+    """The place where a feature runs: one device, or one worker of a strategy.
 
     On one device ``strategy`` and ``make_strategy`` (which makes another like it) are None, and ``workers`` and
     ``replicas`` are 1, unless the feature's reference depends on the layout: then they are the column's. All workers of

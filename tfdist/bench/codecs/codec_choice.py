@@ -86,7 +86,7 @@ class Compared:
 
 
 def compared(codecs: Sequence[str], *, bound: bool, horovod: bool | None = None) -> Compared:
-    """What is measured: each codec, with no compression, Horovod if it is installed, and with ``bound`` the limit."""
+    """Return the lanes to measure: each codec, no compression, Horovod if installed, and with ``bound`` the limit."""
     if horovod is None:
         horovod = strategy_table.get("ring").is_installed
     names = [*([NOOP] if bound else []), *([HOROVOD] if horovod else []), *dict.fromkeys([NONE, *codecs])]

@@ -66,7 +66,7 @@ def newest(
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where one worker looks; None for `needed` means the parts of all workers."""
+    """The places in which one worker looks for saved states; None for `needed` means the parts of all workers."""
 
     own: Sequence[_Place]
     copies: Sequence[_Place]
@@ -74,15 +74,15 @@ class _Places:
     is_ours: Callable[[Mapping[str, Any]], bool]
 
     def newest(self, needed: _Needed) -> _Sound | None:
-        """What this worker can resume from by itself."""
+        """Return the newest state that this worker can resume from by itself."""
         return _newer(_newest_of([*self.own, self.backup], needed), _newest_of(self.copies, needed, self.is_ours))
 
     def held(self, needed: _Needed) -> _Sound | None:
-        """The newest of these that is in memory, and of this training."""
+        """Return the newest state that is held in memory and belongs to this training."""
         return _newer(*(_newest_of(some, needed, self.is_ours) for some in (self.own, self.copies)))
 
     def offered(self, mine: _Sound | None, needed: _Needed) -> _Sound | None:
-        """What this worker can give to others: what the chief cannot see."""
+        """Return a state that this worker can give to others because the chief cannot see it."""
         return mine if mine is not None and mine[0] != self.backup[0] else self.held(needed)
 
 

@@ -43,7 +43,7 @@ class Variables:
 
 
 def variables_of(model: keras.Model) -> Variables:
-    """What a model and its optimizers resume from, and the metrics of the running epoch."""
+    """Return the variables that a model and its optimizers resume from, and the metrics of the running epoch."""
     states = [state for owner in _owners(model) for state in owner.sharded_state()]
     state_of = {id(variable): state for state in states for variable in state.variables}
     others = {id(variable): variable for state in states for variable in state.variables}

@@ -100,7 +100,7 @@ class HostOptions:
 
     @property
     def of_worker(self) -> dict[str, Any]:
-        """What each worker needs, by fields of `Demand`."""
+        """The resources that each worker needs, as fields of `Demand`."""
         memory = None if self.memory_per_worker is None else as_bytes(self.memory_per_worker)
         return {"cpus": self.cpus_per_worker, "gpus": self.gpus_per_worker, "memory": memory}
 
@@ -122,7 +122,7 @@ def launcher_of(name: str | None, hosts: str | None) -> Launcher:
 
 
 def remote_of(launcher: Launcher, asked: HostOptions) -> Remote | None:
-    """How other hosts are reached; None for this host, and for a job that is yet to be submitted."""
+    """Return the other hosts of a job; None for this host, and for a job that is yet to be submitted."""
     address = asked.ray_address if "address" in launcher.accepts else None  # RAY_ADDRESS may be set for other programs
     demand = {**asked.of_worker, "address": address, "wait_seconds": asked.wait_seconds}
     given = {name: value for name, value in demand.items() if value is not None}

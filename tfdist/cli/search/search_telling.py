@@ -1,4 +1,4 @@
-"""What a search prints: a line for each event that users care about, and the table of trials."""
+"""The output of a search: a line for each event that users care about, and the table of trials."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ _MOST_ROWS = 20
 
 
 def told(event: Event, history: History) -> str:
-    """A line of progress; empty for what needs none."""
+    """Return a line of progress; empty for an event that needs none."""
     trial = history.trials[event.trial]
     match event:
         case Start() if event.values:
@@ -48,7 +48,7 @@ def shown_values(values: Any) -> str:
 
 
 def print_table(found: Search, *, everything: bool = False) -> None:
-    """The best trials in a table, and what became of all."""
+    """Print a table of the best trials, or of all, and the number of trials in each state."""
     console, history = screen(), found.history
     trials = sorted(history.trials.values(), key=lambda one: (one.best, one.number))
     table = Table("trial", found.settings.metric, "epochs", "status", "parameters", box=None, padding=(0, 2))
@@ -69,7 +69,7 @@ def print_table(found: Search, *, everything: bool = False) -> None:
 
 
 def conclude(found: Search) -> None:
-    """The table, and what the user does next."""
+    """Print the table, and the command that shows the best trial."""
     print_table(found)
     if found.best is not None:
         click.echo(f"best: trial {found.best.number}; tfdist search show {found.folder} --plot search.png")

@@ -402,7 +402,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Notes:
-    """What workers of one strategy tell each other through the job's store."""
+    """Short messages between the workers of one strategy, through the job's store."""
 
     def __init__(self, store: Store, members: Sequence[int]) -> None:
         self._store = store

@@ -40,7 +40,7 @@ def _described(row: Sequence[int]) -> str:
 
 
 class Signatures:
-    """Which functions these workers have found to be alike."""
+    """The signatures of the functions that these workers have found to be alike."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

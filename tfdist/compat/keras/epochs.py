@@ -51,14 +51,14 @@ class Fit:
         return keras_model.batch_size_of(self.epoch_iterator)
 
     def batches_taken(self, ahead: int = 0) -> int:
-        """How many batches of the present iteration over the data have been trained on, at the end of a step."""
+        """Return the number of batches of this iteration over the data that were trained on by the end of a step."""
         # Keras counts all steps of an execution, also where the data end within it.
         seen, known = max(0, int(self.epoch_iterator._steps_seen) - ahead), self.epoch_iterator._num_batches
         return min(seen, known) if known else seen
 
     @property
     def batches_taken_before(self) -> int:
-        """How many of these an earlier process has trained on."""
+        """The number of batches of this iteration that an earlier process has trained on."""
         state = planted.of_iterator(self.epoch_iterator)
         is_same = state.entered is not None and state.entered is self.epoch_iterator._current_iterator
         return state.batches if is_same else 0

@@ -29,16 +29,16 @@ _MAKES_PARTS = "tfdist_makes_parts"
 
 
 class Updates(Protocol):
-    """What is done with the parts of one optimizer's variables."""
+    """Operations on the parts of one optimizer's variables."""
 
     def stand_ins(self, variables: Sequence[Any]) -> list[Any]:
-        """Return what an optimizer builds slots for, in the place of its variables."""
+        """Return stand-ins for an optimizer's variables, for which it builds its slots."""
 
     def made(self, slot: Any, stand_in: Any) -> None:
-        """Take note of a slot that was made for a stand-in."""
+        """Record a slot that was made for a stand-in."""
 
     def built(self) -> None:
-        """Take note that all slots were made."""
+        """Record that all slots were made."""
 
     def clipped(self, grads: list[Any]) -> list[Any]:
         """Return clipped gradients of parts."""
@@ -53,7 +53,7 @@ class Updates(Protocol):
         """Return the parts of variables, to be read."""
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Give variables the values of which each worker has its part."""
+        """Assign values, of which each worker has its part, to variables."""
 
 
 @contextlib.contextmanager

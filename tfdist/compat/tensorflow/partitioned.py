@@ -86,7 +86,7 @@ class PartitionedVariable:
 
     @property
     def handle(self) -> tf.Tensor:
-        """What tapes know the variable by; the first part's."""
+        """The handle of the first part, by which tapes identify the variable."""
         return self.parts[0].handle
 
     @property

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 
 class RowKind(enum.Enum):
-    """How one device has the rows of a lookup that replicas have."""
+    """The form in which one device would have the rows that replicas look up."""
 
     #: the rows of all replicas, one after the other
     OWN = "rows"
@@ -239,13 +239,13 @@ def _static(tensor: tf.Tensor) -> Any:
 
 
 class _Origins:
-    """Where values come from."""
+    """The origins of the values in a graph."""
 
     def __init__(self) -> None:
         self._twins = _Twins()
 
     def are_common(self, tensor: tf.Tensor) -> bool | None:
-        """None if a value depends on the examples or their number; else whether it comes from a common input."""
+        """Return whether a value comes from a common input; None if it depends on the examples or their number."""
         seen: set[Any] = set()
         ahead, is_of_input = [tensor], False
         while ahead:
@@ -261,7 +261,7 @@ class _Origins:
         return is_of_input
 
     def _hangs_on(self, tensor: tf.Tensor) -> list[tf.Tensor] | None:
-        """Return those tensors which have to be common for this one to be; None: it is not."""
+        """Return the tensors that must be common for this one to be common; None if it is not."""
         op = tensor.op
         if _marked(op) is RowKind.COMMON:
             return []

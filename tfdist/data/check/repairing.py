@@ -49,7 +49,7 @@ _LARGEST_REVISION = 1 << 53
 
 @dataclass(frozen=True)
 class Inferred:
-    """What the shards show, and in words (``said``); ``faults`` has the stretches of each shard that are no example."""
+    """Facts that shards show; ``said`` has them in words, ``faults`` the stretches of each that are not examples."""
 
     schema: Schema
     layout: str
@@ -60,7 +60,7 @@ class Inferred:
 
 
 def inferred(place: Storage, shards: list[str], schema: Schema | None) -> Inferred:
-    """What a manifest would say of shards, from the first schema and layout that fit every whole record.
+    """Infer the content of a manifest from the first schema and layout that fit every whole record of the shards.
 
     Schemas are tried in this order: the given one, the legible one, and the one that the records show. If none fits,
     the last is taken, without the records that do not fit.
@@ -115,7 +115,7 @@ def _faults(place: Storage, shard: str, schema: Schema, layout: str) -> list[Fou
 
 
 def _legible(place: Storage) -> dict[str, Any]:
-    """What can be read of a damaged manifest; none of it is to be trusted."""
+    """Return the legible fields of a damaged manifest, none of which can be trusted."""
     if manifests.NAME not in place.names() or place.size(manifests.NAME) > manifests.LARGEST_BYTES:
         return {}
     try:
@@ -127,17 +127,17 @@ def _legible(place: Storage) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Repair:
-    """What was done.
+    """The result of a repair.
 
     Attributes:
         url: the directory that is sound now.
-        revision: of the manifest now.
+        revision: the revision of the manifest now.
         kept: examples that the directory has now.
-        lost: places of what could not be kept, with the numbers that the examples had.
-        rewritten: shards that were written anew: old name -> new name; empty where nothing of it was left.
+        lost: places of the examples that could not be kept, with the numbers that they had.
+        rewritten: shards that were written anew: old name -> new name; an empty name where nothing was left.
         indexed: indices that were written anew.
         removed: files that were removed.
-        inferred: what was told from the records because no manifest said it.
+        inferred: facts that were inferred from the records because no manifest had them.
     """
 
     url: str

@@ -28,17 +28,17 @@ _MOST_LOCAL, _MOST_REMOTE = 4, 8  # shards at once
 
 @dataclass(frozen=True)
 class Report:
-    """What is wrong with a directory; nothing, if ``places`` is empty.
+    """The result of verifying a directory; the directory is sound if ``places`` is empty.
 
     Attributes:
         url: the directory.
-        revision: of its manifest; None if that cannot be trusted.
-        examples: how many the manifest says.
-        sound: how many can be read.
-        shards: how many files the manifest names.
-        bytes: of these, as the manifest says.
+        revision: the revision of its manifest; None if the manifest cannot be trusted.
+        examples: the number of examples, according to the manifest.
+        sound: the number of examples that can be read.
+        shards: the number of files that the manifest names.
+        bytes: the size of these files, according to the manifest.
         contents: whether records were parsed, besides their checksums.
-        places: what is wrong, in the order of the shards.
+        places: the faults, in the order of the shards.
         decoded: whether pictures were decoded, too.
     """
 
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def cure(self) -> str:
-        """What to do about it; empty if there is nothing to do."""
+        """Advice on how to repair the directory; empty if there is nothing to do."""
         if self.is_sound:
             return ""
         flag = " --rebuild-manifest" if self.revision is None else " --decode" if self.decoded else ""

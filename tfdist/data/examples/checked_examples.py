@@ -82,7 +82,7 @@ class Examples:
 
     @property
     def schema(self) -> Schema:
-        """What each example consists of."""
+        """The features of each example."""
         return self.manifest.schema
 
     def __len__(self) -> int:

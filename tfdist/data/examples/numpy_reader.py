@@ -218,7 +218,7 @@ def _masked(crcs: list[int]) -> NDArray[np.uint32]:
 
 
 def cutter(shard: NDArray[np.uint8]) -> Callable[[slice], bytes]:
-    """What cuts bytes out of a file; a memory map does so at half the cost of NumPy."""
+    """Return a function that cuts bytes out of a file; a memory map does so at half the cost of NumPy."""
     content: Any = shard.base
     if isinstance(content, ctypes.Array):
         return cast(Callable[[slice], bytes], content.__getitem__)
@@ -232,7 +232,7 @@ def _windows(shard: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 
 def _are_whole(framed: NDArray[np.uint8], checks: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
-    """Which records, uint8 ``[n, length + 16]``, have the right length and checksums, or are not to be checked."""
+    """Return a mask of records, uint8 ``[n, length + 16]``, with right lengths and checksums, or without a check."""
     if not checks.any():
         return np.ones(len(framed), np.bool_)
     fits = (framed[:, :HEADER_BYTES] == np.frombuffer(_header(length), np.uint8)).all(axis=1)
@@ -267,7 +267,7 @@ def _sizes_of(shards: _Shards, files: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _lies(offset: NDArray[np.int64], length: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which records are in their file with their framing; by differences, which cannot overflow."""
+    """Return a mask of the records that fit into their file with their framing; differences cannot overflow."""
     room = size - OVERHEAD_BYTES
     fits = (offset >= 0) & (length >= 0) & (length <= room)
     return fits & (offset <= room - np.where(fits, length, 0))

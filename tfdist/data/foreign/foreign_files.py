@@ -63,20 +63,20 @@ class Files:
 
 
 class Places:
-    """Where consecutive examples are in their files: of each file, the first byte of each and the end of the last."""
+    """The places of consecutive examples in files: the first byte of each, and the end of the last one of each file."""
 
     def __init__(self, counts: Sequence[int], offsets: NDArray[Any]) -> None:
         self.begins = np.cumsum([0, *counts], dtype=np.int64)
         self._offsets = offsets
 
     def __call__(self, ids: _Ids) -> tuple[_Ids, _Ids]:
-        """First byte and size of each."""
+        """Return the first byte and the size of each example."""
         at = ids + np.searchsorted(self.begins, ids, side="right") - 1
         begins = self._offsets[at].astype(np.int64)
         return begins, self._offsets[at + 1].astype(np.int64) - begins
 
     def of_file(self, number: int) -> NDArray[Any]:
-        """The offsets of one file."""
+        """Return the offsets of one file."""
         return self._offsets[self.begins[number] + number : self.begins[number + 1] + number + 1]
 
 

@@ -1,4 +1,4 @@
-"""Which library wrote the files that a path means."""
+"""Detection of the library that wrote the files of a path."""
 
 import json
 import os
@@ -12,7 +12,7 @@ RIEGELI = bytes.fromhex("83af70d10d884a3f")  # the first bytes of ArrayRecord fi
 
 
 def open_foreign(directory: Any, records: str = EXAMPLES) -> Foreign | None:
-    """Examples in files of another library; None where a path means TFRecord files of examples, or something else."""
+    """Open examples in files of another library; None for TFRecord files of examples, and for any other path."""
     text = os.path.expanduser(os.fspath(directory))
     if "://" in text:
         if records != EXAMPLES:
@@ -89,7 +89,7 @@ def _saved_dataset(path: Path) -> Foreign | None:
 
 
 def _has(path: Path, field: str) -> bool:
-    """A file is a JSON object with this field: others may have its name."""
+    """Return whether a file is a JSON object with this field: other files may have the same name."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

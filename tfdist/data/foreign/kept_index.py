@@ -1,4 +1,4 @@
-"""What a pass over files has found, kept for their next opening: next to them, or in the user's cache."""
+"""The results of passes over files, kept for their next opening: next to them, or in the user's cache."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def kept(files: Files, find: Callable[[], Arrays]) -> Arrays:
-    """The arrays that a pass over files finds, or an earlier pass has found if the files are as they were then.
+    """Return the arrays that a pass over files finds, or has found earlier if the files are unchanged since.
 
     Those of a new pass are kept in the user's cache.
     """
@@ -47,14 +47,14 @@ def kept(files: Files, find: Callable[[], Arrays]) -> Arrays:
 
 
 def keep_beside(files: Files) -> None:
-    """Keep what passes over these files have found next to them; in the user's cache if their folder is read-only."""
+    """Keep the results of passes over these files next to them; in the user's cache if their folder is read-only."""
     for kind, arrays in files.passes:
         same = files.as_kind(kind)
         _made(_places(same), _identity(same), lambda arrays=arrays: arrays)  # type: ignore[misc]
 
 
 def _made(places: Sequence[LocalStorage], identity: list[Any], find: Callable[[], Arrays]) -> Arrays:
-    """Store what is found in the first of these places that can be written."""
+    """Store the results of a pass in the first of these places that can be written, and return them."""
     found: list[Arrays] = []  # a second place needs no second pass
     reason: Exception | None = None
     for place in places:
@@ -72,7 +72,7 @@ def _made(places: Sequence[LocalStorage], identity: list[Any], find: Callable[[]
 
 
 def _places(files: Files) -> list[LocalStorage]:
-    """The folder next to the files, and the one in the user's cache."""
+    """Return the folder next to the files, and the one in the user's cache."""
     near = _digest(files.kind, *files.names)
     cached = _digest(files.kind, *(os.path.abspath(path) for path in files.paths))
     return [
@@ -86,7 +86,7 @@ def _digest(*names: str) -> str:
 
 
 def _identity(files: Files) -> list[Any]:
-    """JSON that is another one after a file has been written anew."""
+    """Return JSON that differs once a file has been written anew."""
     found: list[Any] = [_VERSION, files.kind]
     for number, (path, name) in enumerate(zip(files.paths, files.names, strict=True)):
         content = files.maps[number]

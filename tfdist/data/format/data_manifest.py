@@ -99,7 +99,7 @@ class Manifest:
         return self.digest == other.digest or (alike and self.shards[: len(other.shards)] == other.shards)
 
     def generations(self) -> Iterator["Manifest"]:
-        """Yield the manifest of the directory, then that of before each appending, the last one first."""
+        """Yield the manifest of the directory, then the one from before each appending, the last one first."""
         yield self
         for count in range(len(self.shards) - 1, 0, -1):
             before, behind = (written_in(self.shards[place].file) for place in (count - 1, count))

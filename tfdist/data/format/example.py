@@ -58,7 +58,7 @@ def entry(name: str, feature: Feature, content: bytes) -> bytes:
 
 
 def text_prefix(name: str, size: int) -> bytes:
-    """What precedes the bytes of a feature that is one text of ``size`` bytes; they end its entry."""
+    """Return the bytes that precede a feature's single text of ``size`` bytes; the text ends the feature's entry."""
     field = b"\x0a" + varint(size)
     listed = b"\x0a" + varint(len(field) + size) + field
     value = b"\x12" + varint(len(listed) + size) + listed
@@ -156,7 +156,7 @@ class Template:
         return np.ascontiguousarray(part).view(np.uint8).reshape(-1).view(stored).reshape(shape).astype(feature.dtype)
 
     def fits(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Which payloads, uint8 ``[count, length]``, differ from the template only in their values."""
+        """Return a mask of the payloads, uint8 ``[count, length]``, that differ from the template only in values."""
         if rows.shape[1] != self.length:
             return np.zeros(len(rows), bool)
         return ~np.any((rows ^ self._row) & self._constant, axis=1)
@@ -229,7 +229,7 @@ def lists_examples(payload: bytes) -> bool:
 
 
 def _spans(payload: bytes, span: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """Where the first field of each number is in a message."""
+    """Return the span of the first field of each number in a message."""
     found: dict[int, tuple[int, int]] = {}
     for number, inner, _ in _fields(payload, *span):
         found.setdefault(number, inner)
@@ -374,7 +374,7 @@ def _signed(value: int) -> int:
 
 
 def prefix(size: int) -> bytes:
-    """What precedes the entries of an example, which have ``size`` bytes together."""
+    """Return the bytes that precede the entries of an example, which have ``size`` bytes together."""
     return b"\x0a" + varint(size)
 
 

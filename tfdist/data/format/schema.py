@@ -44,7 +44,7 @@ _MOST_INDEXED_BYTES = 64
 
 
 def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which values keep all their digits as float32: written out with as many, they read the same."""
+    """Return a mask of the values that keep all their digits as float32: written with as many, they read the same."""
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32)
         good = (narrow == values) | np.isnan(values)

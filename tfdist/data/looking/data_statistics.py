@@ -41,16 +41,16 @@ _Columns = dict[str, Any]
 
 @dataclass(frozen=True)
 class ShardStats:
-    """What sets a shard apart from the whole.
+    """The differences between a shard and the whole.
 
     Attributes:
-        file: its name.
-        examples: how many it has.
+        file: the shard's name.
+        examples: the number of its examples.
         skew: the share of its examples that would need another label to have the labels of the whole; None without
             labels.
-        shift: how far its mean of a feature is from the mean of all, in standard deviations of all; of the feature for
-            which that is most.
-        shifted: that feature; None if no feature is a number.
+        shift: the distance between the shard's mean of a feature and the mean of all, in standard deviations of all;
+            for the feature with the largest distance.
+        shifted: the feature of ``shift``; None if no feature is a number.
     """
 
     file: str

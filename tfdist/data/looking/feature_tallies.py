@@ -1,4 +1,4 @@
-"""What is counted of one feature while examples pass by. No TensorFlow."""
+"""Counts of one feature, taken while examples pass by. No TensorFlow."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Column = Any  # an array with a row for each example, or a list of arrays or of 
 
 @dataclass(frozen=True)
 class FeatureStats:
-    """What is known of a feature over all examples.
+    """Statistics of a feature over all examples.
 
     Attributes:
         dtype: its dtype; "string" for texts and bytes.
@@ -32,15 +32,15 @@ class FeatureStats:
         count: examples that have a value: all that are neither null nor empty.
         null: examples for which NAME_is_null is true; their values do not count.
         empty: examples with a text or list of length 0.
-        values: how many numbers or texts there are in all.
+        values: the number of numbers or texts in all.
         nan: numbers that are NaN.
         infinite: numbers that are infinite.
         min: the smallest finite number.
         max: the largest finite number.
-        mean: of the finite numbers.
+        mean: the mean of the finite numbers.
         deviation: the standard deviation of the finite numbers, divided by their count.
         lengths: min, max and mean of lengths: of lists, or of texts and pictures in bytes.
-        distinct: how many different values examples have; an array is one value.
+        distinct: the number of different values of examples; an array is one value.
         distinct_error: relative standard error of ``distinct``; 0 where it was counted.
     """
 
@@ -62,7 +62,7 @@ class FeatureStats:
 
 
 class FeatureTally:
-    """Counts what a feature has."""
+    """The counts of a feature's values."""
 
     def __init__(self, feature: Feature) -> None:
         self.feature = feature
@@ -210,7 +210,7 @@ class LabelTally:
         return found
 
     def named(self) -> dict[str, int] | None:
-        """How many examples have each class, by its name; None where there are no classes, or very many."""
+        """Return the number of examples of each class by its name; None if there are no classes, or very many."""
         if self.counts is None:
             return None
         return {self._name(value): self.counts[value] for value in sorted(self.counts)}

@@ -1,10 +1,10 @@
-"""How many values differ, which come again, and which two sets share: exact up to a number of values, then estimates.
+"""The number of values that differ, recur or are common to two sets: exact up to a limit, then estimates.
 
-A value is its hash of 128 bits. Up to `most` different values all are kept, each with how often it came. After that
-only those are kept whose hash begins with a zero bit, then with two, and so on: a part of all values that is drawn by
-value. So a value that comes again is kept or left out each time, and numbers of repetitions and of shared values can
-be estimated from the part as well. The relative standard error of the number of different values is about 1.2 divided
-by the root of `most`: P. Flajolet, "On adaptive sampling", Computing 43, 1990 (the algorithm is M. Wegman's).
+A value is represented by its hash of 128 bits. Up to `most` different values, all are kept, each with its count. After
+that, only values whose hash begins with a zero bit are kept, then with two, and so on. The sample is drawn by value: a
+value that comes again is always kept or always left out. So the sample also gives estimates of the numbers of repeated
+and of shared values. The relative standard error of the number of different values is about 1.2 divided by the root of
+`most`: P. Flajolet, "On adaptive sampling", Computing 43, 1990 (the algorithm is M. Wegman's).
 """
 
 import hashlib

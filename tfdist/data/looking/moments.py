@@ -18,9 +18,9 @@ _MOST_EXACT = 1 << 63  # differences of integers below it fit into 64 bits
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of some numbers; `mean_offset` and `squares` are of the differences from `origin`.
+    """Counts, extremes and moments of numbers; `mean_offset` and `squares` are of the differences from `origin`.
 
-    `count`, the extremes and the moments are of finite numbers; the others are counted.
+    `count`, the extremes and the moments are of finite numbers; `nan` and `infinite` count the others.
     """
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""What a value of an example is, in a few words and as JSON. No TensorFlow."""
+"""Descriptions of an example's values, in a few words and as JSON. No TensorFlow."""
 
 import math
 import struct
@@ -17,7 +17,7 @@ _JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that a pictur
 
 
 def described(feature: Feature, value: Any) -> dict[str, Any]:
-    """What programs are told of a value; it fits into JSON."""
+    """Return a description of a value for programs; it fits into JSON."""
     if feature.dtype == TEXT:
         if feature.shape == ():
             return _bytes(bytes(value))
@@ -75,7 +75,7 @@ def _bytes(content: bytes) -> dict[str, Any]:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """What `described` returned, for a line on a terminal."""
+    """Return the result of `described` as a line for a terminal."""
     if "picture" in found:
         size = f", {found['size'][0]} x {found['size'][1]}" if "size" in found else ""
         return f"{found['picture']}{size}, {found['bytes']} bytes"

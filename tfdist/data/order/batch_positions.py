@@ -140,7 +140,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be the same for a position to mean the same: data, order, seed, and positions of an epoch."""
+    """The properties that a position depends on: data, order, seed, and positions of an epoch."""
 
     digest: str
     order: str
@@ -148,7 +148,7 @@ class Identity:
     examples: int
 
     def state(self, *, epoch: int, consumed: int) -> dict[str, Any]:
-        """A position as JSON of less than 1 KB."""
+        """Return a position as JSON of less than 1 KB."""
         return {
             "version": STATE_VERSION,
             "epoch": epoch,

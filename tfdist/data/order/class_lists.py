@@ -16,7 +16,7 @@ _Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClassLists:
-    """Which example has which class; `rows` and `places` have an entry for each class of each example.
+    """The classes of all examples; `rows` and `places` have an entry for each class of each example.
 
     `classes` are integers, bytes of texts, or a tuple of these for several labels. Examples without a class, if there
     are any, have the class None, which is the last one.
@@ -29,12 +29,12 @@ class ClassLists:
 
     @property
     def is_exclusive(self) -> bool:
-        """Each example has one class, and its entry is in its place."""
+        """Whether each example has one class, and its entry is in its place."""
         return len(self.rows) == self.examples and bool((self.rows == np.arange(self.examples)).all())
 
     @cached_property
     def counts(self) -> _Ids:
-        """How many examples have each class."""
+        """The number of examples of each class."""
         return np.bincount(self.places, minlength=len(self.classes))
 
     @property
@@ -49,7 +49,7 @@ class ClassLists:
         return np.split(self.rows[order], np.cumsum(self.counts)[:-1])
 
     def frequencies(self, of_examples: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How often each class comes, if each example comes so often."""
+        """Return the frequency of each class, given the frequency of each example."""
         return np.bincount(self.places, of_examples[self.rows], len(self.classes)).astype(np.float64)
 
 

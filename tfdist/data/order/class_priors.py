@@ -57,10 +57,10 @@ def effective_shares(counts: Mapping[Any, int], beta: float) -> dict[Any, float]
 
 @dataclass(frozen=True)
 class Prior:
-    """How often classes occur, and how often a model reads them; both differ where an order has shares.
+    """The frequency of each class in the data and in what a model reads; they differ where an order has shares.
 
-    A model that is trained in other shares than those of the world predicts by these shares. Its logits are corrected
-    with `offsets`.
+    A model that is trained with shares unlike those of the world predicts by the shares of its training. `offsets`
+    corrects its logits.
 
     Attributes:
         classes: the classes, in the order of logits: integers from 0 on, or texts in their order.
@@ -82,9 +82,9 @@ class Prior:
 
     @property
     def offsets(self) -> _Floats:
-        """What is added to the logits: log(true / seen) for a softmax; for sigmoids the difference of the log-odds.
+        """The terms to add to logits: log(true / seen) for a softmax; for sigmoids the difference of the log-odds.
 
-        A class that the model never sees has -inf, so its probability is 0.
+        A class that the model never sees gets -inf, so its probability is 0.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             found = np.log(self.true / self.seen)

@@ -40,7 +40,7 @@ class Balanced:
             self.name = f"weighted:{self._classes.digest}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
     def frequencies(self) -> _Floats:
-        """How often each example comes in the long run, 1 in all."""
+        """Return the frequency of each example in the long run; all add up to 1."""
         return self._classes.frequencies(np.ones(len(self._classes.labels)))
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
@@ -80,7 +80,7 @@ class Weighted:
         self._window = lru_cache(maxsize=4)(self._laid_out)
 
     def frequencies(self) -> _Floats:
-        """How often each example comes in the long run, 1 in all."""
+        """Return the frequency of each example in the long run; all add up to 1."""
         return self._classes.frequencies(self._shares)
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
@@ -115,7 +115,7 @@ class _Classes:
         self._members = lists.members()
 
     def frequencies(self, shares: _Floats) -> _Floats:
-        """How often each example comes, if its classes have these shares of all positions."""
+        """Return the frequency of each example, if the classes have these shares of all positions."""
         found = np.zeros(self.examples)
         for share, members in zip((shares / shares.sum()).tolist(), self._members, strict=True):
             found[members] += share / len(members)
@@ -138,10 +138,10 @@ class _Classes:
 
 
 def met_of(levels: Levels, positions: int, *key: int | str) -> Ids:
-    """How often each class occurs in the first positions, int64 ``[classes]``.
+    """Return the number of times that each class occurs in the first positions, int64 ``[classes]``.
 
     The smaller child of a node gets its share of the node's turns rounded, the larger one the rest. So both only grow
-    with the positions, as long as these have less than 51 bits. Behind the classes the result may have zeros.
+    with the positions, as long as these have fewer than 51 bits. The result may have zeros behind the classes.
     """
     met = np.array([positions], np.int64)
     for level, (share, is_left) in enumerate(levels):

@@ -25,7 +25,7 @@ class Order(Protocol):
 
     @property
     def examples(self) -> int:
-        """How many there are; an epoch has as many positions."""
+        """The number of examples; an epoch has as many positions."""
 
     @property
     def is_permutation(self) -> bool:
@@ -33,7 +33,7 @@ class Order(Protocol):
 
     @property
     def name(self) -> str:
-        """What tells it from other orders, also of other arguments."""
+        """A text that distinguishes this order from others, including the same order with other arguments."""
 
     def ids(self, *, seed: int, epoch: int, positions: Ids) -> Ids:
         """Return the examples at these positions, each from 0 to ``examples - 1``, int64."""

@@ -43,7 +43,7 @@ class Schedule:
         self._window = lru_cache(maxsize=8)(self._laid_out)
 
     def met(self, position: int) -> Ids:
-        """How often each source has come before a position, int64 ``[sources]``."""
+        """Return the number of times that each source has come before a position, int64 ``[sources]``."""
         phase = bisect.bisect_right(self._starts, position) - 1
         return self._before[phase] + self._inside(phase, position - self._starts[phase])
 
@@ -124,7 +124,7 @@ class Mixed:
         self._laps = [max(1, -(-int(turns) // max(1, o.examples))) for turns, o in zip(met, orders, strict=True)]
 
     def frequencies(self) -> NDArray[np.float64]:
-        """How often each example of the sources comes in the long run, 1 in all."""
+        """Return the frequency of each example of the sources in the long run; all add up to 1."""
         if self._schedule.changes:
             raise ConfigError(
                 "weights of the mixture change, so what a model has seen depends on when training ends. Ask for the "

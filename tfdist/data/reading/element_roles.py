@@ -1,4 +1,4 @@
-"""What features are for `fit`: x, y and the sample weight; and lists that are padded to one length."""
+"""The roles of features in `fit`: x, y and the sample weight; and lists that are padded to one length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Pads = Mapping[str, tuple[list[int], Any]]  # lengths in rising order, and the v
 
 @dataclass(frozen=True)
 class Roles:
-    """What features are for `fit`: y, x (empty: all others), and weight.
+    """The roles of features in `fit`: y, x (empty: all others), and weight.
 
     ``label`` is one name, or several in a tuple. ``origin`` is where the features come from, for messages: "the
     examples have", "decode returns". ``asked`` is the first role that the user named, if any.
@@ -131,7 +131,7 @@ def roles(label: Any, inputs: Any, weight: Any, *, origin: str, default_label: s
 
 
 def pads_of(pad: Any) -> Pads:
-    """What a user gave as ``pad``: a length, or (length, value), by feature."""
+    """Check and normalize a user's ``pad``: a length, or (length, value), by feature."""
     if pad is None:
         return {}
     if not isinstance(pad, Mapping):

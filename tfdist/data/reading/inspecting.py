@@ -20,7 +20,7 @@ _MOST_LABELS = 10_000  # more are no classes
 
 @dataclass(frozen=True)
 class Bar:
-    """How many examples have a size from ``start`` to below ``stop``, in bytes."""
+    """The number of examples with a size from ``start`` to below ``stop``, in bytes."""
 
     start: int
     stop: int
@@ -29,21 +29,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Info:
-    """What a directory holds.
+    """The contents of a directory.
 
     Attributes:
         url: the directory.
-        layout: how examples are read: fixed, extent or generic.
+        layout: the way in which examples are read: fixed, extent or generic.
         revision: 1 as written; each repair, and each overwriting, makes the next.
         digest: differs when the examples do.
-        examples: how many.
-        bytes: of all shards.
-        index_bytes: of all indices.
-        shards: file, examples and bytes of each.
+        examples: the number of examples.
+        bytes: the size of all shards.
+        index_bytes: the size of all indices.
+        shards: file, examples and bytes of each shard.
         balance: bytes of the largest shard, as a multiple of the mean.
         schema: dtype, shape and encoding of each feature.
         label: the feature that is learnt.
-        sizes: how many examples have which size; the last bar includes its end.
+        sizes: the number of examples by size; the last bar includes its end.
         labels: value (or name, where it has one) -> examples; None where the label is no integer, or has very many.
     """
 

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """How examples become batches."""
+    """The steps that turn examples into batches."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Pipeline:
         number: tf.Tensor,
         kind: tf.Tensor,
     ) -> dict[str, Any]:
-        """What is prepared of several batches at once, batches first."""
+        """Return the values that are prepared for several batches at once, batches first."""
 
         def prepared(epoch: Any, start: Any, number: Any, kind: Any) -> list[Any]:
             found = known[int(kind)][1](epoch=int(epoch), start=int(start), number=int(number))
@@ -472,7 +472,7 @@ def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def position_of(pipeline: Pipeline, state: Any, *, is_newest: bool = False) -> Position:
-    """Where to begin: at the first epoch, or where a state says, with its examples or with all that are there now."""
+    """Return the position to begin at: the first epoch, or a state's, with its examples or with all that exist now."""
     if state is None:
         return Position()
     order, identity = pipeline.of_state(state)

@@ -104,7 +104,7 @@ def are_numbers(schema: Schema) -> bool:
 
 
 def stored(schema: Schema) -> list[tuple[str, str, int]]:
-    """What `tfdist.native.Records.parse_records` takes as a schema of numbers."""
+    """Return a schema of numbers in the form that `tfdist.native.Records.parse_records` takes."""
     found = []
     for name, feature in schema.items():
         size = feature.size or 0

@@ -94,7 +94,7 @@ def _refuse(name: str, feature: str, leaf: Any) -> NoReturn:
 
 
 def either(first: Callable[..., Any], second: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What a function makes of tensors; if that is an error, what another one makes."""
+    """Return the result of a function of tensors; if the function fails, the result of another one."""
     given = tf.data.Dataset.from_tensors(arguments)
     tried = given.map(_one_by_one(first)).ignore_errors()
     return tried.concatenate(given.map(_one_by_one(second))).take(1).get_single_element()
@@ -143,7 +143,7 @@ class Search:
         return ids, seeds, (~bad).astype(np.float32)
 
     def _problem(self, number: int, seed: Any) -> str:
-        """Why an example cannot be decoded; empty where it can.
+        """Return the reason why an example cannot be decoded; empty if it can.
 
         Operations run one by one in this thread: a graph would wait for threads that wait for this one.
         """

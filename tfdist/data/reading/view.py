@@ -1,4 +1,4 @@
-"""What is read: a directory, several, files of other libraries, or some of their examples, as one thing."""
+"""The examples to read, as one thing: a directory, several, files of other libraries, or some of their examples."""
 
 import glob
 import os
@@ -164,7 +164,7 @@ def open_directory(
 
 
 def _require_each_once(directories: Sequence[Any], found: Sequence[Examples]) -> None:
-    """Refuse files that two directories of a list have, each of whose examples would come twice."""
+    """Refuse files that two directories of a list share, because each of their examples would come twice."""
     owners: dict[str, Any] = {}
     for directory, examples in zip(directories, found, strict=True):
         for part in examples.parts if isinstance(examples, Joined) else [examples]:
@@ -183,7 +183,7 @@ def _require_each_once(directories: Sequence[Any], found: Sequence[Examples]) ->
 
 
 def _in_revision(newest: Manifest, revision: int | None) -> Manifest:
-    """A manifest, or that of before something was appended."""
+    """Return a manifest, or the one from before something was appended."""
     if revision is None:
         return newest
     found = {manifest.revision: manifest for manifest in newest.generations()}
@@ -206,7 +206,7 @@ def _matching(directory: Any) -> list[str]:
 
 
 def view_of(source: Source, name: str = "directory", **options: Any) -> View:
-    """What a user gives as a source of examples."""
+    """Return a view of the examples that a user gives as a source."""
     if isinstance(source, (View, Examples)):
         if any(options.values()):
             given = ", ".join(sorted(key for key, value in options.items() if value))
@@ -221,7 +221,7 @@ def view_of(source: Source, name: str = "directory", **options: Any) -> View:
 
 
 def fetcher_of(examples: Examples, *, verify: str, skip: bool) -> ColumnFetcher:
-    """What reads these examples."""
+    """Return a fetcher that reads these examples."""
     if isinstance(examples, Computed):
         return ComputedFetcher(examples, skip=skip)
     if isinstance(examples, Joined) and not examples.is_uniform:

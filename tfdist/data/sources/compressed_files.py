@@ -22,7 +22,7 @@ ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 def kind_of(head: bytes) -> str:
-    """How a file of records is kept, from its first bytes; empty if it does not begin with a record.
+    """Detect the compression of a file of records by its first bytes; empty if it does not begin with a record.
 
     A plain record may begin with the bytes that mark a compressed file, so its checksum is checked first.
     """

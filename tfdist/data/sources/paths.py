@@ -240,7 +240,7 @@ def record_files(entries: Sequence[source_files.Entry]) -> list[str]:
 
 
 def alike(name: str) -> str:
-    """What names that differ only in numbers have in common."""
+    """Replace the numbers in a name by 0, which makes names equal that differ only in numbers."""
     return re.sub(r"\d+", "0", name)
 
 

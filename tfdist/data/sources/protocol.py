@@ -70,7 +70,7 @@ def bytes_per_example(schema: Schema) -> int:
 
 
 def examples_per_block(each: int, most: int = MOST_EXAMPLES) -> int:
-    """How many examples of ``each`` bytes make a block of `BLOCK_BYTES`: at least one, ``most`` at most."""
+    """Return the number of examples of ``each`` bytes in a block of `BLOCK_BYTES`: at least one, at most ``most``."""
     return max(1, min(most, BLOCK_BYTES // max(1, each)))
 
 
@@ -121,7 +121,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller of `tfdist.data.write` says of tables."""
+    """The options of `tfdist.data.write` for tables."""
 
     nulls: Mapping[str, Any] = field(default_factory=dict)
     null_masks: Sequence[str] = ()
@@ -148,7 +148,7 @@ class Options:
 
     @property
     def of_tables(self) -> bool:
-        """They say something that only tables have."""
+        """Whether an option is set that only tables have."""
         return bool(self.nulls or self.null_masks)
 
     def without(self, columns: Container[str]) -> "Options":

@@ -101,7 +101,7 @@ def entries(folder: str) -> list[Entry]:
 
 
 def entry(path: str) -> Entry:
-    """What is known of one file without reading it."""
+    """Return the entry of one file, without reading the file."""
     if is_url(path):
         with _reading(path):
             store, inner = _store(path)

@@ -145,7 +145,7 @@ def _range(target: np.dtype[Any]) -> tuple[int, int]:
 def _rounded(
     array: NDArray[Any], result: NDArray[Any], feature: Feature, *, of_python: bool
 ) -> NDArray[np.bool_] | None:
-    """Where a float was changed by another float dtype, and may not be."""
+    """Return a mask of the floats that another float dtype changes but must not; None if it changes none."""
     if feature.may_round:
         return np.isfinite(array) & ~np.isfinite(result)
     if np.can_cast(array.dtype, result.dtype):

@@ -1,4 +1,4 @@
-"""What is in a directory before it is written: examples that stay, are appended to, or stand in the way."""
+"""The examples in a directory before it is written: those that stay, are appended to, or stand in the way."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from tfdist.storage.directory import Storage
 
 
 def kept(place: Storage, exists: str) -> Manifest | None:
-    """The manifest of examples that are there and stay, None if some are to be written."""
+    """Return the manifest of existing examples that stay; None if some are to be written."""
     names = () if exists == "overwrite" else place.names()
     if manifests.NAME in names:
         if exists == "append":
@@ -34,7 +34,7 @@ def kept(place: Storage, exists: str) -> Manifest | None:
 
 
 def base_of(place: Storage, exists: str, schema: Schema | None, label: str | None) -> Manifest | None:
-    """The manifest that is appended to; None where nothing is, or for a directory that is empty."""
+    """Return the manifest that is appended to; None if nothing is appended, or the directory is empty."""
     if exists != "append":
         return None
     names = place.names()

@@ -44,7 +44,7 @@ def cuts(
 
 
 def _balanced(sums: Any, shards: int) -> list[int]:
-    """Where to cut so that each piece has about its share, and at least one example."""
+    """Return the ends of pieces of which each has about its share, and at least one example."""
     count, ends, begin = len(sums), [], 0
     for shard in range(1, shards):
         goal = sums[-1] * shard / shards

@@ -26,15 +26,15 @@ class ServerState:
 
 
 class Algorithm(Protocol):
-    """What clients do in a round, and how their aggregate changes the weights: a value without state."""
+    """The work of clients in a round, and the effect of their aggregate on the weights: a value without state."""
 
     @property
     def epochs(self) -> int:
-        """Over a client's data in a round."""
+        """The number of epochs over a client's data in a round."""
 
     @property
     def batch_size(self) -> int | None:
-        """Of a client; None: all of its examples at once."""
+        """The batch size of a client; None: all of its examples at once."""
 
     @property
     def proximal(self) -> float | None:
@@ -45,7 +45,7 @@ class Algorithm(Protocol):
         """Whether each client keeps control variates, which correct its gradients."""
 
     def weight(self, examples: int) -> float:
-        """Return what the update of a client with so many examples counts."""
+        """Return the weight of an update from a client with so many examples."""
 
     def begin(self, weights: Arrays) -> ServerState:
         """Return the state before the first round."""
@@ -54,23 +54,23 @@ class Algorithm(Protocol):
         """Return the state after a round.
 
         Args:
-            state: before the round.
-            aggregate: of the clients' updates.
-            part: of all clients, those whose updates were used.
+            state: the state before the round.
+            aggregate: the aggregate of the clients' updates.
+            part: the part of all clients whose updates were used.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """Which clients take part in a round, and how long it waits for them.
+    """The selection of the clients of a round, and the time for which the round waits for them.
 
     Args:
-        fraction: of all clients, whose updates end a round; at least one client.
-        minimum: of updates, with which a round ends at its deadline.
-        spare: as a part of them, how many more clients are asked, so that slow ones need not be waited for.
+        fraction: the part of all clients whose updates end a round; at least one client.
+        minimum: the number of updates with which a round can end at its deadline.
+        spare: the number of additional clients to ask, as a part of these, so that no round waits for slow ones.
         deadline_seconds: for training, and for evaluation.
-        attempts: at a round; with fewer updates than `minimum` it is tried again with other clients.
-        evaluate_every: so many rounds, and after the last one.
+        attempts: the number of attempts at a round; with fewer updates than `minimum`, other clients try it again.
+        evaluate_every: the number of rounds between two evaluations; the last round is always evaluated.
         evaluate_on: the test data of the server, the clients' own data, or nothing.
 
     Raises:

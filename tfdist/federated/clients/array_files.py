@@ -15,7 +15,7 @@ _LONGEST = 120  # characters of a client's name in that of a file, which has mor
 
 
 def name_of(client: str) -> str:
-    """What a client's folder or file is called: its name as in URLs, or the beginning of it and a hash.
+    """Return the name of a client's folder or file: the client's name as in URLs, or its beginning and a hash.
 
     No two clients have the same: names with a hash are longer than all others.
 

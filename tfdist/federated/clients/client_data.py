@@ -93,7 +93,7 @@ def data_of(client_data: ClientData, client: str) -> Local:
 
 
 def local_data(found: Any, client: str) -> Local:
-    """What a client's data are: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays.
+    """Return a client's data: a path is a directory of `tfdist.data`, batches are a dataset, the rest is arrays.
 
     A small directory of numbers is read into arrays.
     """

@@ -1,4 +1,4 @@
-"""What stays with a client between rounds: personal layers and control variates.
+"""The state that stays with a client between rounds: personal layers and control variates.
 
 A round's new state counts only once the server says that the update which came with it was used. Until then it is
 pending, so that a client which was late, or which trains a round twice, begins from the same state.

@@ -26,7 +26,7 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class TrainTask:
-    """What a server sends to a client for one training; `seed` decides its order of examples and its dropout.
+    """A server's request to a client for one training; `seed` decides its order of examples and its dropout.
 
     `arrays` are the weights of the round and the server's control variates.
     """

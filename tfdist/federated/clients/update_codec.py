@@ -53,7 +53,7 @@ class UpdateCodec:
         self._spec = tf.TensorSpec([sum(map(math.prod, self._shapes.values()))], tf.float32)
 
     def encode(self, arrays: Arrays, state: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """What a client sends, and what it keeps of its update besides its state."""
+        """Return the arrays that a client sends, and those that it keeps of its update besides its state."""
         if not self._shapes:
             return dict(arrays), {}
         row = np.concatenate([arrays[name].reshape(-1).astype(np.float32, copy=False) for name in self._shapes])

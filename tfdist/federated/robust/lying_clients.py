@@ -92,7 +92,7 @@ def among(liars: Liars, clients: Sequence[str]) -> frozenset[str]:
 
 
 def taught(liars: Liars, data: Local, outputs: object) -> Local:
-    """What a liar trains on: its data, or with wrong labels. ``outputs`` is the shape of the model's."""
+    """Return the data that a liar trains on: its own, or with wrong labels. ``outputs`` is the model's output shape."""
     if liars.attack != "label-flip":
         return data
     classes = outputs[-1] if isinstance(outputs, tuple) else None
@@ -109,7 +109,7 @@ def taught(liars: Liars, data: Local, outputs: object) -> Local:
 
 
 def lies(liars: Liars, honest: Sequence[Arrays], own: Sequence[Arrays]) -> list[Arrays]:
-    """What liars send, whose training made ``own``, when the others send ``honest``."""
+    """Return the updates that liars send, whose training made ``own``, when the others send ``honest``."""
     strength = float(liars.strength or ATTACKS[liars.attack] or 0)
     known = honest or own  # all of a round lie: they know what an honest one would send
     match liars.attack:

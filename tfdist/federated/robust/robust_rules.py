@@ -43,7 +43,7 @@ class RobustRule(WholeRule):
 
     @abstractmethod
     def _limit(self, clients: int) -> int:
-        """What `survives` returns."""
+        """Return the largest number of liars among so many clients for which the rule holds."""
 
     @abstractmethod
     def _combined(self, rows: Rows, liars: int) -> Float:
@@ -353,7 +353,7 @@ class NormClipping(_Told):
         return int(np.count_nonzero(self._factors(rows[_are_finite(rows)]) < 1))
 
     def _factors(self, rows: Rows) -> Float:
-        """What each row is multiplied by."""
+        """Return the factor by which each row is multiplied."""
         largest = np.zeros(len(rows))
         for _, values in update_distances.blocks(rows):
             np.maximum(largest, np.abs(values).max(axis=1), out=largest)

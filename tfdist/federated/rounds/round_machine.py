@@ -15,7 +15,7 @@ from tfdist.federated.rounds.round_rules import RoundRules
 
 
 class Phase(enum.StrEnum):
-    """What a round waits for."""
+    """The phases of a round, and its two ends."""
 
     SELECT = "select"
     CONFIGURE = "configure"
@@ -96,7 +96,7 @@ class RoundMachine:
         return handler(event)
 
     def refusal(self, event: Event) -> str:
-        """Why the event would change nothing; "" where it counts, and where a driver keeps what comes with it."""
+        """Return the reason to ignore the event; "" where it counts, and where a driver keeps what comes with it."""
         if isinstance(event, messages.Restarted):
             return "the run is over" if self.phase is Phase.DONE and self.round >= self.rules.rounds else ""
         if isinstance(event, messages.Joined | messages.Left):

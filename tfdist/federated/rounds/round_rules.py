@@ -1,4 +1,4 @@
-"""How many clients a round has, how long it waits for them, and what follows a round that fails."""
+"""The rules of rounds: the number of clients, the deadlines, and the next step after a round that fails."""
 
 from dataclasses import dataclass
 from typing import Literal

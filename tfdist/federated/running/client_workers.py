@@ -1,6 +1,5 @@
 """A client of several workers: the chief talks to the server, and the others train and evaluate along with it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from tfdist.errors import ConfigError, UnsupportedError
 from tfdist.federated.client_update import Arrays, Update
 from tfdist.federated.clients.client_data import Local
 from tfdist.federated.clients.local_training import LocalTrainer, TrainTask
-from tfdist.federated.transport.array_frames import HEAD, pack, read_head, unpack
+from tfdist.federated.transport.array_frames import pack, unpack_whole
 
 #: between two signs of life of the chief to the others while the server asks nothing
 IDLE_SECONDS = 5.0
-_ANY_LENGTH = 1 << 62  # workers of one client trust each other
 _TASK = ("round", "attempt", "client", "seed", "arrays")
 
 
@@ -58,7 +56,7 @@ class LedTrainer:
 def follow(trainer: LocalTrainer, data: Local, workers: Workers) -> None:
     """Do at another worker than the chief what the chief does, until it ends."""
     while True:
-        message = _read(_handed_out(workers, b""))
+        message = unpack_whole(_handed_out(workers, b""))
         if message["what"] == "end":
             return
         if message["what"] == "train":
@@ -97,9 +95,3 @@ def _handed_out(workers: Workers, frame: bytes) -> bytes:
     length = int(workers.gather([len(frame)])[0, 0])
     mine = np.frombuffer(frame, np.uint8) if workers.is_chief else np.zeros(length, np.uint8)
     return bytes(workers.from_chief(tf.constant(mine)).numpy().tobytes())
-
-
-def _read(frame: bytes) -> Mapping[str, Any]:
-    lengths = read_head(frame[: HEAD.size], largest=_ANY_LENGTH)
-    begin = HEAD.size + lengths.header
-    return unpack(frame[HEAD.size : begin], frame[begin:])

@@ -42,12 +42,12 @@ class FederationClient:
 
     def run(self, link: ServerLink) -> str:
         """Answer until the server ends the run; return its error, "" if there is none."""
-        is_led = isinstance(self._trainer, LedTrainer)
+        led = self._trainer if isinstance(self._trainer, LedTrainer) else None
         while True:
-            message = link.take(IDLE_SECONDS if is_led else None)
+            message = link.take(None if led is None else IDLE_SECONDS)
             if message is None:
-                if isinstance(self._trainer, LedTrainer):
-                    self._trainer.wait()
+                if led is not None:
+                    led.wait()
                 continue
             if message.get("kind") == "end":
                 return str(message.get("error", ""))

@@ -1,4 +1,4 @@
-"""What server and client make of an application, the list of clients and the options: the same on both sides."""
+"""The run that server and client derive, alike, from the application, the list of clients and the options."""
 
 import functools
 import math
@@ -31,16 +31,16 @@ _ROOM = 16 << 20  # bytes of a message beside weights
 
 @dataclass(frozen=True)
 class Common:
-    """What both sides agree on without a word.
+    """The settings on which both sides agree without a message.
 
     Attributes:
-        clients: the names of all.
-        rules: of the rounds.
-        layout: of an update as a vector.
+        clients: the names of all clients.
+        rules: the rules of the rounds.
+        layout: the layout of an update as a vector.
         sums: the settings of secure aggregation; None without it.
-        code: of values as integers; None without secure aggregation.
-        noise: of a client in a secure sum; None without privacy, and where the server adds it.
-        largest: bytes of a message.
+        code: the code of values as integers; None without secure aggregation.
+        noise: the noise of a client in a secure sum; None without privacy, and where the server adds the noise.
+        largest: the largest number of bytes of a message.
     """
 
     clients: tuple[str, ...]
@@ -53,7 +53,7 @@ class Common:
 
     @property
     def masked_bytes(self) -> int | None:
-        """Of an update under masks; None without secure aggregation."""
+        """The bytes of an update under masks; None without secure aggregation."""
         return None if self.sums is None else self.layout.words * self.sums.bits // 8
 
 

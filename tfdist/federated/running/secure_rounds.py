@@ -20,7 +20,7 @@ from tfdist.federated.secure.masking_plan import AbortedError, MaskingPlan, Prot
 from tfdist.federated.secure.masking_server import MaskingServer
 from tfdist.federated.secure.noisy_words import NoisyWords
 from tfdist.federated.secure_sums import SecureSums, VectorLayout, plan_of
-from tfdist.federated.transport.array_frames import HEAD, FrameError, pack, read_head, unpack
+from tfdist.federated.transport.array_frames import FrameError, pack, unpack_whole
 from tfdist.storage.directory import storage
 
 FILE, REVEALED = "secure_sum", "last_revealed.json"
@@ -61,7 +61,7 @@ class SecureRounds:
         return self._asked({client: {"clients": list(plan.clients)} for client in plan.clients})
 
     def boxes_of(self, client: str) -> dict[str, Any] | None:
-        """What a client needs to mask its update; None if it is not part of the sum."""
+        """Return the data that a client needs to mask its update; None if it is not part of the sum."""
         if self._masking is None or self.phase != Phase.UPLOAD or client not in self._masking.sent:
             return None
         return {"session": self._masking.plan.session, **self._masking.sent[client]}
@@ -111,7 +111,7 @@ class SecureRounds:
 
     @property
     def clipped_values(self) -> int:
-        """How many values the clients of the complete sum have clipped, as they say."""
+        """The number of values that the clients of the complete sum have clipped, as they report."""
         assert self._masking is not None
         return int(self._masking.result()[-1])
 
@@ -125,10 +125,8 @@ class SecureRounds:
         """Go on with the sum of this attempt that is on the disk; return what has to be asked again."""
         if self._path is None or not self._path.exists():
             return {}
-        data = self._path.read_bytes().ljust(HEAD.size, b"\0")
         try:
-            lengths = read_head(data[: HEAD.size], largest=len(data))
-            kept = unpack(data[HEAD.size :][: lengths.header], data[HEAD.size + lengths.header :])
+            kept = unpack_whole(self._path.read_bytes())
         except FrameError:  # the power went before anything was revealed
             return {}
         if tuple(kept["turn"]) != turn:

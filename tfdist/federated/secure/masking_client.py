@@ -40,7 +40,7 @@ _NONCE = bytes(12)  # each key seals one message
 
 
 class Phase(IntEnum):
-    """What is expected of a client next."""
+    """The step that is expected of a client next."""
 
     ADVERTISE = 0
     SHARE = 1

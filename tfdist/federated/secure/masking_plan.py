@@ -1,4 +1,4 @@
-"""What clients and server agree on before a secure sum, what clients sign, and the errors of both sides."""
+"""The plan of a secure sum, the statements that its clients sign, and the errors of both sides."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ class MaskingPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """What every key and signature of this sum is bound to."""
+        """The digest to which every key and signature of this sum is bound."""
         numbers = (self.length, self.bits, self.threshold, self.degree.neighbours, self.degree.shares)
         return statement(self.session, *self.clients, *(str(number) for number in numbers))
 
@@ -98,12 +98,12 @@ def statement(*parts: bytes | str) -> bytes:
 
 
 def advert_statement(plan: MaskingPlan, client: str, advert: bytes) -> bytes:
-    """What a client signs about its keys; they come before the signature in its advert."""
+    """Return the statement that a client signs about its keys, which precede the signature in its advert."""
     return statement(plan.digest, "keys", client, advert[: 3 * KEY_BYTES])
 
 
 def outcome_statement(plan: MaskingPlan, keys: bytes, survivors: Sequence[str], lost: Sequence[str]) -> bytes:
-    """What a client signs about a sum: all keys, whose vectors are in it and whose masks have to be removed."""
+    """Return a client's statement about a sum: all keys, the clients in it, and those whose masks must be removed."""
     lists = (str(len(survivors)), *survivors, str(len(lost)), *lost)
     return statement(plan.digest, "outcome", keys, *lists)
 
@@ -164,7 +164,7 @@ def checked_bytes(client: str, value: object, length: int) -> bytes:
 
 
 def checked_names(plan: MaskingPlan, names: object) -> tuple[str, ...]:
-    """Unlike names of clients of this sum, in order."""
+    """Return names of clients of this sum, in order and each once."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ProtocolError("a list of clients is not a list of names.", received=type(names).__name__)
     found = tuple(sorted(names))

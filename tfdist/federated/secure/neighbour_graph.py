@@ -1,11 +1,12 @@
-"""Which clients mask against each other and hold each other's shares: all of them, or a random graph of low degree.
+"""The graph of clients that mask against each other and hold each other's shares: complete, or random and sparse.
 
 With all pairs, each of n clients makes n - 1 masks. In a random graph of degree k it makes k, and k grows with log(n):
 the clients stand on a circle in an order that no client chooses, and each has the k / 2 on either side.
 
-A degree is safe if, but for a chance of 2^-40 over all clients, no client has as many colluding neighbours as shares
-are needed, and the honest clients that stay are connected. It is right if, but for a chance of 2^-20, every client
-keeps enough neighbours when some are lost. Both are exact hypergeometric tails times the number of clients.
+A degree is safe if two things hold, but for a chance of 2^-40 over all clients: no client has as many colluding
+neighbours as shares are needed, and the honest clients that stay are connected. A degree is right if, but for a chance
+of 2^-20, every client keeps enough neighbours when some are lost. Both chances are exact hypergeometric tails times the
+number of clients.
 
 Source: J. H. Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", 2020.
 """
@@ -26,7 +27,7 @@ _RIGHT = 2.0**-20
 
 @dataclass(frozen=True)
 class Degree:
-    """How many neighbours a client has, and how many shares of them and of itself give its secrets back."""
+    """The number of neighbours of a client, and of the shares, theirs and its own, that give its secrets back."""
 
     neighbours: int
     shares: int

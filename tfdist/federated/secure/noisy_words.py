@@ -1,4 +1,4 @@
-"""Noise that clients add to their words, so that the sum has what privacy asks for, whoever is lost.
+"""Noise that clients add to their words, enough for the privacy of the sum, whichever clients are lost.
 
 Values are rounded before the noise, and the noise is of whole steps. A sum of rounded Gaussian noises is at least as
 noisy as a Gaussian of their variances, whose privacy is known, as long as each is some steps wide.

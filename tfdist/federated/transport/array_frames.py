@@ -32,12 +32,12 @@ _TYPES = frozenset(
 
 
 class FrameError(CorruptDataError):
-    """What arrived is no frame, or one that is larger than agreed."""
+    """The received data are not a frame, or the frame is larger than agreed."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many bytes of a frame follow."""
+    """The sizes of a frame's header and body, in bytes."""
 
     header: int
     body: int
@@ -65,7 +65,7 @@ def pack(message: dict[str, Any]) -> list[bytes | memoryview]:
 
 
 def read_head(head: bytes, *, largest: int) -> Lengths:
-    """How long a frame is, from its first bytes; one with a body beyond ``largest`` is refused unread."""
+    """Return the sizes of a frame from its first bytes; one with a body beyond ``largest`` is refused unread."""
     magic, header, body = HEAD.unpack(head)
     if magic != MAGIC:
         raise FrameError("the other side does not send frames of tfdist.", received=bytes(magic))
@@ -90,6 +90,14 @@ def unpack(header: bytes, body: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise FrameError("the message of a frame is not a mapping.", received=type(message).__name__)
     return message
+
+
+def unpack_whole(frame: bytes) -> dict[str, Any]:
+    """The message of a frame that is there as a whole, such as one from a file."""
+    frame = frame.ljust(HEAD.size, b"\0")  # a head that was cut is no head
+    lengths = read_head(frame[: HEAD.size], largest=len(frame))
+    begin = HEAD.size + lengths.header
+    return unpack(frame[HEAD.size : begin], frame[begin:])
 
 
 def _packed(value: Any, buffers: list[bytes | memoryview], described: list[Any]) -> Any:

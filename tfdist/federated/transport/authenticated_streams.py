@@ -101,7 +101,7 @@ class Stream:
 
 
 def proof_statement(fingerprint: str, nonce: bytes, name: str) -> bytes:
-    """What a client signs to be let in."""
+    """Return the statement that a client signs to be let in."""
     return _PURPOSE + bytes.fromhex(fingerprint) + nonce + name.encode()
 
 

@@ -209,7 +209,7 @@ async def _send_all(stream: Stream, outbox: "asyncio.Queue[dict[str, Any]]", bea
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a connection ended, in few words."""
+    """Return the reason why a connection ended, in few words."""
     if isinstance(error, TimeoutError):
         return "it was silent for too long"
     return str(error) or type(error).__name__

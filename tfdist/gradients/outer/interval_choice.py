@@ -35,7 +35,7 @@ class IntervalChoice:
 
     @property
     def memory(self) -> list[keras.Variable]:
-        """What backups remember, once it is made."""
+        """The variables that backups keep, once they exist."""
         return [] if self._every is None else [self._every]
 
     def schedule_from(self, step: int) -> Synchronization | Trial:

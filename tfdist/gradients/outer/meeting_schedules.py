@@ -1,4 +1,4 @@
-"""When workers that train by themselves meet, as values with pure functions. Loads no TensorFlow.
+"""Schedules of the meetings of workers that train by themselves, as values with pure functions. Loads no TensorFlow.
 
 A schedule knows two things of a moment after ``step`` steps: whether the next step reduces gradients over all workers,
 and which events are due before it. `meetings` carries events out.
@@ -23,7 +23,7 @@ Every = int | Literal["auto"]
 
 
 class Event(NamedTuple):
-    """What workers do between two steps: meet; send a fragment, and apply later what has arrived; or choose `every`."""
+    """An action of workers between two steps: meet, send a fragment, apply what has arrived, or choose `every`."""
 
     kind: Literal["meet", "send", "apply", "choose"]
     fragment: int = 0

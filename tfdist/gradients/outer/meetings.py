@@ -67,7 +67,7 @@ class Group:
 
 
 class Load(NamedTuple):
-    """What a meeting costs a worker: bytes that it sends, and seconds in which it encodes and decodes them."""
+    """The cost of a meeting for a worker: bytes that it sends, and seconds in which it encodes and decodes them."""
 
     wire_bytes: float
     codec_seconds: float = 0.0
@@ -130,7 +130,7 @@ class Meeting:
             worker_weights.read([smallest])[0].numpy()
 
     def _exchanged(self) -> list[keras.Variable]:
-        """What workers exchange at a meeting."""
+        """Return the variables that workers exchange at a meeting."""
         return [*worker_weights.weights_of(self._model), *worker_weights.states_of(self._model)]
 
     def _all_reduced_bytes(self, variables: Sequence[keras.Variable]) -> float:

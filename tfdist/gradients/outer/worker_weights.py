@@ -1,7 +1,7 @@
-"""What a worker trains by itself: the weights, states and slots of a model, read and written outside of its strategy.
+"""The variables that a worker trains by itself: weights, states and slots, read and written outside of its strategy.
 
 A worker's replicas have equal copies, so the first one is read and all are written. Code here runs in a thread of its
-own: there no strategy is in scope, so variables are plain ones, and what is under way does not hold up training.
+own: there no strategy is in scope, so variables are plain ones, and work under way does not hold up training.
 """
 
 import threading
@@ -67,7 +67,7 @@ def states_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def slots_of(model: keras.Model) -> list[keras.Variable]:
-    """What optimizers change in a step: moments, scales and counts, without those that have a rule of their own."""
+    """Return the optimizers' variables that change in a step: moments, scales, counts; none with a rule of its own."""
     optimizers = {id(one): one for outer in keras_model.optimizers(model) for one in keras_optimizer.chain(outer)}
     rates = [rate for one in optimizers.values() for rate in keras_optimizer.learning_rate_variables(one)]
     declaring = [one for one in optimizers.values() if callable(getattr(one, "sharded_state", None))]
@@ -78,7 +78,7 @@ def slots_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """The values on this worker; what is read stays as it is when the variables change."""
+    """Return the values on this worker; they stay the same when the variables change."""
     return [tf_strategies.primary(keras_variables.value_of(one)).read_value() for one in variables]
 
 

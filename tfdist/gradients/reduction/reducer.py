@@ -109,12 +109,12 @@ class Around(GradientReducer):
 
 @dataclass(frozen=True)
 class Choices:
-    """What an optimizer asks of the reduction.
+    """The settings that an optimizer requests for the reduction.
 
     Attributes:
         kind: one of `KINDS`; a sum is the mean times the number of examples, by which the optimizer multiplies.
-        wire_dtype: what gradients are rounded to while they travel, or None.
-        compression: returns a reducer around the one that exchanges, which hands on less than it is given; or None.
+        wire_dtype: the dtype to which gradients are rounded while they travel, or None.
+        compression: a function that wraps the exchanging reducer in one that hands on less than it gets; or None.
     """
 
     kind: str = "mean"
@@ -263,7 +263,7 @@ def weighted(gradients: list[Gradient], weight: tf.Tensor | None) -> list[Gradie
 
 
 class WireDtype(Around):
-    """Rounds what leaves a replica to a smaller dtype, and restores the dtype of what comes back.
+    """A reducer that rounds gradients to a smaller dtype while they travel, and restores the dtype of the sums.
 
     Sums of parts of a mean are no larger than the largest gradient, so float16 does not overflow on the way.
     """

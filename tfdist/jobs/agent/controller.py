@@ -203,7 +203,9 @@ class Controller:
         serving = {index: str(self._rules.task(index)) for index in state.running if index not in self._reporting}
         stopped = {index: name for index, name in serving.items() if present[index].is_stopped}
         config = self._job.config
-        patience = Patience(hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds)
+        patience = Patience(
+            hang_seconds=config.hang_seconds, stall_seconds=config.stall_seconds, crowding=hangs.crowding()
+        )
         self._watch, hang = hangs.look(self._watch, seen, time.monotonic(), patience, stopped_tasks=stopped)
         if self._watch.steps >= hangs.FEWEST:
             self._job.step_seconds = self._watch.samples

@@ -27,7 +27,7 @@ LEFT_CODE = 143  # as if SIGTERM, which a worker that leaves has got, had ended 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why the workers had to be started again."""
+    """The reason why the workers had to be started again."""
 
     worker: int | None
     kind: str  # "signal", "exit", "exception" or "hang"

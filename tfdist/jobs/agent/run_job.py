@@ -250,7 +250,7 @@ def _control(
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """How a start ended, what follows, and when to stop waiting for the reader of the output."""
+    """The end of a start, the decision that follows, and the test for giving up on the output's reader."""
 
     outcome: Outcome
     decision: Decision

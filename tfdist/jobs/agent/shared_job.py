@@ -143,7 +143,7 @@ class _Relay:
 
 @dataclass(kw_only=True)
 class Job:
-    """What all starts share. `step_seconds` and `addresses` are of the last one; workers know each other by `key`."""
+    """The state that all starts share. `step_seconds` and `addresses` are of the last one; `key` identifies workers."""
 
     config: LaunchConfig
     guard: Guard

@@ -53,7 +53,7 @@ class Events(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How one start of a job went."""
+    """The result of one start of a job."""
 
     state: State
     exits: Mapping[int, Exited]  # the last end of every process
@@ -250,7 +250,7 @@ def announce(out: Output, text: str) -> None:
 
 
 def impatience(received: int | None, events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """When to stop waiting for the output's reader: at the next signal, or soon after the one that ended the job."""
+    """Return a test that gives up on the output's reader: at the next signal, or soon after the one received."""
     deadline = time.monotonic() + (DRAIN_SECONDS if received is not None else float("inf"))
     return lambda: time.monotonic() > deadline or unseen_signal(events) is not None
 
@@ -267,7 +267,7 @@ def unseen_signal(events: "SimpleQueue[Event]", *, keep: bool = False) -> int | 
 
 
 def at_a_signal(events: "SimpleQueue[Event]") -> Callable[[], bool]:
-    """When not to wait between two starts: once a signal arrives."""
+    """Return a test that ends the wait between two starts: it is true once a signal arrives."""
     return lambda: unseen_signal(events, keep=True) is not None
 
 

@@ -29,7 +29,7 @@ class Connection(Protocol):
 
     @property
     def drain_seconds(self) -> float:
-        """How long data on its way may take after the end."""
+        """The time that data under way may take after the end, in seconds."""
 
     @property
     def shares_key(self) -> bool:
@@ -37,7 +37,7 @@ class Connection(Protocol):
 
     @property
     def cure(self) -> str:
-        """What to do when nothing arrives."""
+        """Advice to the user when nothing arrives."""
 
     def note(self, line: str) -> None:
         """Add a line to the reasons of its end."""
@@ -46,7 +46,7 @@ class Connection(Protocol):
         """Known reasons of its end, as the end of a sentence; may be empty."""
 
     def unreachable(self, said: str) -> str:
-        """How it failed before the first message, given what came instead; follows "cannot be reached"."""
+        """Describe the failure before the first message, given what came instead; follows "cannot be reached"."""
 
     def cut(self) -> None:
         """End it now."""

@@ -38,7 +38,7 @@ _PREFIXES = ("TF_", PREFIX, "KERAS_", "OMP_", "XLA_", "HOROVOD_", "CUDA_", "MKL_
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """What a host reports about itself. `versions` are those of packages that workers use; `memory` outlives them."""
+    """A host's report about itself: `versions` are of packages that workers use, and `memory` outlives workers."""
 
     python: str
     pid: int

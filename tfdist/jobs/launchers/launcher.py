@@ -19,7 +19,7 @@ from tfdist.variables import JOB_KEY
 
 
 class StartedAgents:
-    """What started the agents of all hosts. By default users or pods did: then nothing is known about them."""
+    """Agents that a launcher has started. The default is for agents of users or pods, about which nothing is known."""
 
     def ended(self) -> str:
         """The reason why no further host will join; empty while hosts may still join."""

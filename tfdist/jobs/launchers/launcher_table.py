@@ -61,7 +61,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 
 def table() -> str:
-    """What each launcher can do, as lines."""
+    """Return the abilities of all launchers as lines of a table."""
     heads = ("launcher", "restarts a worker", "adds workers", "standby", "slow workers", "notice of preemption")
     rows = [(one.name, "yes", one.adds_workers, "yes", one.slow_workers, one.notice) for one in LAUNCHERS.values()]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]

@@ -342,7 +342,7 @@ def _column(job: str, states: str, what: str) -> list[str]:
 
 
 def _printed(*command: str) -> str:
-    """What a command of Slurm prints; nothing if it does not answer."""
+    """Return the output of a command of Slurm; nothing if it does not answer."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False).stdout
     return ""

@@ -26,11 +26,11 @@ _RESOURCES = ("CPU", "GPU", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
-    """How many workers, and what each needs; the fields of `ray.train.ScalingConfig`, which may be given instead.
+    """The number of workers and the needs of each; fields of `ray.train.ScalingConfig`, which may be given instead.
 
     Attributes:
-        num_workers: how many.
-        use_gpu: whether each has a GPU.
+        num_workers: the number of workers.
+        use_gpu: whether each worker has a GPU.
         resources_per_worker: "CPU", "GPU" and "memory" (bytes) of each; by default a CPU, and with ``use_gpu`` a GPU.
         placement_strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
 
@@ -47,10 +47,10 @@ class ScalingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
-    """How often a job is started again.
+    """The number of times that a job is started again.
 
     Attributes:
-        max_failures: so many failures are survived.
+        max_failures: the number of failures that a job survives.
 
     Example:
         >>> FailureConfig(max_failures=3).max_failures
@@ -62,14 +62,14 @@ class FailureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a job leaves what it has done; fields of `ray.train.RunConfig`, which may be given instead.
+    """The place of a job's results; fields of `ray.train.RunConfig`, which may be given instead.
 
     Attributes:
-        name: of the folder of this job. A job of the same name goes on with what is reported there.
-        storage_path: the folder in which that is made; None: nothing is written, and nothing can be reported. For
-            reports all nodes share it.
-        failure_config: how often it is started again.
-        checkpoint_config: which of the checkpoints that it reports are kept; None: all.
+        name: the name of this job's folder. A job of the same name goes on with the reports there.
+        storage_path: the parent of this folder; None: nothing is written, and nothing can be reported. For reports,
+            all nodes must share it.
+        failure_config: the number of times that the job is started again.
+        checkpoint_config: the rule by which reported checkpoints are kept; None: all are kept.
 
     Example:
         >>> RunConfig(name="digits", failure_config=FailureConfig(max_failures=3)).name
@@ -84,17 +84,17 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What has come of a job; the fields of `ray.train.Result`.
+    """The result of a job; the fields of `ray.train.Result`.
 
     Attributes:
-        metrics: those of the last report; None where nothing was reported.
-        checkpoint: the last one that was reported and is kept; None where there is none.
+        metrics: the metrics of the last report; None if nothing was reported.
+        checkpoint: the last checkpoint that was reported and is kept; None if there is none.
         history: all reports in order: their metrics, ``training_iteration`` from 1, ``timestamp``, and
             ``checkpoint_dir_name``, in ``path``.
-        best_checkpoints: those that are kept, in order, each with the metrics of its report.
+        best_checkpoints: the checkpoints that are kept, in order, each with the metrics of its report.
         path: the folder of the job, with `result.json`, the checkpoints and `events.jsonl`; None without a
             ``storage_path``.
-        return_value: what the chief's call of the function has returned.
+        return_value: the return value of the chief's call of the function.
     """
 
     metrics: dict[str, Any] | None
@@ -106,13 +106,13 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> "Result":
-        """Return what a job has reported, also one that failed or that runs.
+        """Return the reports of a job, even if it failed or still runs.
 
         Args:
             path: the folder of the job: ``storage_path/name``.
         Raises:
             ConfigError: there is no such folder.
-            CorruptDataError: what is in it are no reports.
+            CorruptDataError: the folder does not contain reports.
         """
         folder = Path(path).expanduser()
         if not folder.is_dir():

@@ -321,7 +321,7 @@ class Pump:
 
 
 def visible(line: bytes) -> bytes:
-    r"""What a terminal leaves visible of a line with carriage returns.
+    r"""Return the part of a line with carriage returns that a terminal leaves visible.
 
     Example:
         >>> visible(b"\r 50%\b\b\b\b\r100%\r")

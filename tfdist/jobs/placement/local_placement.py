@@ -117,7 +117,7 @@ def read_note(error_file: Path) -> EndNote | None:
 
 
 class Stay(Enum):
-    """What the agent does about a process whose script has ended."""
+    """The agent's reaction to a process whose script has ended."""
 
     FINE = "fine"  # it waits
     SLOW = "slow"  # it reports, and waits

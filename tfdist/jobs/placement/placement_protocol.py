@@ -57,7 +57,7 @@ class Handle(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What processes find on a host."""
+    """The folders, the interpreter and the agent that processes find on a host."""
 
     directory: Path  # for error files
     memory: Path  # outlives the processes

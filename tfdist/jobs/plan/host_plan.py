@@ -148,7 +148,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """Where else than in processes of this host a job runs.
+    """The hosts of a job that does not run in local processes, and the way to reach them.
 
     Example:
         >>> Remote(hosts=parse_hosts("a:2,b")).slots
@@ -201,7 +201,7 @@ def resources_in_words(resources: Mapping[str, float]) -> str:
 
 
 def too_few(count: int, bundle: Mapping[str, float], nodes: Mapping[str, Mapping[str, float]]) -> str:
-    """What was requested, and what there is, as an error message."""
+    """Return an error message that compares the requested resources with those of the cluster."""
     have = "; ".join(f"{address}: {resources_in_words(node)}" for address, node in nodes.items()) or "it has none"
     return (
         f"{count} processes of {resources_in_words(bundle)} each are asked for, and the nodes of the cluster have "

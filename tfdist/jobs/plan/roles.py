@@ -14,14 +14,14 @@ BLAME_SECONDS = 1.0  # a server that ends so soon after the chief's failure was 
 
 
 class Scope(Enum):
-    """What is started again when a process fails."""
+    """The processes that are started again when one fails."""
 
     GROUP = "group"  # all processes of the job, together
     MEMBER = "member"  # the process alone, at its address, while the others go on
 
 
 class Success(Enum):
-    """What exit code 0 means."""
+    """The meaning of exit code 0."""
 
     WAIT = "wait"  # the others are waited for
     COMPLETE = "complete"  # the work of the job is done: the others are ended
@@ -39,7 +39,7 @@ class Consequence(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """What the end of a process of a role means for the others."""
+    """The effect of the end of a process, by its role, on the other processes."""
 
     scope: Scope = Scope.GROUP
     on_success: Success = Success.WAIT

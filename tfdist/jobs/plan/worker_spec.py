@@ -21,23 +21,23 @@ _DRIVER = "/proc/driver/nvidia/gpus"  # one entry for each
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """How one process is started, and where.
+    """The command, the environment and the place of one process.
 
     Attributes:
-        index: which of the processes of the job, from 0.
-        task: what it is in the cluster; its text begins the lines that it writes.
+        index: the number of the process in the job, from 0.
+        task: its task in the cluster, whose text begins the lines that the process writes.
         argv: the command.
         environment: variables that it gets on top of those of the agent.
         removed: variables of the agent that it does not get.
-        error_file: where it records its failure.
-        host: where it runs, by the name at which the others reach it; empty if no process has to reach it.
-        port: on which it listens there; 0 with an empty host.
+        error_file: the file in which it records its failure.
+        host: the name at which the others reach its host; empty if no process has to reach it.
+        port: the port on which it listens there; 0 with an empty host.
         peers: the hosts of all processes of the job, which it reaches without a proxy.
-        key: of the job, handed to it in its environment; empty: it gets none. It is shown nowhere.
-        gpus: the places of those that it sees among the GPUs of its host; None: all that there are.
-        exit_seconds: what its threads and functions of `atexit` may take after the script has ended.
-        piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. Without
-            output it has the agent's input, too.
+        key: the job's key, handed to it in its environment; empty: it gets none. The key is never shown.
+        gpus: the positions of the GPUs that it sees among those of its host; None: all of them.
+        exit_seconds: the time that its threads and functions of `atexit` may take after the script has ended.
+        piped: its streams that go through the agent: standard output (1) and error (2), error alone, or none. If its
+            output is not piped, it has the agent's input, too.
     """
 
     index: int
@@ -56,7 +56,7 @@ class WorkerSpec:
 
     @property
     def address(self) -> str:
-        """Where the others reach it, as "host:port"; empty if none has to.
+        """The address at which the others reach the process, as "host:port"; empty if none has to.
 
         Example:
             >>> task = TaskId(type="worker", index=0)

@@ -188,7 +188,7 @@ class HostLink:
         return handle
 
     def key_for(self, key: str) -> str:
-        """What to send in place of a workers' key: it does not travel to where it can be derived."""
+        """Return the text to send in place of a workers' key: a key does not travel to where it can be derived."""
         return KEY_IS_DERIVED if self.connection.shares_key and key else key
 
     def is_stopped(self, number: int) -> bool:

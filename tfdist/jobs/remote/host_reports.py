@@ -155,7 +155,7 @@ class Tables:
             ]
 
     def states(self) -> list[int]:
-        """How often the states that workers hold in memory have changed."""
+        """Return for each worker the number of changes of the states that it holds in memory."""
         with self._lock:
             return [table.record(one)[Word.STATES] for table, here in self._open.values() for one in here]
 

@@ -69,11 +69,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints are kept; the fields of `ray.train.CheckpointConfig`.
+    """The rule by which checkpoints are kept; the fields of `ray.train.CheckpointConfig`.
 
     Attributes:
-        num_to_keep: how many; the last one always is. None: all.
-        checkpoint_score_attribute: the metric by which they are chosen; without it the newest are kept.
+        num_to_keep: the number of checkpoints to keep; the last one is always kept. None: all.
+        checkpoint_score_attribute: the metric by which they are chosen; without it, the newest are kept.
         checkpoint_score_order: "max" or "min".
     """
 
@@ -89,7 +89,7 @@ class CheckpointConfig:
         validation.one_of("checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
 
     def of(self, rows: list[dict[str, Any]]) -> set[str]:
-        """The names of those that are kept.
+        """Return the names of the checkpoints that are kept.
 
         Args:
             rows: the reports, in order.

@@ -51,7 +51,7 @@ class Evictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What an eviction can use: several hosts are refilled in order, so one worker fewer would not be the slow one."""
+    """The means of an eviction: several hosts are refilled in order, so one worker fewer would not be the slow one."""
 
     workers: int
     min_workers: int

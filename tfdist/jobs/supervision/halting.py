@@ -61,7 +61,7 @@ def end_after_this_step(state: State, number: int, now: float, rules: Rules) -> 
 
 
 def looked(state: State, event: Looked, now: float, rules: Rules) -> Next:
-    """What follows from a look at the workers; without an action only time decides."""
+    """Return the state and the actions that follow a look at the workers; without actions only time decides."""
     state = replace(state, steps=event.steps, leaving=state.leaving | event.leaving)
     if state.halt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING):
         return _halting(state, state.halt, event, now, rules)

@@ -8,6 +8,7 @@ An agent that was stopped itself has seen nothing, so its waits begin anew.
 """
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,14 @@ GAP_SECONDS = 1.0  # longest gap between looks of a running agent; at most half 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long activities may take. `hang_seconds` is the least for a step, and the most for a stopped process."""
+    """The time limits of activities. `hang_seconds` is the least for a step, and the most for a stopped process.
+
+    `crowding` is the number of programs per processor, at least 1: a step may wait so many times as long for its turn.
+    """
 
     hang_seconds: float = 2.0
     stall_seconds: float = 1800.0
+    crowding: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,14 @@ class Watch:
     stopped: Mapping[int, float] = field(default_factory=dict)  # clock time at which each was first seen stopped
 
 
+def crowding() -> float:
+    """Return the number of programs that want each processor here, by the load of the last minute; at least 1."""
+    try:
+        return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    except OSError:
+        return 1.0
+
+
 def begin(now: float, earlier: tuple[float, ...] = ()) -> Watch:
     return Watch(looked=now, awake=now, earlier=earlier)
 
@@ -104,12 +117,14 @@ def _look_for_stopped(
 
 
 def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Patience) -> float:
-    """How long a worker may report nothing new during an activity.
+    """Return the seconds for which a worker may report nothing new during an activity.
 
     Example:
         >>> patience = Patience()
         >>> [allowed_seconds(Activity.STEPPING, steps, patience) for steps in ([0.1] * 3, [1.0] * 3, [])]
         [2.0, 5.0, 1800.0]
+        >>> allowed_seconds(Activity.STEPPING, [0.1] * 3, Patience(crowding=6.0))
+        12.0
     """
     if activity is Activity.HELD:
         return 0.0
@@ -117,7 +132,7 @@ def allowed_seconds(activity: Activity, samples: Sequence[float], patience: Pati
         return math.inf  # after fit a script has no bound
     if activity not in (Activity.STEPPING, Activity.INPUT) or not samples:
         return patience.stall_seconds
-    steps = max(patience.hang_seconds, STEPS * statistics.median(samples))
+    steps = max(patience.hang_seconds * patience.crowding, STEPS * statistics.median(samples))
     return steps if activity is Activity.STEPPING else max(INPUT_SECONDS, steps)
 
 

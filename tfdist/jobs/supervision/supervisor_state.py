@@ -37,7 +37,7 @@ class Verdict(Enum):
 
 
 class Purpose(Enum):
-    """Why all workers stop before the same step."""
+    """The reason why all workers stop before the same step."""
 
     RESIZE = "resize"
     LEAVE = "leave"

@@ -49,7 +49,7 @@ class Row(Protocol):
 
 
 class Opens(Protocol):
-    """What has the row of a step."""
+    """A recorder that opens a row for each step."""
 
     def open(self) -> Row:
         """Open the row of a step, in the graph that is being traced."""

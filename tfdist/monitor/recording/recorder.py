@@ -50,7 +50,7 @@ ReadStamps = Callable[[], tuple[int, Any]]
 
 @dataclass(slots=True)
 class _Step:
-    """What the host knows of a step, kept as it comes, since each word costs time in the thread that steps."""
+    """The host's record of a step, kept as it comes, since each word costs time in the thread that steps."""
 
     number: int
     kind: Kind
@@ -153,7 +153,7 @@ class Recorder(StepObserver):
             self._is_due.set()
 
     def on_epoch_end(self) -> None:
-        """Write what has gathered; what comes before the next step is no time of a step."""
+        """Write the steps that have gathered; the time until the next step does not count as time of a step."""
         self._is_first = True
         self.flush()
 

@@ -13,7 +13,7 @@ KINDS = (Kind.TRAIN, Kind.TEST, Kind.PREDICT)
 
 
 class Column(IntEnum):
-    """What a word of a row says."""
+    """The meaning of each word of a row."""
 
     SEQUENCE = 0  # number of the row in this start, from 1; written last
     STEP = 1  # number of the step, equal on all workers

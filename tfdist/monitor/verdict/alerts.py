@@ -42,7 +42,7 @@ AGAIN_SECONDS = 60.0
 
 
 class Kind(StrEnum):
-    """What an alert is about; the label of metrics."""
+    """The subject of an alert; the label of metrics."""
 
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_DIVERGES = "loss_diverges"

@@ -1,7 +1,7 @@
-"""What a job is bound by, from the recorded steps of its workers, and the text that says so.
+"""The bottleneck of a job, from the recorded steps of its workers, and the text that describes it.
 
-All workers' steps and reductions are equally long, because they wait for each other. The worker that comes last shows:
-the others wait for it. A cause is named only if it explains four fifths of that waiting. Numbers are means over the
+All workers' steps and reductions are equally long, because workers wait for each other. The last worker is the one for
+which the others wait. A cause is named only if it explains four fifths of that waiting. Numbers are means over the
 shorter half of the steps: pauses do not count, and, unlike medians, parts still add up.
 """
 
@@ -132,7 +132,7 @@ class _Late:
 
 
 def _late(found: Timeline, means: np.ndarray) -> _Late | None:
-    """The worker that comes last, and what it does longer than the others."""
+    """Return the worker that comes last, and the parts of a step in which it takes longer than the others."""
     if len(found.ranks) < 2:
         return None
     waits = found.of(Part.WAIT)

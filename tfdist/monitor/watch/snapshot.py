@@ -30,7 +30,7 @@ class WorkerView:
 
     @property
     def used(self) -> dict[str, float]:
-        """What the process uses of its machine, by the name of the metric."""
+        """The resources of the machine that the process uses, by the name of the metric."""
         known = {"resident_memory_bytes": self.memory, "busy_processors": self.cpu, **self.resources}
         return {name: float(value) for name, value in known.items() if value is not None}
 

@@ -1,6 +1,6 @@
-"""Let activations stay in parts between a layer by columns and one by rows, without a gathering or a cut.
+"""Keep activations in parts between a layer by columns and one by rows, without gathering or cutting them.
 
-Only the model or layer that computes both knows that, so it says so around its computation.
+Only the model or layer that computes both knows when this is possible, so it says so around its computation.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from tfdist.parallel.compute.activations import Along
 
 @dataclass(frozen=True)
 class Kept:
-    """What some layers do otherwise than alone.
+    """The layers that compute otherwise than alone, by what they do.
 
     Attributes:
-        giving: leave their result in parts.
-        taking: are given a part.
-        entered: are given the result of `Along.entering` or `Along.collected`.
-        scattering: sum to parts of the sequence.
-        last: make results of a model, which may be gathered when they are taken.
+        giving: layers that leave their result in parts.
+        taking: layers that are given a part.
+        entered: layers that are given the result of `Along.entering` or `Along.collected`.
+        scattering: layers that sum to parts of the sequence.
+        last: layers that make results of a model, which may be gathered when they are taken.
         between: dropout layers of parts, each with its axis and dim, counted from the last dim.
     """
 

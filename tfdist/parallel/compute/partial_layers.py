@@ -39,12 +39,12 @@ _HEADS = -2  # of the dims of query, key and value
 
 @dataclass(frozen=True)
 class Way:
-    """How a dense layer computes with a part of its kernel.
+    """The way in which a dense layer computes with a part of its kernel.
 
     Attributes:
-        dim: of the result (columns) or the input (rows): the one in parts, counted from the last.
-        rank: of the activation with that dim, if the layer allows only one.
-        by_columns: each member has a part of the result, not a summand.
+        dim: the dim in parts, of the result (columns) or the input (rows), counted from the last.
+        rank: the rank of the activation with that dim, if the layer allows only one.
+        by_columns: whether each member has a part of the result, not a summand.
     """
 
     along: Along

@@ -22,7 +22,7 @@ from tfdist.planner.schedules.schedule_table import Schedule, Work
 
 
 class Updates:
-    """What a stage computes with and updates, pass after pass."""
+    """The weights that a stage computes with, and their updates, pass after pass."""
 
     def __init__(self, model: keras.Model, schedule: Schedule, stage: int) -> None:
         self._optimizer = model.optimizer

@@ -26,7 +26,7 @@ from tfdist.training.replica import partial_update
 
 
 class StageSlots(OptimizerSharding):
-    """What a pipeline shards of its optimizers."""
+    """The sharding of a pipeline's optimizers."""
 
     def __init__(self, workers: Workers, replicas: TracedCollective) -> None:
         super().__init__(1, workers, replicas)

@@ -77,12 +77,12 @@ class Pipe:
 
 @dataclass(frozen=True)
 class Told:
-    """What every stage knows of the passes of all.
+    """The facts about all passes that every stage knows.
 
     Attributes:
-        has_gradient: for each trainable weight.
-        draws: of one forward pass through the model, for each random generator.
-        adds: layers or regularizers add something to the loss.
+        has_gradient: whether each trainable weight has a gradient.
+        draws: the number of draws in one forward pass through the model, for each random generator.
+        adds: whether layers or regularizers add something to the loss.
     """
 
     has_gradient: list[bool]
@@ -91,7 +91,7 @@ class Told:
 
 
 class StageStep:
-    """What a stage does in one step."""
+    """The work of a stage in one step."""
 
     def __init__(
         self,

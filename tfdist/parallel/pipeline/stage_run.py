@@ -38,7 +38,7 @@ _FAR = 1_000_003
 
 @dataclass
 class Passed:
-    """What a forward pass leaves for its backward pass; without a tape only what it was given."""
+    """The values that a forward pass leaves for its backward pass; without a tape, only its inputs."""
 
     given: Given
     tape: tf.GradientTape | None = None

@@ -20,7 +20,7 @@ PIPELINE = "pipeline"
 
 
 class StageLayout(PartLayout):
-    """Which stages have a weight; see `compat.tensorflow.meshes.sharded_variable.Layout`, of which this is one."""
+    """The layout of a weight that some stages have, a `compat.tensorflow.meshes.sharded_variable.Layout`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class StageLayout(PartLayout):
 
     @property
     def within(self) -> MeshLayout | None:
-        """How this process's part lies in what its stage has; None: it has all of it."""
+        """The layout of this process's part within its stage's; None: the process has all of it."""
         return self._within if self.is_held else None
 
     @property
@@ -62,7 +62,7 @@ class StageLayout(PartLayout):
 
     @cached_property
     def of_slots(self) -> "StageLayout | SlotLayout":
-        """How what an optimizer keeps of it lies."""
+        """The layout of the optimizer's slots of the weight."""
         return self if self._replicas is None else SlotLayout(self, self._replicas)
 
     @property
@@ -199,7 +199,7 @@ class SlotLayout(PartLayout):
 
     @property
     def within(self) -> MeshLayout | None:
-        """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
+        """The layout of this process's part within its stage's; None: Keras sees only what this process has."""
         return None if self.is_settled else self._weight.within
 
     #: a stretch is less
@@ -210,7 +210,7 @@ class SlotLayout(PartLayout):
 
     @property
     def of_slots(self) -> "SlotLayout":
-        """How what an optimizer keeps of it lies."""
+        """The layout of the optimizer's slots, which is this one."""
         return self
 
     @property

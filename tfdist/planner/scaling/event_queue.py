@@ -30,7 +30,7 @@ class EventQueue(Generic[_Event]):
 
     @property
     def next_time(self) -> float:
-        """When the next event is; infinity if there is none."""
+        """The time of the next event; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def put(self, time: float, event: _Event) -> None:
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 def ring_messages(link: Link, size: float, begins: Sequence[float]) -> list[Message]:
-    """Return the messages of a ring that adds up so many bytes of each member, who begin at these times.
+    """Return the messages of a ring that adds up so many bytes of each member; members begin at these times.
 
     In each of 2 (n - 1) turns a member sends one of n parts, as soon as it has the part of the turn before and has sent
     its own. Its last message ends the sum: 2 (n - 1) (latency + size / n rate) after the last member's begin.

@@ -1,4 +1,4 @@
-"""What a whole training takes, by its steps: hours, price, saves and failures. Loads no TensorFlow."""
+"""The cost of a whole training, by its steps: hours, price, saves and failures. Loads no TensorFlow."""
 
 import math
 import re
@@ -29,12 +29,12 @@ def as_seconds(text: str, *, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a device costs, and how it fails.
+    """The price of a device, and its failures.
 
     Attributes:
-        hourly: of a device.
-        factor: of that price: 1 on demand, less for capacity that may be taken away.
-        failures: of one device; None: none.
+        hourly: the price of a device for an hour.
+        factor: the factor of that price: 1 on demand, less for capacity that may be taken away.
+        failures: the failures of one device; None: none.
     """
 
     hourly: float = 0.0
@@ -98,7 +98,7 @@ class Cost:
 
 
 def cost(training_seconds: float, devices: int, price: Price, *, save_seconds: float = 1.0) -> Cost:
-    """Return what a training costs that takes so long if nothing fails.
+    """Return the cost of a training that takes so long if nothing fails.
 
     Example:
         >>> cost(100 * 3600.0, 8, Price(hourly=2.0)).price
@@ -120,7 +120,7 @@ def cost(training_seconds: float, devices: int, price: Price, *, save_seconds: f
 
 
 def more_examples(batch: float, of: float, noise_scale: float | None) -> float:
-    """Return how many times as many examples reach the same loss with a batch as with another one.
+    """Return the factor by which one batch size needs more examples than another one for the same loss.
 
     (1 + batch / scale) / (1 + of / scale), with a learning rate tuned for each (McCandlish et al., 2018).
 

@@ -24,17 +24,17 @@ _NEVER = 1e5  # failures without an end
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What happens to a job.
+    """The conditions under which a job runs.
 
     Attributes:
-        steps: to train.
-        seed: of all random numbers.
-        slow: worker -> by how many times it is slower.
-        failures: of one worker; None: none.
-        save_seconds: that a save takes.
-        interval_seconds: of training between two saves; infinite: none.
-        least: workers with which the job goes on while others are away; by default all.
-        away_seconds: until a worker that failed is back, where others go on without it.
+        steps: the number of steps to train.
+        seed: the seed of all random numbers.
+        slow: worker -> the factor by which it is slower.
+        failures: the failures of one worker; None: none.
+        save_seconds: the time that a save takes.
+        interval_seconds: the time of training between two saves; infinite: no saves.
+        least: the number of workers with which the job goes on while others are away; by default all.
+        away_seconds: the time until a failed worker is back, if the others go on without it.
     """
 
     steps: int
@@ -56,15 +56,15 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What came of it.
+    """The result of a simulated job.
 
     Attributes:
-        seconds: until the last step has ended.
-        step_seconds: of each step that was kept or repeated, without saves.
-        failures: that ended a start.
-        repeated: steps that were computed again.
-        saves: that were made.
-        worker_seconds: of all workers that were there, for the price.
+        seconds: the time until the last step has ended.
+        step_seconds: the time of each step that was kept or repeated, without saves.
+        failures: the number of failures that ended a start.
+        repeated: the number of steps that were computed again.
+        saves: the number of saves.
+        worker_seconds: the time of all workers that were there, added up, for the price.
         waited: the part of workers' time in which they wait for the last one.
         is_finished: whether all steps were done; False where failures leave no time.
     """

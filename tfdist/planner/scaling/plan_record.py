@@ -32,17 +32,17 @@ _LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured on a machine.
+    """The measurements of a machine.
 
     Attributes:
-        link: between two processes, with its latency for each message.
-        flops: operations in a second on matrices.
-        memory_bytes_per_second: that one processor copies.
-        disk_bytes_per_second: that are written and synchronized.
+        link: the link between two processes, with its latency for each message.
+        flops: operations per second on matrices.
+        memory_bytes_per_second: bytes per second that one processor copies.
+        disk_bytes_per_second: bytes per second that are written and synchronized.
         noise: standard deviation of a step's time, as a part of it.
-        step_seconds: that a compiled step of almost nothing takes.
-        codec_seconds, codec_seconds_per_byte: that PowerSGD takes for a layer's gradients, and for each byte of them.
-        machine: what it was.
+        step_seconds: the time of a compiled step that computes almost nothing.
+        codec_seconds, codec_seconds_per_byte: the time of PowerSGD for a layer's gradients, and for each byte of them.
+        machine: a description of the machine.
     """
 
     link: Link | None = None

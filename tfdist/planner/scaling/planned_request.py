@@ -30,13 +30,13 @@ _LEAST_SAVE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Where a job is to run.
+    """The network and the devices on which a job is to run.
 
     Attributes:
-        network: between its workers.
-        device: of each.
-        speeds: of the slowest and the fastest such device, as parts of its speed.
-        noise: of a worker's computing.
+        network: the network between its workers.
+        device: the device of each worker.
+        speeds: the speeds of the slowest and the fastest such device, as parts of the device's speed.
+        noise: standard deviation of a worker's computing time, as a part of it.
         codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
         notes: what was assumed, for the user.
     """
@@ -69,7 +69,7 @@ def surroundings(
     precision: str = "float32",
     noise: float | None = None,
 ) -> Surroundings:
-    """What is said, and the calibration where nothing is; ``rate`` is how fast matrices are on this machine."""
+    """Return the given values, completed by the calibration; ``rate`` is this machine's speed on matrices."""
     notes = []
     kind = device_of(device, here=rate, precision=precision)
     speeds = attained(device, precision=precision)

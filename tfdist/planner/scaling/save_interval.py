@@ -1,4 +1,4 @@
-"""How often to save, given how often a job fails: useful time in closed form, and its best interval.
+"""The best interval between saves for a job that fails, from the useful time in closed form.
 
 Loads no TensorFlow.
 """
@@ -18,13 +18,13 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """How a job fails and comes back.
+    """The failures of a job, and the time in which it comes back.
 
     Attributes:
         mtbf_seconds: mean time between two failures of the job.
-        restart_seconds: from a failure until training goes on; the job may fail meanwhile.
-        shape: of the Weibull distribution of the times; 1: a failure is as likely at every moment; below 1: more likely
-            soon after a start, as measured on clusters (0.7 to 0.8).
+        restart_seconds: the time from a failure until training goes on; the job may fail meanwhile.
+        shape: the shape of the Weibull distribution of the times; 1: a failure is equally likely at every moment;
+            below 1: more likely soon after a start, as measured on clusters (0.7 to 0.8).
     """
 
     mtbf_seconds: float

@@ -61,25 +61,25 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked.
+    """A request for a prediction of scaling.
 
     Attributes:
-        profile: of the model.
-        network: between workers.
-        device: of each worker.
-        workers: the numbers to try.
-        prices: on demand, and of capacity that may be taken away.
-        methods: to choose from; by default those that train to the weights of one device.
+        profile: the profile of the model.
+        network: the network between workers.
+        device: the device of each worker.
+        workers: the numbers of workers to try.
+        prices: the prices on demand, and of capacity that may be taken away.
+        methods: the methods to choose from; by default those that train to the weights of one device.
         grows: whether each worker keeps the batch of one device; else the batch is the same for all.
         noise: standard deviation of a worker's computing time, as a part of it.
         codec: seconds of PowerSGD for a layer's gradients, and for each byte of them.
-        examples: of an epoch; None: times are of a million examples.
-        epochs: to train.
-        noise_scale: of gradients, in examples: it says how many more examples a larger batch needs.
-        deadline_seconds, budget: that a training may take.
-        save_seconds: that a save takes.
-        factors: by what a prediction is multiplied for the ends of its interval.
-        speeds: of the slowest and the fastest device that its name may mean, as parts of the device's speed.
+        examples: the number of examples of an epoch; None: times are of a million examples.
+        epochs: the number of epochs to train.
+        noise_scale: the noise scale of gradients, in examples; it decides how many more examples a larger batch needs.
+        deadline_seconds, budget: the time and the price that a training may take.
+        save_seconds: the time that a save takes.
+        factors: the factors of a prediction that give the ends of its interval.
+        speeds: the speeds of the slowest and the fastest device of that name, as parts of the device's speed.
         script: the words of the command.
     """
 

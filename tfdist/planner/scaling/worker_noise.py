@@ -1,4 +1,4 @@
-"""How much later the last of several workers is than the mean one. Loads no TensorFlow."""
+"""The delay of the last of several workers behind the mean one. Loads no TensorFlow."""
 
 import math
 from functools import cache
@@ -33,7 +33,7 @@ def expected_maximum(workers: int) -> float:
 
 
 def waiting(workers: int, noise: float, every: int = 1) -> float:
-    """Return by what part of a step the last worker is later than the mean one.
+    """Return the delay of the last worker behind the mean one, as a part of a step.
 
     Workers that wait for each other only every few steps level out: the noise of the sum grows by the square root.
     """

@@ -30,18 +30,18 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What each stage of a pipeline computes in a step, in order.
+    """The work of each stage of a pipeline in a step, in order.
 
     Attributes:
-        name: what it is called.
+        name: the name of the schedule.
         stages: number of stages, K.
-        microbatches: into how many parts a batch is cut, M.
+        microbatches: number of parts into which a batch is cut, M.
         chunks: parts of the model on each stage, v.
-        orders: for each stage its work, in order.
-        live: for each stage the promise: of how many forward passes it holds the activations at most.
+        orders: the work of each stage, in order.
+        live: for each stage, the largest number of forward passes of which it promises to hold activations.
         updates_each: whether a stage updates its weights after each backward pass (no flush), and not once a step.
-        weights: what a forward pass without a flush computes with: "stashed" (the backward pass uses the same again)
-            or "predicted"; "current" with a flush.
+        weights: the weights of a forward pass without a flush: "stashed" (the backward pass uses the same again) or
+            "predicted"; "current" with a flush.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Schedule:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the model is cut, K v."""
+        """The number of parts into which the model is cut, K v."""
         return self.stages * self.chunks
 
     def part(self, stage: int, work: Work) -> int:

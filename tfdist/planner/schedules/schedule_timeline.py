@@ -34,7 +34,7 @@ class Timeline:
 
     @property
     def length(self) -> float:
-        """When the last work ends."""
+        """The time at which the last work ends."""
         return max(slot.end for slot in self.slots)
 
     @property

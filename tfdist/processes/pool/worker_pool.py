@@ -37,16 +37,16 @@ _LOG_BYTES = 12_000
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What one worker did with a call.
+    """The reply of one worker to a call.
 
     Attributes:
         worker: its index.
         status: "returned", "raised", "exited" (the process ended) or "silent" (no answer in time).
-        value: what the function returned, a JSON value.
+        value: the value that the function returned, a JSON value.
         types: names of the raised exception's class and its bases, most derived first.
         message: the exception's message, or how the process ended.
         detail: the traceback; for "exited" and "silent" the end of what the process printed.
-        seconds: from the start of the call.
+        seconds: the time since the start of the call.
     """
 
     worker: int

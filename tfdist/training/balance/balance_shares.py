@@ -270,7 +270,7 @@ class MeasuredShares(BalanceShares):
 
 
 class _InputWaits(StepObserver):
-    """How long each step of training has waited for its batch."""
+    """The time that each step of training has waited for its batch."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, Kind] = {}
@@ -289,7 +289,7 @@ class _InputWaits(StepObserver):
 
 
 def _why_not(model: keras.Model, strategy: Any) -> str | None:
-    """Why computing cannot be told from waiting, or None."""
+    """Return the reason why computing cannot be told from waiting, or None."""
     if strategy.share.process_count != strategy.workers.count or getattr(strategy, "cuts_weights", False):
         return f"the workers of {type(strategy).__name__} wait for each other in the middle of a step"
     if getattr(strategy, "apart", None) is not None:

@@ -1,4 +1,4 @@
-"""When and how shares change: pure functions of what workers have measured, the same on every worker.
+"""Decisions on shares: pure functions of what workers have measured, the same on every worker.
 
 A worker computes r rows in t seconds, so its speed is r / t. In balance each has rows in proportion to its speed, and
 all compute for the same time. Loads no TensorFlow.
@@ -20,11 +20,11 @@ MOST_ROWS = 4096
 
 @dataclass(frozen=True)
 class Window:
-    """What workers have measured in some steps with the same shares.
+    """The measurements of workers in some steps with the same shares.
 
     Attributes:
-        rows: of each worker, of a batch.
-        computing: median seconds from the begin of a step to the worker's last gradient.
+        rows: the rows of a batch that each worker has.
+        computing: median seconds from the beginning of a step to the worker's last gradient.
         input: median seconds for which a step has waited for its batch.
     """
 

@@ -19,7 +19,7 @@ _FEW = 64  # elements of a constant that are looked at
 
 
 def shown(values: Sequence[Any], given: Iterable[Any], former: Any = None) -> list[Verdict]:
-    """What the graph shows each value to be: "mean", "sum", "equal" (free of the rows) or "unknown".
+    """Classify each value by its graph: "mean", "sum", "equal" (independent of the rows) or "unknown".
 
     Example:
         >>> @tf.function(input_signature=[tf.TensorSpec([None, 2])])

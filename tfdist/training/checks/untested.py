@@ -36,7 +36,7 @@ _settled: set[tuple[str, str]] = set()
 
 
 class Decision(enum.Enum):
-    """What to do with a pair of versions."""
+    """The decision about a pair of versions."""
 
     USE = "use it"
     WARN = "use it at the user's risk"
@@ -82,7 +82,7 @@ def _advice(text: str) -> str:
 
 
 def _checked(judgement: Judgement, environ: Mapping[str, str]) -> str:
-    """What is wrong with a step of this pair, empty if nothing is; looked up if it is known."""
+    """Return the fault of a step of this pair, empty if there is none; a known result is looked up."""
     note = _note(judgement, environ)
     if note is None:
         return compare(environ)

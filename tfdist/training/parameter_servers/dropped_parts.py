@@ -29,7 +29,7 @@ class DroppedPart:
 
 @dataclass
 class Dropped:
-    """What backup workers have dropped, by worker and by step.
+    """The examples that backup workers have dropped, by worker and by step.
 
     Attributes:
         steps: number of training steps.
@@ -66,7 +66,7 @@ class Dropped:
             self.parts.append(DroppedPart(self.steps, worker, sum(rows[:part]), rows[part]))
 
     def since(self, before: "Dropped") -> "Dropped":
-        """What has come since a copy was made."""
+        """Return the part that has come since a copy was made."""
         parts = deque((part for part in self.parts if part.step > before.steps), maxlen=_KEPT)
         return Dropped(self.steps - before.steps, self.seen - before.seen, self.by_worker - before.by_worker, parts)
 

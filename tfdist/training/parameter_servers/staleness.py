@@ -80,7 +80,7 @@ class Bound:
 
 @dataclass
 class Distribution:
-    """How often each staleness was applied.
+    """The distribution of the staleness of applied gradients.
 
     Example:
         >>> seen = Distribution()

@@ -1,4 +1,4 @@
-"""What has happened in a search, as a fold over its events; decisions are events too.
+"""The state of a search, as a fold over its events; decisions are events too.
 
 A report is a value after a number of epochs (`step`). Scores are such that lower is better; NaN and infinity are the
 worst. The first report of a trial at a step counts. A trial's result at a rung is its last report when its process ends

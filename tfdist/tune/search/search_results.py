@@ -1,4 +1,4 @@
-"""What a search has found, for other tools: a table in Parquet, one picture, and runs of TensorBoard and MLflow."""
+"""The results of a search for other tools: a table in Parquet, one picture, and runs of TensorBoard and MLflow."""
 
 import math
 import os
@@ -78,7 +78,7 @@ def _colours(count: int) -> list[Any]:
 
 
 def _height(parameter: Parameter, value: Value) -> float:
-    """Where a value is between the ends of its parameter, from 0 to 1."""
+    """Return the position of a value between the ends of its parameter, from 0 to 1."""
     if isinstance(parameter, Choice):
         return (
             parameter.values.index(value) / max(1, len(parameter.values) - 1) if value in parameter.values else math.nan

@@ -1,7 +1,7 @@
-"""Which trials start, go on, stop or are cloned: pure functions of the history.
+"""Decisions on which trials start, go on, stop or are cloned: pure functions of the history.
 
 `decide` returns what may happen now, in order, on at most as many slots as are free. The same history gives the same
-decisions. A trial's number is where it has begun; ties go to the lower one.
+decisions. Trials are numbered in the order of their starts; ties go to the lower number.
 """
 
 import math
@@ -33,7 +33,7 @@ class Scheduler(Protocol):
     """Decides what happens next in a search."""
 
     def decide(self, history: History) -> list[Decision]:
-        """What to do now; nothing, and nothing runs: the search has ended."""
+        """Return the decisions for this moment; none while nothing runs means that the search has ended."""
 
 
 def rungs_of(most: int, least: int, eta: int) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Complete:
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """A trial stops whose best score is worse than the median of the others' mean scores up to the same epoch.
+    """A trial stops if its best score is worse than the median of the others' mean scores up to the same epoch.
 
     From `least` epochs on, and against at least `others` trials. Source: D. Golovin et al., "Google Vizier", 2017.
     """

@@ -27,16 +27,16 @@ _GPUS = Path("/proc/driver/nvidia/gpus")  # one entry for each
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """What is searched, and how.
+    """The settings of a search.
 
     Attributes:
         target: the script, the name of a module, or the name of a function.
-        arguments: of the script.
+        arguments: the arguments of the script.
         is_module: whether `target` is a module.
         space: the parameters; empty: the script declares them.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: a value is not allowed.
     """
 
     target: str

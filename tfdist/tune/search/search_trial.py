@@ -30,15 +30,15 @@ REPORTS, DECLARED, BACKUP, ERROR, LOG = "reports.jsonl", "declared.jsonl", "back
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
-    """What the search wants of a process.
+    """A search's request to the process of a trial.
 
     Attributes:
-        folder: of the trial.
-        until: epochs after which it ends, and is perhaps resumed.
-        last: epochs of a trial that is never paused again.
-        metric: its name in logs and reports.
-        values: what the search has chosen, or what the script has drawn before.
-        draws: whether the script draws what is not in `values`; else its defaults are taken.
+        folder: the folder of the trial.
+        until: the number of epochs after which it ends, and is perhaps resumed.
+        last: the number of epochs of a trial that is never paused again.
+        metric: the name of the metric in logs and reports.
+        values: the values that the search has chosen, or that the script has drawn before.
+        draws: whether the script draws the values that are not in `values`; else its defaults are taken.
     """
 
     folder: str
@@ -59,7 +59,7 @@ class TrialRequest:
 
 
 def requested(environ: Mapping[str, str] | None = None) -> TrialRequest | None:
-    """What this process was started for; None outside of a search."""
+    """Return the request for which this process was started; None outside of a search."""
     said = SEARCH_TRIAL.read(os.environ if environ is None else environ)
     return TrialRequest(**json.loads(said)) if said else None
 

@@ -1,4 +1,4 @@
-"""Which `tfdist run` a trial is, and on how many slots of a launcher: pure functions.
+"""The `tfdist run` command of a trial, and the slots of a launcher that it takes: pure functions.
 
 A trial of one process of this machine is no job: it is forked. Every other one is a job of a launcher, which starts and
 ends it as any other job. Where the hosts are known, a slot is places on them; else the launcher's queue has the trials.
@@ -19,7 +19,7 @@ _OWN = ("-n", "--workers", "--strategy", "-m", "--hosts", "--engine", "--gpus-pe
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where a trial runs: words of `tfdist run`, and variables of its own."""
+    """A place where a trial runs: words of `tfdist run`, and variables of its own."""
 
     words: tuple[str, ...] = ()
     variables: Mapping[str, str] | None = None

@@ -106,7 +106,7 @@ def reversed_rows(batch: Any, whole: Sequence[str] = ()) -> Any:
 
 
 def difference(one: Any, other: Any) -> tuple[str, str]:
-    """How a batch differs from one device's: "", "examples" or "rows", and which input; the order does not count."""
+    """Compare a batch with one device's, in any order: return "", "examples" or "rows", and the input that differs."""
     names, ours, theirs = _leaves(one), tf.nest.flatten(one), tf.nest.flatten(other)
     found = ""
     for name, left, right in zip(names, ours, theirs, strict=True):

@@ -27,7 +27,7 @@ _FOREIGN = ("TF_CONFIG", PREFIX)  # on one device the script is to find a proces
 
 
 class Outcome(enum.Enum):
-    """What came of a comparison; the value is the exit code of the command."""
+    """The result of a comparison; the value is the exit code of the command."""
 
     SAME = 0
     DIFFERS = 1

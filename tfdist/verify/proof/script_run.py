@@ -25,7 +25,7 @@ SEED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to record; ``replicas`` is the number that the script sees where one device stands for its strategy."""
+    """A request to record a run; ``replicas`` is the number a script sees where one device stands for its strategy."""
 
     folder: str
     kind: str

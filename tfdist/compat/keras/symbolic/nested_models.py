@@ -27,7 +27,7 @@ class Flat:
 
 
 class _Entrance(keras.Operation):
-    """What a nested model does to its input before it computes."""
+    """The operation that prepares the inputs of a nested model: their dtypes, ranks and masks."""
 
     def __init__(self, graph: graphs.Functional, has_mask: Sequence[bool]) -> None:
         super().__init__()

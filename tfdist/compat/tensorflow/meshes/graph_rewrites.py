@@ -21,7 +21,7 @@ _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 @dataclass(frozen=True)
 class _Promise:
-    """What stands for a tensor, how it is made, and what is known of it."""
+    """A stand-in for a tensor, the function that makes the tensor, and the tensor's source."""
 
     stand_in: tf.Tensor
     make: Callable[[], tf.Tensor]
@@ -29,7 +29,7 @@ class _Promise:
 
 
 class Late:
-    """What one strategy's steps make late."""
+    """The tensors that one strategy's steps make late."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self._may_wait = may_wait
@@ -51,7 +51,7 @@ class Late:
             self._graph, self._promises = before
 
     def promise(self, make: Callable[[], tf.Tensor], shape: Any, like: tf.Tensor, source: Any) -> tf.Tensor:
-        """Return what a callable makes, or what stands for it until the end of the step."""
+        """Return the tensor that a callable makes, or a stand-in for it until the end of the step."""
         is_step = self._may_wait and not tf.executing_eagerly()
         if not is_step or tf.compat.v1.get_default_graph() is not self._graph:
             return make()

@@ -23,7 +23,7 @@ from tfdist.compat.tensorflow import mirrored_extended as tf_strategies
 
 
 class Layout(Protocol):
-    """How the parts of a variable make a whole, see `tfdist.parallel.weight_layouts`."""
+    """The layout of a variable that lies in parts; `tfdist.parallel.weight_layouts` has the implementations."""
 
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
@@ -34,11 +34,11 @@ class Layout(Protocol):
 
     @property
     def elements(self) -> tuple[int, int] | None:
-        """The range of elements that it has of those within the bounds; None: all."""
+        """The range of the elements within the bounds that the part has; None: all."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether a member that has some of it has less than the whole."""
+        """Whether a member that has some of the variable has less than the whole."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class ShardedVariable:
 
     @property
     def sharding(self) -> Layout:
-        """How the part of the replica lies that runs or is traced; outside of replicas, that of the first one."""
+        """The layout of the current replica's part; outside of replicas, that of the first one."""
         if len(self.shardings) == 1:
             return self.shardings[0]
         return self.shardings[tf_strategies.local_replica(self._distribute_strategy) or 0]
@@ -108,7 +108,7 @@ class ShardedVariable:
 
     @property
     def handle(self) -> tf.Tensor:
-        """What tapes know the variable by; the part's."""
+        """The handle of the part, by which tapes identify the variable."""
         return self.shard.handle
 
     @property

@@ -20,34 +20,34 @@ from tfdist.compat.tensorflow.new_variables import shape_of_new_variable
 
 
 class Staged(Layout, Protocol):
-    """How a weight of a pipeline lies."""
+    """The layout of a weight of a pipeline."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known which stages have it."""
+        """Whether it is known which stages have the weight."""
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has it."""
+        """Whether this process has the weight."""
 
     @property
     def device(self) -> str | None:
-        """The device on which it lies; None: that of the replica."""
+        """The device on which the weight lies; None: that of the replica."""
 
     @property
     def of_slots(self) -> "Staged":
-        """How what an optimizer keeps of the weight lies."""
+        """The layout of the optimizer's slots of the weight."""
 
     @property
     def within(self) -> Layout | None:
-        """How this process's part lies in what its stage has; None: Keras sees no more than this process has."""
+        """The layout of this process's part within its stage's; None: Keras sees only what this process has."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether this process keeps all that it had before it was known which stages have it."""
+        """Whether this process keeps all that it had before the stages of the weight were known."""
 
     def kept(self, part: tf.Tensor) -> tf.Tensor:
-        """Return what this process keeps of what it had before it was known which stages have it."""
+        """Return the part that this process keeps once the stages of the weight are known."""
 
 
 class _OnDevice:
@@ -75,7 +75,7 @@ class StagedVariable(ShardedVariable):
 
     @property
     def sharding(self) -> Any:
-        """Which processes have it."""
+        """The layout that says which processes have the variable."""
         return self.shardings[0]
 
     @property

@@ -1,4 +1,4 @@
-"""Weights that a step gathers: when, how long the whole is kept, and that the backward pass gathers it again.
+"""The weights that a step gathers: the time, how long the whole is kept, and its second gathering in the backward pass.
 
 TensorFlow runs an operation as soon as its inputs exist and frees a tensor after its last use. So all weights would be
 gathered at the start of a step and kept until the backward pass. A gathering therefore waits until earlier weights have
@@ -35,7 +35,7 @@ class _Gathered:
 
 
 class Gathers:
-    """What the steps of a strategy gather."""
+    """The whole weights that the steps of a strategy gather."""
 
     def __init__(self, least_window_bytes: int, *, may_gather_again: bool) -> None:
         self.least_window_bytes = least_window_bytes
@@ -47,7 +47,7 @@ class Gathers:
         self._of_graph: weakref.WeakKeyDictionary[Any, list[_Gathered]] = weakref.WeakKeyDictionary()
 
     def expect(self, size: int) -> None:
-        """Take note of a weight of so many bytes."""
+        """Record a weight of this many bytes."""
         self._largest = max(self._largest, size)
 
     @property

@@ -42,7 +42,7 @@ _PASSES = 3  # over the body of a loop, until what it hands on is known
 
 
 class _State(NamedTuple):
-    """What is known of a tensor.
+    """The relation of a tensor to the gradients of a batch.
 
     Attributes:
         is_gradient: whether it depends linearly on gradients of a batch.

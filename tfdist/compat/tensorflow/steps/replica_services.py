@@ -44,7 +44,7 @@ class Traced(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightParts:
-    """How a process holds parts of weights.
+    """The functions by which a process holds parts of weights.
 
     Attributes:
         shardings_of: the sharding of a new weight on each replica of this process, given its path, shape, dtype and
@@ -69,7 +69,7 @@ def _no_comparison(path: str, shape: Sequence[int], dtype: tf.DType) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaServices:
-    """What the replicas of a process use in a step. The defaults are those of a strategy that is not tfdist's.
+    """The services that the replicas of a process use in a step. The defaults are for strategies that are not tfdist's.
 
     Attributes:
         collectives: for each replica of this process, its member of the collective of all replicas that TensorFlow's
@@ -82,7 +82,7 @@ class ReplicaServices:
         before_update: called before an optimizer updates a variable; may raise.
         compare_variable: compares the path, shape and dtype of a new variable between workers, before the chief's
             value of it is asked for.
-        weights: how this process holds parts of weights; None: weights are whole.
+        weights: the functions by which this process holds parts of weights; None: weights are whole.
         sharding: a `tfdist.gradients.sharding.sharded_slots.OptimizerSharding`; None: each replica has all slots.
         is_apart: whether a step spans some of the replicas alone, as between two meetings of workers: those of
             `traced`, of this process or of several.

@@ -29,7 +29,7 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # A
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a table become features.
+    """The mapping of a table's columns to features.
 
     `paths`: feature -> the column, and the fields of structs in it, that it is. `fills`: feature -> what replaces null.
     `masks`: feature that says where another is null -> that other. `where`: the table, for messages.
@@ -280,7 +280,7 @@ def _check_nulls(options: Options, wanted: Schema, names: Sequence[str], where: 
 
 
 def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
-    """What replaces null in each column; a value for all columns, in those that can hold it."""
+    """Return the value that replaces null in each column; one for all columns applies to those that can hold it."""
     found: dict[str, Any] = {}
     for name, feature in wanted.items():
         if not {name, EVERY} & options.nulls.keys():
@@ -297,7 +297,7 @@ def _fills(options: Options, wanted: Schema) -> dict[str, Any]:
 
 
 def _nothing(feature: Feature) -> Any:
-    """What replaces null in a feature that has a mask."""
+    """Return the value that replaces null in a feature that has a mask."""
     if feature.dtype == TEXT:
         return b"" if feature.shape == () else np.full([dim or 0 for dim in feature.shape], b"", object)
     return np.zeros([dim or 0 for dim in feature.shape], feature.dtype)[()]

@@ -94,7 +94,7 @@ def counted(array: Any, unit: str) -> Any:
 
 
 def _factors(own: str, wanted: str) -> tuple[int, int]:
-    """What a count is multiplied with, and divided by."""
+    """Return the factor and the divisor that convert a count from one unit into another."""
     if own == wanted:
         return 1, 1
     ours, theirs = (_SCALE.fullmatch(unit or "1e0") for unit in (own, wanted))

@@ -87,7 +87,7 @@ def _check(name: str, sizes: list[int], feature: Feature | None) -> None:
 
 
 def looked_at(place: Storage, shards: list[str], *, most: int | None = None, context_alone: bool = False) -> "Seen":
-    """What the whole records of shards show."""
+    """Return the features that the whole records of shards show."""
     seen = Seen()
     for shard in shards:
         for index, found in enumerate(islice(walk(Content(place, shard)), most)):

@@ -132,7 +132,7 @@ def _open(path: str, schema: Schema, own: Schema | None) -> "Records | Stream":
 
 
 def kept_as(path: str) -> str:
-    """How a file is kept, see `compressed_files.kind_of`; empty if it does not begin with a record."""
+    """Detect the compression of a file, as `compressed_files.kind_of` does by its first bytes."""
     return kind_of(source_files.head(path, HEAD_BYTES))
 
 

@@ -246,7 +246,7 @@ _ALWAYS_A_CONSEQUENCE = frozenset({143})  # SIGTERM, as the cluster ends the oth
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a pod has ended: its exit code, and the reason and message of Kubernetes, or its last lines."""
+    """The end of a pod: its exit code, and the reason and message of Kubernetes, or its last lines."""
 
     index: int
     name: str
@@ -269,7 +269,7 @@ def is_running(pod: Pod) -> bool:
 
 
 def why_it_waits(pod: Pod) -> str:
-    """Why a pod does not run; empty if it runs, or if no reason is known."""
+    """Return the reason why a pod does not run; empty if it runs, or if no reason is known."""
     status = pod.get("status", {})
     if status.get("phase", "Pending") != "Pending":
         return ""
@@ -321,7 +321,7 @@ def _asked(request: Request) -> str:
 
 
 def how_it_ended(pod: Pod) -> Ended | None:
-    """How a pod has ended, or None; a container of `--pod FILE` ends it only by failing, and the pod with it."""
+    """Return the end of a pod, or None; a container of `--pod FILE` ends the pod only by failing."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     node = pod.get("spec", {}).get("nodeName", "")
     for one in _containers(pod):

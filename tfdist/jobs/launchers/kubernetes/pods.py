@@ -188,7 +188,7 @@ def shared_memory() -> Values:
 
 
 def failure_policy() -> Values:
-    """What the end of a pod means for its Job.
+    """Return the policy of a Job for the end of a pod.
 
     An evicted or terminated pod is replaced and is no failure; a killed one is replaced up to the job's restarts. Any
     other failure ends the job: what can be restarted was restarted inside the pods.

@@ -111,7 +111,7 @@ class Driver:
         self._group, self._actors = None, []
 
     def _allotted(self, count: int, bundle: dict[str, float], request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Where Ray has placed the bundles; waits for room, and reports for what."""
+        """Return the places that Ray has found for the bundles; wait for room, and report what is missing."""
         import ray
         from ray.util import placement_group
 

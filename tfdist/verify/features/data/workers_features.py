@@ -30,7 +30,7 @@ def _refusal(ctx: Context, x: Any, y: Any) -> Outcome:
 
 
 def _disagreement(ctx: Context) -> Outcome:
-    """What every worker must raise, one device or not."""
+    """Return the outcome that is expected of every worker; it is the reference of one device."""
     return {"error": "DisagreementError", "names the worker": True}
 
 
