@@ -136,7 +136,8 @@ def test_three_processes_have_the_numbers_of_one_device(three: WorkerPool, equal
 @pytest.mark.parametrize(
     ("name", "then"),
     [
-        ("mlp-accumulating", {}),
+        # trained on this mesh below, in two processes of two devices
+        pytest.param("mlp-accumulating", {}, marks=pytest.mark.release),
         ("mlp-scaling", {}),
         # both are trained on this mesh below, on devices, and above in two processes
         pytest.param("embedding", {}, marks=pytest.mark.release),
@@ -293,6 +294,7 @@ def test_logits_are_gathered_where_something_takes_them(two: WorkerPool, kind: s
         assert (2 in found["gathered"]) == needs_all
 
 
+@pytest.mark.release  # on the same mesh above, on devices of a process, and in two processes
 def test_four_processes_find_the_loss_of_their_parts(four: WorkerPool) -> None:
     answers = call(four, "classes", mesh="batch=2,model=2", kind="logits")
     require_near(answers)
