@@ -143,7 +143,7 @@ class _Relay:
 
 @dataclass(kw_only=True)
 class Job:
-    """The state that all starts share. `step_seconds` and `addresses` are of the last start; `key` identifies
+    """The state that all starts share; `step_seconds` and `addresses` are the last start's, `key` identifies
     workers."""
 
     config: LaunchConfig
